@@ -1,0 +1,1 @@
+"""PyTorch Lightning callbacks that tell the truth about an embedding while it trains."""

@@ -1,0 +1,1 @@
+"""Episodes, the built-in glyph set and folders of images, as LightningDataModules."""

@@ -1,0 +1,1 @@
+"""Prototypical networks: the LightningModule, its heads and its backbones."""

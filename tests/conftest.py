@@ -1,0 +1,23 @@
+"""Every test runs with the shapes in the signatures checked, on one seed, and leaves no cache behind."""
+
+import os
+
+import pytest
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+from jaxtyping import install_import_hook
+
+hook = install_import_hook("fewshot_callbacks", "beartype.beartype")
+
+import torch  # noqa: E402 - after the hook
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["FEWSHOT_CALLBACKS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
