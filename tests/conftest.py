@@ -8,7 +8,9 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 from jaxtyping import install_import_hook
 
-hook = install_import_hook("fewshot_callbacks", "beartype.beartype")
+import tests.typechecker  # noqa: F401 - the hook looks it up by name
+
+hook = install_import_hook("fewshot_callbacks", "tests.typechecker.typechecked")
 
 import torch  # noqa: E402 - after the hook
 

@@ -1,0 +1,53 @@
+"""`python -m fewshot_callbacks.data`: how large the glyph data set is, and a page of it."""
+
+import argparse
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from fewshot_callbacks.data._glyph_drawing import SCRIPTS
+from fewshot_callbacks.data.glyphs import SPLITS, glyph_sheet, load_drawing, load_splits
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table; with `--sheet PATH`, write the sheet.
+
+    Args:
+        arguments: Of the command line; those of the process without it.
+
+    Example:
+        >>> main(["--help"])
+        Traceback (most recent call last):
+        SystemExit: 0
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m fewshot_callbacks.data", description="How large the glyph data set is."
+    )
+    parser.add_argument("--size", type=int, default=32, help="height and width of the images, in pixels")
+    parser.add_argument("--min-faces", type=int, default=10, help="faces that hold a character, at least")
+    parser.add_argument("--sheet", metavar="PATH", help="write a page of glyphs, as a PNG")
+    options = parser.parse_args(arguments)
+
+    look_alikes = dict(zip(SCRIPTS, load_drawing(options.size, options.min_faces).look_alikes, strict=True))
+    table = Table("split", "script", *(("classes", "images", "images per class", "look-alikes left out")))
+    for column in table.columns[2:]:
+        column.justify = "right"
+    classes = images = 0
+    for split, glyphs in load_splits(options.size, options.min_faces).items():
+        for script in SPLITS[split]:
+            inside = [label for label, of in enumerate(glyphs.scripts) if of == script]
+            counts = glyphs.labels.bincount()[inside]
+            spread = f"{counts.min()} - {counts.max()}" if inside else ""
+            table.add_row(split, script, f"{len(inside):,}", f"{counts.sum():,}", spread, f"{look_alikes[script]:,}")
+        table.add_row(split, "all", f"{len(glyphs.characters):,}", f"{len(glyphs):,}", end_section=True, style="bold")
+        classes, images = classes + len(glyphs.characters), images + len(glyphs)
+    table.add_row("all", "", f"{classes:,}", f"{images:,}", "", f"{sum(look_alikes.values()):,}", style="bold")
+    Console().print(table)
+    if options.sheet is not None:
+        glyph_sheet(options.sheet, size=options.size)
+        Console().print(f"Wrote {options.sheet}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""A batch sampler whose batches are episodes: any map-style data set and a DataLoader are enough to train on them."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import BatchSampler, Sampler
+
+from fewshot_callbacks.functional.episodes import ClassNames, EpisodeList, sample_episodes
+
+
+class EpisodicBatchSampler(BatchSampler):
+    """Batches of `ways` classes with `shots` + `queries` images each, class by class, each class's support first.
+
+    While training (`fixed=False`) each epoch has a fresh list of episodes, a function of (seed, epoch) alone. For
+    evaluation (`fixed=True`) every epoch has the same list, `episode_list`, whose `hash` can be logged. Neither depends
+    on the number of workers, for the list is drawn in the main process, nor on global random state.
+
+    With several processes (torch.distributed initialised) all draw the same list, and rank r takes the episodes r,
+    r + world_size, r + 2 world_size, ... of it. While training, the remainder of the list is left out, so that all
+    ranks take equally many steps; a fixed list is dealt whole, every episode exactly once, and the first ranks may get
+    one more (a multiple of the number of processes keeps them in step).
+
+    Lightning replaces the argument called `sampler` by a DistributedSampler when it re-creates a batch sampler for
+    several processes. The argument exists for that alone and is ignored: an episode is dealt whole. The property
+    `sampler` is this object itself, because Lightning calls `batch_sampler.sampler.set_epoch` before each epoch; so
+    a resumed run goes on with the episodes of its epoch.
+
+    Args:
+        labels: (items,), the class of each item of the data set, any integers.
+        ways: Classes in an episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        episodes: Episodes in an epoch, over all processes.
+        seed: Of the list. Training lists of different seeds have nothing in common.
+        fixed: True for the same list at every epoch.
+        class_names: Names for the error messages, by label.
+        epoch: The first epoch; only a training sampler that starts in the middle of a run needs it.
+        sampler: Ignored; see above.
+        batch_size: Ignored; part of the interface of `BatchSampler`.
+        drop_last: Ignored; the same.
+
+    Raises:
+        ValueError: See `fewshot_callbacks.functional.episodes.sample_episodes`; or fewer training episodes than
+            processes.
+
+    Example:
+        >>> import torch
+        >>> labels = torch.arange(40) % 4
+        >>> sampler = EpisodicBatchSampler(labels, ways=2, shots=1, queries=2, episodes=3)
+        >>> [len(batch) for batch in sampler]
+        [6, 6, 6]
+        >>> list(sampler) == list(sampler)  # every epoch is new
+        False
+        >>> fixed = EpisodicBatchSampler(labels, ways=2, shots=1, queries=2, episodes=3, fixed=True)
+        >>> list(fixed) == list(fixed), len(fixed.hash)
+        (True, 12)
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        *,
+        ways: int,
+        shots: int,
+        queries: int,
+        episodes: int,
+        seed: int = 0,
+        fixed: bool = False,
+        class_names: ClassNames | None = None,
+        epoch: int = 0,
+        sampler: Sampler[int] | Iterable[int] | None = None,
+        batch_size: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        self.labels = labels
+        self.ways = ways
+        self.shots = shots
+        self.queries = queries
+        self.episodes = episodes
+        self.seed = seed
+        self.fixed = fixed
+        self.class_names = class_names
+        self.epoch = epoch
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self._list = self._draw(seed if fixed else _epoch_seed(seed, epoch))  # a wrong setting fails here
+        self._list_epoch = epoch
+
+    def _draw(self, seed: int) -> EpisodeList:
+        return sample_episodes(
+            self.labels,
+            ways=self.ways,
+            shots=self.shots,
+            queries=self.queries,
+            episodes=self.episodes,
+            seed=seed,
+            class_names=self.class_names,
+        )
+
+    @property
+    def sampler(self) -> "EpisodicBatchSampler":  # type: ignore[override]  # the base class has an attribute
+        """This object, whose `set_epoch` Lightning then finds."""
+        return self
+
+    @property
+    def episode_list(self) -> EpisodeList:
+        """The whole list, of all processes: the fixed one, or that of the epoch that comes next.
+
+        Example:
+            >>> import torch
+            >>> sampler = EpisodicBatchSampler(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
+            >>> sampler.episode_list[0].flatten().tolist() == next(iter(sampler))
+            True
+        """
+        if not self.fixed and self._list_epoch != self.epoch:
+            self._list, self._list_epoch = self._draw(_epoch_seed(self.seed, self.epoch)), self.epoch
+        return self._list
+
+    @property
+    def hash(self) -> str:
+        """`EpisodeList.hash` of `episode_list`."""
+        return self.episode_list.hash
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next. Without this call, epochs count up by one at each iteration.
+
+        Args:
+            epoch: From 0. A fixed list does not depend on it.
+
+        Example:
+            >>> import torch
+            >>> sampler = EpisodicBatchSampler(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
+            >>> first = list(sampler)
+            >>> sampler.set_epoch(0)
+            >>> list(sampler) == first
+            True
+        """
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # A generator, for a DataLoader with workers makes one iterator in vain, which must not count.
+        indices = self.episode_list.indices[self._share()]  # (episodes of this rank, ways, shots + queries)
+        self.epoch += 1
+        for episode in indices.flatten(1):
+            yield episode.tolist()
+
+    def __len__(self) -> int:
+        return len(range(self.episodes)[self._share()])
+
+    def _share(self) -> slice:
+        """Which episodes of the list this process takes."""
+        together = dist.is_available() and dist.is_initialized()
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        if self.fixed:
+            return slice(rank, None, world_size)
+        if self.episodes < world_size:
+            raise ValueError(
+                f"{self.episodes} episodes per epoch leave some of the {world_size} processes without one. Use "
+                f"episodes >= {world_size}."
+            )
+        return slice(rank, self.episodes // world_size * world_size, world_size)
+
+
+def _epoch_seed(seed: int, epoch: int) -> int:
+    """A seed for (seed, epoch); neighbouring pairs share nothing, as seed + epoch would."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {epoch}".encode()).digest()[:4], "little")

@@ -1,0 +1,303 @@
+"""Folders of images, one per class, as episodes to train on and whole splits to evaluate on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_NAMED_AT_MOST = 5  # in an error message
+
+
+class ImageFolderSet(Dataset[tuple[Tensor, int]]):
+    """Images of a folder `root/class/image.jpg`, read when asked for; labels are 0 ... C-1 in the order of class names.
+
+    Args:
+        root: The folder.
+        transform: From a PIL image to a float tensor; all results of one shape.
+
+    Attributes:
+        labels: (items,), int64.
+        class_names: For each label, the name of its folder.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        ValueError: There is no class in it, or a class without an image.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for name in ("heron", "owl"):
+        ...         (Path(root) / name).mkdir()
+        ...         Image.new("RGB", (4, 4)).save(Path(root) / name / "1.png")
+        ...     folder = ImageFolderSet(root, lambda image: torch.zeros(3, image.height, image.width))
+        ...     images, labels = folder.__getitems__([1, 0])
+        >>> folder.class_names, tuple(images.shape), labels.tolist()
+        (('heron', 'owl'), (2, 3, 4, 4), [1, 0])
+    """
+
+    def __init__(self, root: str | Path, transform: Callable[..., Float[Tensor, "channels height width"]]) -> None:
+        from torchvision.datasets import ImageFolder  # noqa: PLC0415 - only folders need torchvision
+        from torchvision.datasets.folder import IMG_EXTENSIONS  # noqa: PLC0415
+
+        _check_classes(Path(root), IMG_EXTENSIONS)
+        self._folder = ImageFolder(str(root), transform=transform)
+        self.labels = torch.tensor(self._folder.targets, dtype=torch.int64)  # (items,)
+        self.class_names: tuple[str, ...] = tuple(self._folder.classes)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "channels height width"], int]:
+        image, label = self._folder[index]
+        return image, label
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """Many items at once: images (items, channels, height, width) and labels (items,)."""
+        return torch.stack([self[index][0] for index in indices]), self.labels[indices]
+
+
+def _check_classes(root: Path, extensions: tuple[str, ...]) -> None:
+    if not root.is_dir():
+        raise FileNotFoundError(f"There is no folder {root}. It should hold one folder of images per class.")
+    classes = sorted(entry for entry in root.iterdir() if entry.is_dir())
+    if not classes:
+        raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
+    empty = [
+        folder.name
+        for folder in classes
+        if not any(file.name.lower().endswith(extensions) for file in folder.rglob("*") if file.is_file())
+    ]
+    if empty:
+        raise ValueError(
+            f"{_named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
+            f"({', '.join(extensions)}) or remove the folder{'s' if len(empty) > 1 else ''}."
+        )
+
+
+def _named(names: list[str], noun: str) -> str:
+    """`1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
+    some = ", ".join(map(repr, names[:_NAMED_AT_MOST])) + (", ..." if len(names) > _NAMED_AT_MOST else "")
+    return f"{len(names)} {noun}{'es' if len(names) > 1 else ''} ({some})"
+
+
+class ImageFolderDataModule(EpisodicDataModule):
+    """Your own images: `root/train/class/*.jpg`, `root/val/...` and `root/test/...`, with different classes in each.
+
+    Batches are tuples (images, labels): float images (images, 3, image_size, image_size), normalised; int64 labels
+    0 ... C-1 of the split. A training batch is one episode, class by class, each class's support first.
+
+    Validation: the folder `val_folder` must exist. Where there is none, say so with `val_folder=None`: then there is no
+    validation; Lightning skips it, and says that the length is zero. Test images are never used to validate unless you
+    write `val_folder="test"`, and a checkpoint chosen on them is chosen on the test.
+
+    Training images get a random resized crop, a horizontal flip and a colour jitter, drawn from PyTorch's random state
+    in the process that loads them (`seed_everything(seed, workers=True)` makes a run repeatable). Evaluation images are
+    resized so that the shorter side is `resize`, and the centre is cut out.
+
+    Args:
+        root: The folder that holds the splits.
+        train_folder: The folder of the training classes, inside `root`.
+        val_folder: The folder of the validation classes; None for no validation.
+        test_folder: The folder of the test classes.
+        image_size: Height and width of the images that the model sees, in pixels.
+        resize: Shorter side of an evaluation image before its centre is cut out; 8/7 of `image_size` without one.
+        augment: Whether training images are augmented; if not, they are treated as evaluation images.
+        min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
+        flip: Probability of the horizontal flip.
+        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
+        mean: Of each channel, subtracted.
+        std: Of each channel, divided by.
+        ways: Classes in a training episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        episodes: Training episodes in an epoch, over all processes.
+        batch_size: Images in an evaluation batch.
+        seed: Of the training episodes.
+        num_workers: Worker processes of each loader.
+        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
+            with batch statistics needs it.
+        test_ways: Classes in an evaluation episode.
+        test_shots: Support images of each class in an evaluation episode.
+        test_queries: Query images of each class in an evaluation episode.
+        test_episodes: Length of the fixed lists.
+        test_seed: Of the fixed lists.
+
+    Raises:
+        ValueError: A setting is out of range. Folders are checked in `setup`: a missing one is a FileNotFoundError; a
+            class without images, or one that two splits share, a ValueError.
+
+    Example:
+        >>> data = ImageFolderDataModule("birds", image_size=84, val_folder=None)
+        >>> data.resize
+        96
+        >>> data.setup("fit")
+        Traceback (most recent call last):
+        FileNotFoundError: There is no folder birds. It should hold the folders 'train' and 'test'.
+    """
+
+    in_channels: int = 3
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        train_folder: str = "train",
+        val_folder: str | None = "val",
+        test_folder: str = "test",
+        image_size: int = 84,
+        resize: int | None = None,
+        augment: bool = True,
+        min_area: float = 0.35,
+        flip: float = 0.5,
+        jitter: float = 0.4,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+        ways: int = 20,
+        shots: int = 5,
+        queries: int = 15,
+        episodes: int = 100,
+        batch_size: int = 128,
+        seed: int = 0,
+        num_workers: int = 0,
+        episodic_evaluation: bool = False,
+        test_ways: int = 5,
+        test_shots: int = 5,
+        test_queries: int = 15,
+        test_episodes: int = 600,
+        test_seed: int = 0,
+    ) -> None:
+        super().__init__(
+            ways=ways,
+            shots=shots,
+            queries=queries,
+            episodes=episodes,
+            batch_size=batch_size,
+            seed=seed,
+            num_workers=num_workers,
+            episodic_evaluation=episodic_evaluation,
+            test_ways=test_ways,
+            test_shots=test_shots,
+            test_queries=test_queries,
+            test_episodes=test_episodes,
+            test_seed=test_seed,
+        )
+        resize = round(image_size * 8 / 7) if resize is None else resize
+        _check_images(image_size=image_size, resize=resize, min_area=min_area, flip=flip, jitter=jitter, std=std)
+        self.save_hyperparameters()
+        self.root = Path(root)
+        self.folders: dict[Split, str | None] = {"train": train_folder, "val": val_folder, "test": test_folder}
+        self.image_size = image_size
+        self.resize = resize
+        self.augment = augment
+        self.min_area = min_area
+        self.flip = flip
+        self.jitter = jitter
+        self.mean = mean
+        self.std = std
+        self._sets: dict[Split, ImageFolderSet] | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """Classes to train on; looks into the folders if it has not yet."""
+        return len(self.images("train").class_names)
+
+    def setup(self, stage: str) -> None:
+        """List and check the folders. They are the same for each stage."""
+        self.images("train")
+
+    def images(self, split: Split) -> ImageFolderSet:
+        """The images of a split, as its loader transforms them.
+
+        Args:
+            split: "train", "val" or "test".
+
+        Returns:
+            The data set.
+
+        Raises:
+            FileNotFoundError: `root` or one of its folders is missing.
+            ValueError: A class without images, classes that two splits share, or "val" where `val_folder` is None.
+        """
+        if self._sets is None:
+            self._sets = self._listed()
+        if split not in self._sets:
+            raise ValueError("There is no validation split: val_folder is None. Name its folder.")
+        return self._sets[split]
+
+    def _listed(self) -> dict[Split, ImageFolderSet]:
+        wanted = {split: name for split, name in self.folders.items() if name is not None}
+        if not self.root.is_dir():
+            *others, last = map(repr, dict.fromkeys(wanted.values()))
+            raise FileNotFoundError(
+                f"There is no folder {self.root}. It should hold the folders {', '.join(others)} and {last}."
+            )
+        for split, name in wanted.items():
+            if not (self.root / name).is_dir():
+                instead = " or val_folder=None to go without validation" if split == "val" else ""
+                raise FileNotFoundError(
+                    f"{self.root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{instead}."
+                )
+        sets = {split: ImageFolderSet(self.root / name, self._transform(split)) for split, name in wanted.items()}
+        pairs: tuple[tuple[Split, Split], ...] = (("train", "val"), ("train", "test"), ("val", "test"))
+        for one, other in pairs:
+            if one not in sets or other not in sets or (one, wanted[one]) == ("val", wanted[other]):
+                continue  # val_folder="test" is a choice, made in so many words
+            shared = sorted(set(sets[one].class_names) & set(sets[other].class_names))
+            if shared:
+                raise ValueError(
+                    f"{wanted[one]!r} and {wanted[other]!r} share {_named(shared, 'class')}; few-shot evaluation needs "
+                    f"classes that were never seen. Keep each class in one split."
+                )
+        return sets
+
+    def _transform(self, split: Split) -> Callable[..., Float[Tensor, "channels height width"]]:
+        from torchvision import transforms  # noqa: PLC0415 - only folders need torchvision
+
+        if split == "train" and self.augment:
+            moved = [
+                transforms.RandomResizedCrop(self.image_size, scale=(self.min_area, 1.0)),
+                transforms.RandomHorizontalFlip(self.flip),
+                transforms.ColorJitter(self.jitter, self.jitter, self.jitter),
+            ]
+        else:
+            moved = [transforms.Resize(self.resize), transforms.CenterCrop(self.image_size)]
+        steps = [*moved, transforms.ToTensor(), transforms.Normalize(self.mean, self.std)]
+        composed: Callable[..., Tensor] = transforms.Compose(steps)
+        return composed
+
+    def _split(self, name: Split) -> LabelledSplit:
+        images = self.images(name)
+        return LabelledSplit(images, images.labels, images.class_names)
+
+    def val_dataloader(self) -> DataLoader[tuple[Tensor, int]] | list[DataLoader[tuple[Tensor, int]]]:
+        """As in the other data modules; without `val_folder` an empty list, which Lightning skips."""
+        return [] if self.folders["val"] is None else super().val_dataloader()
+
+
+def _check_images(
+    *, image_size: int, resize: int, min_area: float, flip: float, jitter: float, std: tuple[float, float, float]
+) -> None:
+    if image_size < 1:
+        raise ValueError(f"image_size is {image_size}. Use image_size >= 1.")
+    if resize < image_size:
+        raise ValueError(
+            f"resize is {resize}, smaller than image_size {image_size}, so the centre would be padded with black. Use "
+            f"resize >= {image_size}."
+        )
+    if not 0 < min_area <= 1:
+        raise ValueError(f"min_area is {min_area}; it is a part of the image's area. Use 0 < min_area <= 1.")
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip is {flip}; it is a probability. Use 0 <= flip <= 1.")
+    if jitter < 0:
+        raise ValueError(f"jitter is {jitter}. Use 0 for no colour jitter.")
+    if min(std) <= 0:
+        raise ValueError(f"std is {std}; images are divided by it. Use positive numbers.")

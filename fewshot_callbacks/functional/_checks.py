@@ -1,0 +1,72 @@
+"""The inputs that every function on embeddings refuses, and the words in which it does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def as_tensor(value: Any, name: str, call: str) -> Tensor:
+    """`value` as a detached tensor: a tensor, a NumPy array or a list of numbers."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{call}: {name} is a {type(value).__name__} that no tensor can be made of ({error}). "
+            "Pass a tensor or a NumPy array."
+        ) from error
+
+
+def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
+    """Refuse what is no finite, non-empty, floating (items, dim) matrix; say what is wrong with it and what to do."""
+    if embeddings.ndim != 2:
+        hint = (
+            f"For a single item pass {name}[None]."
+            if embeddings.ndim == 1
+            else f"Flatten what belongs to one item: {name}.flatten(1)."
+            if embeddings.ndim > 2
+            else "Pass a matrix."
+        )
+        raise ValueError(f"{call} needs {name} of shape (items, dim); got shape {tuple(embeddings.shape)}. {hint}")
+    if not embeddings.is_floating_point():
+        raise ValueError(f"{call} needs floating-point {name}; got {embeddings.dtype}. Pass {name}.float().")
+    if embeddings.shape[0] == 0:
+        raise ValueError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
+    if embeddings.shape[1] == 0:
+        raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
+    bad = non_finite_rows(embeddings)
+    if len(bad):
+        raise ValueError(
+            f"{call}: {len(bad)} of {len(embeddings)} rows of {name} hold NaN or Inf, the first at index "
+            f"{int(bad[0])}. Find the step that made them (a diverged loss, a division by a zero norm, float16 "
+            f"overflow), or drop them: keep = {name}.isfinite().all(dim=1)."
+        )
+
+
+def non_finite_rows(embeddings: Tensor) -> Tensor:
+    """Indices of the rows with a NaN or an Inf, found in slices so that no second copy of the matrix is made."""
+    slices = [~part.isfinite().all(dim=1) for part in embeddings.split(16384)]
+    return torch.cat(slices).nonzero().flatten()
+
+
+def check_labels(labels: Tensor, items: int, name: str, of: str, call: str) -> Tensor:
+    """Labels as int64 on the CPU; refuse floats, wrong shapes and wrong lengths."""
+    if labels.dtype not in LABEL_DTYPES:
+        raise ValueError(
+            f"{call} needs integer {name}; got {labels.dtype}. Floating-point labels lose identities above 2**24: "
+            f"pass {name}.long(), or number the classes with torch.unique({name}, return_inverse=True)."
+        )
+    if labels.ndim != 1:
+        hint = f"Pass {name}.argmax(dim=1) if they are one-hot." if labels.ndim == 2 else f"Pass {name}.flatten()."
+        raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(labels.shape)}. {hint}")
+    if len(labels) != items:
+        raise ValueError(
+            f"{call}: {items} {of}, but {len(labels)} {name}. Both must come from the same items in the same order."
+        )
+    return labels.to(device="cpu", dtype=torch.int64)

@@ -1,0 +1,132 @@
+"""Who may be retrieved for whom: classes, the item itself, groups, and the order in which the pass walks over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Queries and gallery ordered by class, so that the relevant items of a query lie side by side.
+
+    Classes are numbered by the number of their gallery items (then queries), so that neighbours in this order have
+    about as many relevant items. Everything that indexes into `query_order` or `gallery_order` is called a *place*.
+    """
+
+    query_order: Int[Tensor, "queries"]
+    """place -> index of the query"""
+    gallery_order: Int[Tensor, "gallery"]
+    """place -> index of the gallery item"""
+    query_class: Int[Tensor, "queries"]
+    """class number of each place of `query_order`, ascending"""
+    gallery_class: Int[Tensor, "gallery"]
+    """class number of each place of `gallery_order`, ascending"""
+    query_start: Int[Tensor, "classes1"]
+    """first place of each class among the queries; one more entry closes the last"""
+    gallery_start: Int[Tensor, "classes1"]
+    """first place of each class in the gallery; one more entry closes the last"""
+    exclusions: tuple[tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]], ...]
+    """pairs of codes by index: a candidate whose code equals the query's is neither a hit nor a miss"""
+    across_classes: bool
+    """whether an exclusion can meet a pair of different classes"""
+
+    @property
+    def classes(self) -> int:
+        """How many labels there are, queries' and gallery's together."""
+        return len(self.query_start) - 1
+
+    def excluded(self, queries: Tensor, gallery: Tensor) -> Bool[Tensor, "*pairs"]:
+        """Whether the pairs of these indices (broadcast against each other) are excluded."""
+        shape = torch.broadcast_shapes(queries.shape, gallery.shape)
+        result = torch.zeros(shape, dtype=torch.bool, device=queries.device)
+        for query_code, gallery_code in self.exclusions:
+            result |= query_code[queries] == gallery_code[gallery]
+        return result
+
+
+def find_candidates(
+    query_labels: Int[Tensor, "queries"],
+    gallery_labels: Int[Tensor, "gallery"],
+    *,
+    same_set: bool,
+    query_ids: Int[Tensor, "queries"] | None = None,
+    gallery_ids: Int[Tensor, "gallery"] | None = None,
+    query_groups: Int[Tensor, "queries"] | None = None,
+    gallery_groups: Int[Tensor, "gallery"] | None = None,
+) -> Candidates:
+    """Order the items by class and note who is excluded.
+
+    Args:
+        query_labels: any integers.
+        gallery_labels: any integers.
+        same_set: queries and gallery are the same items in the same order (leave-one-out).
+        query_ids: identity of each query; with `gallery_ids`, the same item is never a candidate of itself.
+        gallery_ids: identity of each gallery item.
+        query_groups: items of the query's own group are neither hit nor miss.
+        gallery_groups: group of each gallery item.
+    """
+    codes = torch.cat([query_labels, gallery_labels]).unique(return_inverse=True)[1]
+    query_code, gallery_code = codes[: len(query_labels)], codes[len(query_labels) :]
+    classes = int(codes.max()) + 1
+    queries_in = torch.bincount(query_code, minlength=classes)
+    gallery_in = torch.bincount(gallery_code, minlength=classes)
+    by_size = (gallery_in * (len(query_labels) + 1) + queries_in).argsort(stable=True)
+    number = torch.empty_like(by_size)
+    number[by_size] = torch.arange(classes, device=by_size.device)
+
+    query_order = number[query_code].argsort(stable=True)
+    gallery_order = number[gallery_code].argsort(stable=True)
+    exclusions = []
+    if same_set:
+        place = torch.arange(len(query_labels), device=codes.device)
+        exclusions.append((place, place))
+    for query_key, gallery_key in ((query_ids, gallery_ids), (query_groups, gallery_groups)):
+        if query_key is not None and gallery_key is not None:
+            exclusions.append((query_key, gallery_key))
+    return Candidates(
+        query_order=query_order,
+        gallery_order=gallery_order,
+        query_class=number[query_code][query_order],
+        gallery_class=number[gallery_code][gallery_order],
+        query_start=_starts(queries_in[by_size]),
+        gallery_start=_starts(gallery_in[by_size]),
+        exclusions=tuple(exclusions),
+        across_classes=any(keys is not None for keys in (query_ids, query_groups)),
+    )
+
+
+def _starts(counts: Tensor) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
+    """The same number for equal rows (and for no others), so that what repeats is scored once.
+
+    Rows are compared bit by bit after -0.0 became 0.0; candidates come from a hash of 64 bits, and each is checked.
+    """
+    wide = torch.int64 if vectors.dtype == torch.float64 else torch.int32
+    generator = torch.Generator().manual_seed(0)
+    odd = torch.randint(-(2**62), 2**62, (vectors.shape[1],), generator=generator) * 2 + 1
+    odd = odd.to(vectors.device)
+
+    def bits(rows: Tensor) -> Tensor:
+        rows = rows if rows.dtype == torch.float64 else rows.float()
+        return (rows + 0.0).view(wide)
+
+    hashes = torch.cat([(bits(part).long() * odd).sum(dim=1) for part in vectors.split(4096)])
+    number = hashes.unique(return_inverse=True)[1]
+    first = torch.full_like(number, len(number)).scatter_reduce_(
+        0, number, torch.arange(len(number), device=number.device), "amin"
+    )
+    start = 0
+    for part in vectors.split(4096):
+        same = (bits(part) == bits(vectors[first[number[start : start + len(part)]]])).all(dim=1)
+        if not bool(same.all()):  # two different rows with one hash: give each such row a number of its own
+            alone = start + (~same).nonzero().flatten()
+            number[alone] = int(number.max()) + 1 + torch.arange(len(alone), device=number.device)
+        start += len(part)
+    return number.unique(return_inverse=True)[1]

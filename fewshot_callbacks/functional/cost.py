@@ -1,0 +1,70 @@
+"""What an evaluation will cost, before it is started."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fewshot_callbacks.functional.ranks import choose_tile_size
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The size of an exact evaluation of all queries against the whole gallery."""
+
+    queries: int
+    gallery: int
+    dim: int
+    pairs: int
+    """query-candidate pairs, each of which is scored"""
+    floating_point_operations: int
+    """of the matrix product: one multiplication and one addition for each component of each pair"""
+    embeddings_bytes: int
+    """what the embeddings take, in float32"""
+    matrix_bytes: int
+    """what the matrix of all similarities would take, in float32; it is never made"""
+    memory_bytes: int
+    """the budget beyond the embeddings"""
+    tile: tuple[int, int]
+    """queries x gallery items that are scored at once"""
+    tiles: int
+
+
+def plan_evaluation(
+    queries: int, gallery: int, dim: int, *, memory_mb: float = 512, relevant: int = 64
+) -> EvaluationPlan:
+    """Count pairs, operations, memory and tiles of an evaluation.
+
+    Args:
+        queries: number of queries; for one set (leave-one-out) equal to `gallery`.
+        gallery: number of gallery items.
+        dim: components of an embedding.
+        memory_mb: budget beyond the embeddings, in MiB.
+        relevant: relevant items of a typical query; many of them make tiles narrower.
+
+    Raises:
+        ValueError: if a number is not positive.
+
+    Examples:
+        >>> plan = plan_evaluation(158_652, 158_652, 512)
+        >>> f"{plan.pairs:,} pairs, {plan.matrix_bytes / 1e9:.1f} GB avoided"
+        '25,170,457,104 pairs, 100.7 GB avoided'
+    """
+    for name, value in (("queries", queries), ("gallery", gallery), ("dim", dim), ("memory_mb", memory_mb)):
+        if value <= 0:
+            raise ValueError(f"plan_evaluation: {name}={value} must be positive.")
+    memory_bytes = int(memory_mb * 2**20)
+    size = choose_tile_size(memory_bytes, dim, relevant)
+    pairs = queries * gallery
+    return EvaluationPlan(
+        queries=queries,
+        gallery=gallery,
+        dim=dim,
+        pairs=pairs,
+        floating_point_operations=2 * pairs * dim,
+        embeddings_bytes=4 * dim * (queries + gallery),
+        matrix_bytes=4 * pairs,
+        memory_bytes=memory_bytes,
+        tile=(min(size.queries, queries), min(size.gallery, gallery)),
+        tiles=math.ceil(queries / size.queries) * math.ceil(gallery / size.gallery),
+    )

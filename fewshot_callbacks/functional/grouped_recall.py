@@ -1,0 +1,209 @@
+"""Grouped Recall@K: recall among a fixed number of classes, comparable between sets of different size.
+
+Plain Recall@K falls as the number of classes grows, so train and test sets with different class counts cannot be
+compared by it. Zhdanov and Karpukhin, who propose the metric, split the labels into groups of equal size, measure
+Recall@K inside each group and average.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, check_labels
+from fewshot_callbacks.functional.candidates import find_candidates
+from fewshot_callbacks.functional.intervals import Interval, normal_quantile
+from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
+from fewshot_callbacks.functional.ranks import RankingPass
+from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity, check_similarity
+
+
+@dataclass(frozen=True)
+class GroupedRecall:
+    """Grouped Recall@K for one or several K, all on the same groups."""
+
+    at: dict[int, float]
+    """K -> mean over the groups of Recall@K inside the group, in [0, 1]"""
+    intervals: dict[int, Interval]
+    """K -> interval of that mean by the central limit theorem over groups; NaN for fewer than two groups"""
+    group_size: int
+    """labels in each group"""
+    groups: int
+    """groups of one split"""
+    dropped_labels: int
+    """labels left over by one split, because the group size does not divide their number"""
+    repeats: int
+    """independent splits that were averaged over"""
+
+
+def label_groups(
+    labels: Int[Tensor, "labels"], group_size: int, seed: int = 0, repeats: int = 1
+) -> Int[Tensor, "repeats groups group_size"]:
+    """Split the set of labels at random into groups of exactly `group_size` labels.
+
+    The split depends on the set of labels and the seed only: not on the order or the number of the items.
+
+    Args:
+        labels: any integers; what repeats counts once.
+        group_size: labels in each group, at least 2.
+        seed: of the random split.
+        repeats: how many independent splits.
+
+    Returns:
+        The labels of each group of each split. Left-over labels are in no group.
+
+    Raises:
+        ValueError: if there are fewer labels than a group needs.
+
+    Examples:
+        >>> import torch
+        >>> label_groups(torch.arange(7), group_size=3).shape
+        torch.Size([1, 2, 3])
+    """
+    distinct = labels.unique()
+    if group_size < 2:
+        raise ValueError(f"group_size={group_size}: Recall@K inside a group needs at least 2 labels in it.")
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats}: at least one split is needed.")
+    if len(distinct) < group_size:
+        raise ValueError(
+            f"Groups of {group_size} labels cannot be made of {len(distinct)} labels. Use group_size <= {len(distinct)}."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    groups = len(distinct) // group_size
+    splits = [torch.randperm(len(distinct), generator=generator)[: groups * group_size] for _ in range(repeats)]
+    return distinct.cpu()[torch.stack(splits)].view(repeats, groups, group_size)
+
+
+def grouped_recall(
+    embeddings: Any,
+    labels: Any,
+    gallery: Any | None = None,
+    gallery_labels: Any | None = None,
+    *,
+    k: int | Sequence[int] = 1,
+    group_size: int = 10,
+    repeats: int = 1,
+    seed: int = 0,
+    similarity: Similarity = "cosine",
+    ties: Ties = "expected",
+    confidence: float = 0.95,
+    memory_mb: float = 512,
+) -> GroupedRecall:
+    """Recall@K inside random groups of `group_size` labels, averaged over the groups, with its interval.
+
+    The cost is that of `groups` small evaluations, N^2 / groups pairs in all: linear in N for groups of a fixed size.
+
+    Args:
+        embeddings: (items, dim) queries; tensor or array.
+        labels: (items,) integer labels.
+        gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
+        gallery_labels: (gallery,) their labels; items of a label that no query has belong to no group.
+        k: one or several K; a query counts if a relevant item is among its first K.
+        group_size: labels in each group.
+        repeats: average over so many independent splits; the interval is the mean over the splits' intervals, since the
+            same items return in each of them.
+        seed: of the split, which depends on the set of labels only.
+        similarity: see `Similarity`.
+        ties: what equal scores count as, see `functional.ranking`.
+        confidence: of the interval.
+        memory_mb: bound on the memory beyond the embeddings.
+
+    Returns:
+        Values in [0, 1], larger is better. A query without a match is left out of its group's mean.
+
+    Raises:
+        ValueError: on unusable input, fewer labels than one group needs, or a group without any query with a match.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(40).repeat_interleave(5)
+        >>> embeddings = torch.nn.functional.one_hot(labels).float()
+        >>> result = grouped_recall(embeddings, labels, group_size=10)
+        >>> result.at[1], result.groups
+        (1.0, 4)
+    """
+    call = "grouped_recall"
+    check_similarity(similarity)
+    check_ties(ties)
+    ks = (k,) if isinstance(k, int) else tuple(k)
+    if not ks or min(ks) < 1:
+        raise ValueError(f"{call}: k={k} is no positive rank. Pass for instance k=(1, 5).")
+    queries = as_tensor(embeddings, "embeddings", call)
+    check_embeddings(queries, "embeddings", call)
+    query_labels = check_labels(as_tensor(labels, "labels", call), len(queries), "labels", "embeddings", call)
+    same_set = gallery is None
+    items, item_labels = queries, query_labels
+    if not same_set:
+        items = as_tensor(gallery, "gallery", call)
+        check_embeddings(items, "gallery", call)
+        item_labels = as_tensor(gallery_labels if gallery_labels is not None else [], "gallery_labels", call)
+        item_labels = check_labels(item_labels, len(items), "gallery_labels", "gallery items", call)
+    splits = label_groups(query_labels, group_size, seed, repeats)
+    distinct = query_labels.unique()
+    query_code = torch.searchsorted(distinct, query_labels)
+    item_code = torch.searchsorted(distinct, item_labels).clamp(max=len(distinct) - 1)
+    known = distinct[item_code] == item_labels
+    values = torch.empty(repeats, splits.shape[1], len(ks), dtype=torch.float64)
+    for repeat, split in enumerate(splits):
+        group_of = torch.full((len(distinct),), -1, dtype=torch.int64)
+        group_of[torch.searchsorted(distinct, split.flatten())] = torch.arange(len(split)).repeat_interleave(group_size)
+        query_members = _members(group_of[query_code], len(split))
+        item_members = _members(torch.where(known, group_of[item_code], -1), len(split))
+        for group, (mine, theirs) in enumerate(zip(query_members, item_members, strict=True)):
+            own = queries[mine]
+            tiles = ScoreTiles(own, own if same_set else items[theirs], similarity)
+            candidates = find_candidates(query_labels[mine], item_labels[theirs], same_set=same_set)
+            recall = _recalls(RankingPass(tiles, candidates, int(memory_mb * 2**20)), ks, ties)
+            if recall is None:
+                raise ValueError(
+                    f"{call}: none of the {len(mine)} queries of group {group} (labels {split[group].tolist()}) has a "
+                    f"match. Use a larger group_size than {group_size}, or drop the labels that have one item only."
+                )
+            values[repeat, group] = recall
+    return _summary(values, ks, group_size, len(distinct) - splits.shape[1] * group_size, confidence)
+
+
+def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "members"]]:
+    """For each group the indices of its items."""
+    order = group.argsort(stable=True)
+    bounds = torch.searchsorted(group[order], torch.arange(groups + 1))
+    return [order[bounds[i] : bounds[i + 1]] for i in range(groups)]
+
+
+def _recalls(walk: RankingPass, ks: Sequence[int], ties: Ties) -> Float[Tensor, "ks"] | None:
+    """Mean Recall@K over the queries with a match; None if there is none."""
+    found = torch.stack([torch.cat(parts) for parts in zip(*([recall_at_k(ranks, k, ties) for k in ks] for ranks in walk.run()), strict=True)])
+    matched = found[:, ~found[0].isnan()]  # (ks, queries)
+    return matched.mean(dim=1).cpu() if matched.shape[1] else None
+
+
+def _summary(
+    values: Float[Tensor, "repeats groups ks"], ks: Sequence[int], group_size: int, dropped: int, confidence: float
+) -> GroupedRecall:
+    repeats, groups, _ = values.shape
+    centre = values.mean(dim=(0, 1)).tolist()
+    half = [math.nan] * len(ks)
+    if groups < 2:
+        warnings.warn(
+            f"Grouped recall over {groups} group of {group_size} labels has no interval: at least two groups are "
+            f"needed. Use a smaller group_size.",
+            stacklevel=3,
+        )
+    else:
+        half = (normal_quantile(confidence) * values.std(dim=1).mean(dim=0) / math.sqrt(groups)).tolist()
+    return GroupedRecall(
+        at=dict(zip(ks, centre, strict=True)),
+        intervals={k: Interval(c - h, c + h) for k, c, h in zip(ks, centre, half, strict=True)},
+        group_size=group_size,
+        groups=groups,
+        dropped_labels=dropped,
+        repeats=repeats,
+    )

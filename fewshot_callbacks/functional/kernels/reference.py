@@ -1,0 +1,152 @@
+"""The counting kernel in plain PyTorch, for any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional.similarity import rounded
+
+
+@dataclass
+class Counts:
+    """Counters of a block of queries, filled tile by tile.
+
+    `thresholds` holds each query's relevant keys, ascending, with +inf behind the last. A candidate that lies above
+    exactly k of them adds its weight to column k of `above`; one that ties with some adds to `above` at the number of
+    thresholds strictly below it and to `above_or_tied` at the number of thresholds not above it.
+    """
+
+    thresholds: Float[Tensor, "queries relevant"]
+    above: Int[Tensor, "queries relevant1"]
+    above_or_tied: Int[Tensor, "queries relevant1"]
+
+    @classmethod
+    def zeros(cls, thresholds: Float[Tensor, "queries relevant"]) -> Counts:
+        """No candidate seen yet."""
+        queries, relevant = thresholds.shape
+        empty = torch.zeros(queries, relevant + 1, dtype=torch.int64, device=thresholds.device)
+        return cls(thresholds, empty, empty.clone())
+
+    def add(self, hits: Int[Tensor, "cells"]) -> None:
+        """Add candidates that tie with no threshold: hits[q * (relevant + 1) + k] of them beat k thresholds of query q."""
+        self.above += hits.view_as(self.above)
+        self.above_or_tied += hits.view_as(self.above)
+
+    def better(self) -> Int[Tensor, "queries relevant"]:
+        """For each threshold, the candidates strictly above it."""
+        return _suffix_sums(self.above)
+
+    def better_or_tied(self) -> Int[Tensor, "queries relevant"]:
+        """For each threshold, the candidates not below it."""
+        return _suffix_sums(self.above_or_tied)
+
+    def add_keys(self, rows: Int[Tensor, "pairs"], keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None) -> None:
+        """Count candidates whose keys are known, of the queries `rows`."""
+        below = _rank_in_row(self.thresholds, rows, keys, or_equal=False)
+        not_above = _rank_in_row(self.thresholds, rows, keys, or_equal=True)
+        ones = torch.ones_like(rows) if weights is None else weights
+        width = self.above.shape[1]
+        self.above.view(-1).index_add_(0, rows * width + below, ones)
+        self.above_or_tied.view(-1).index_add_(0, rows * width + not_above, ones)
+
+
+def count_tile(
+    counts: Counts,
+    estimates: Float[Tensor, "queries candidates"],
+    error: Float[Tensor, "queries"],
+    weights: Int[Tensor, "candidates"] | None = None,
+) -> tuple[Int[Tensor, "open"], Int[Tensor, "open"]]:
+    """Count the candidates of a tile whose estimate decides, and return the others.
+
+    Args:
+        counts: the counters of these queries; changed in place.
+        estimates: estimated keys; -inf where there is no candidate.
+        error: how far an estimate can lie from its key.
+        weights: how many candidates each column stands for; one each by default.
+
+    Returns:
+        Rows and columns of the pairs that lie too close to a threshold to be decided. They have not been counted.
+    """
+    low, high = _margins(counts, error, estimates.dtype)
+    passing = estimates >= low[:, :1]  # below the lowest threshold nothing is beaten
+    if float(passing.count_nonzero()) < FEW * passing.numel():
+        rows, columns = passing.nonzero(as_tuple=True)
+        is_open = _count_pairs(
+            counts, rows, estimates[rows, columns], low, high, None if weights is None else weights[columns]
+        )
+        return rows[is_open], columns[is_open]
+    relevant = counts.thresholds.shape[1]
+    beaten = torch.searchsorted(high, estimates)  # (queries, candidates)
+    undecided = (low.gather(1, beaten.clamp(max=relevant - 1)) <= estimates) & (beaten < relevant)
+    rows, columns = undecided.nonzero(as_tuple=True)
+    beaten += torch.arange(len(beaten), device=beaten.device)[:, None] * (relevant + 1)
+    if weights is None:
+        hits = torch.bincount(beaten.view(-1), minlength=counts.above.numel())
+        hits.index_add_(0, beaten[rows, columns], torch.full_like(rows, -1))
+    else:
+        hits = _bincount(beaten.view(-1), weights.expand_as(beaten).masked_fill(undecided, 0).view(-1), counts.above)
+    counts.add(hits)
+    return rows, columns
+
+
+def count_pairs(
+    counts: Counts,
+    rows: Int[Tensor, "pairs"],
+    estimates: Float[Tensor, "pairs"],
+    error: Float[Tensor, "queries"],
+    weights: Int[Tensor, "pairs"] | None = None,
+) -> Bool[Tensor, "pairs"]:
+    """`count_tile` for single pairs; returns which of them are still open."""
+    return _count_pairs(counts, rows, estimates, *_margins(counts, error, estimates.dtype), weights)
+
+
+def _count_pairs(
+    counts: Counts, rows: Tensor, estimates: Tensor, low: Tensor, high: Tensor, weights: Tensor | None
+) -> Bool[Tensor, "pairs"]:
+    relevant = counts.thresholds.shape[1]
+    beaten = _rank_in_row(high, rows, estimates, or_equal=False)
+    is_open = (low[rows, beaten.clamp(max=relevant - 1)] <= estimates) & (beaten < relevant)
+    decided = ~is_open
+    positions = (rows * (relevant + 1) + beaten)[decided]
+    counts.add(_bincount(positions, None if weights is None else weights[decided], counts.above))
+    return is_open
+
+
+def _margins(counts: Counts, error: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Below `low` an estimate is surely below its threshold, beyond `high` surely above."""
+    low = rounded(counts.thresholds - error[:, None], dtype, up=False)  # (queries, relevant)
+    high = rounded(counts.thresholds + error[:, None], dtype, up=True)
+    return low, high
+
+
+FEW = 0.2
+"""Below this share of candidates above the lowest threshold it pays to look at them one by one."""
+
+
+def _rank_in_row(table: Tensor, rows: Tensor, values: Tensor, *, or_equal: bool) -> Int[Tensor, "pairs"]:
+    """For each pair the number of entries of its row of the (ascending) table below the value; `or_equal`: not above."""
+    low = torch.zeros_like(rows)
+    high = torch.full_like(rows, table.shape[1])
+    for _ in range(table.shape[1].bit_length()):
+        middle = (low + high) // 2
+        entry = table[rows, middle.clamp(max=table.shape[1] - 1)]
+        right = (entry <= values) if or_equal else (entry < values)
+        right &= low < high
+        low = torch.where(right, middle + 1, low)
+        high = torch.where(right, high, middle)
+    return low
+
+
+def _bincount(positions: Tensor, weights: Tensor | None, like: Tensor) -> Int[Tensor, "cells"]:
+    if weights is None:
+        return torch.bincount(positions, minlength=like.numel())
+    return torch.zeros_like(like).view(-1).index_add_(0, positions, weights)
+
+
+def _suffix_sums(histogram: Int[Tensor, "queries columns"]) -> Tensor:
+    """Entry j: the sum of all columns behind column j."""
+    return histogram.flip(1).cumsum(1).flip(1)[:, 1:]

@@ -1,0 +1,167 @@
+"""Backbones: from images to embeddings."""
+
+from typing import cast
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Conv4(nn.Module):
+    """Four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max pooling, flattened: the small few-shot backbone.
+
+    Each block halves the image, rounding down. The convolutions have no bias: the
+    batch norm after them would cancel it.
+
+    Args:
+        in_channels: Channels of the images: 3 for colour, 1 for gray.
+        width: Filters of each convolution.
+
+    Raises:
+        ValueError: If `in_channels` or `width` is not positive.
+
+    References:
+        Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
+
+    Examples:
+        >>> import torch
+        >>> Conv4()(torch.zeros(2, 3, 84, 84)).shape
+        torch.Size([2, 1600])
+        >>> Conv4(in_channels=1).output_dim(32)
+        256
+    """
+
+    def __init__(self, in_channels: int = 3, width: int = 64) -> None:
+        super().__init__()
+        _check_channels(in_channels)
+        if width < 1:
+            raise ValueError(f"width={width}: Conv4 needs at least one filter. Use width >= 1; the usual one is 64.")
+        self.in_channels = in_channels
+        self.width = width
+        self.blocks = nn.Sequential(
+            _conv_block(in_channels, width),
+            _conv_block(width, width),
+            _conv_block(width, width),
+            _conv_block(width, width),
+        )
+
+    def output_dim(self, image_size: int | tuple[int, int]) -> int:
+        """Length of the embedding of an image.
+
+        Args:
+            image_size: Side of a square image, or (height, width), in pixels; at least 16.
+
+        Returns:
+            `width * (height // 16) * (width // 16)`.
+
+        Raises:
+            ValueError: If a side is smaller than 16 pixels.
+
+        Examples:
+            >>> Conv4().output_dim((84, 84))
+            1600
+        """
+        height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+        if min(height, width) < 16:
+            raise ValueError(
+                f"Conv4 halves the image four times; {height}x{width} pixels leave nothing. "
+                "Resize the images to 16x16 or more."
+            )
+        return self.width * (height // 16) * (width // 16)
+
+    def forward(self, images: Float[Tensor, "batch channel height width"]) -> Float[Tensor, "batch dim"]:
+        """Embed a batch of images.
+
+        Args:
+            images: Images of at least 16x16 pixels.
+
+        Returns:
+            One embedding of `output_dim((height, width))` numbers per image.
+
+        Raises:
+            ValueError: If a side is smaller than 16 pixels, or the number of channels is not `in_channels`.
+        """
+        _, channels, height, width = images.shape
+        if channels != self.in_channels:
+            raise ValueError(
+                f"Conv4(in_channels={self.in_channels}) was given images of {channels} channels, shape "
+                f"{tuple(images.shape)}. Use in_channels={channels}, or convert the images."
+            )
+        self.output_dim((height, width))  # refuses images that would vanish
+        features: Tensor = self.blocks(images)  # (batch, width, height // 16, width // 16)
+        return features.flatten(start_dim=1)  # (batch, dim)
+
+
+def resnet18(in_channels: int = 3) -> nn.Module:
+    """Torchvision's ResNet-18 without its classifier, randomly initialised.
+
+    Args:
+        in_channels: Channels of the images; for other than 3 the first convolution is replaced, and initialised in
+            the same way.
+
+    Returns:
+        A module that maps images (batch, in_channels, height, width) to embeddings (batch, 512) for every image size;
+        224x224 is the usual one.
+
+    Raises:
+        ValueError: If `in_channels` is not positive.
+
+    References:
+        He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016.
+
+    Examples:
+        >>> import torch
+        >>> resnet18(in_channels=1).eval()(torch.zeros(2, 1, 32, 32)).shape
+        torch.Size([2, 512])
+    """
+    from torchvision import models  # noqa: PLC0415 - slow to import, and needed by this backbone alone
+
+    _check_channels(in_channels)
+    network = cast(nn.Module, models.resnet18(weights=None))
+    network.fc = nn.Identity()
+    if in_channels != 3:
+        network.conv1 = nn.Conv2d(in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
+        nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return network
+
+
+def make_backbone(backbone: str | nn.Module, in_channels: int = 3) -> nn.Module:
+    """Build a backbone from its name, or pass a module through.
+
+    Args:
+        backbone: `"conv4"` (`Conv4`), `"resnet18"` (`resnet18`), or any module that maps a batch of
+            inputs to embeddings (batch, dim).
+        in_channels: Channels of the images; a module that is passed through has its own.
+
+    Returns:
+        The backbone.
+
+    Raises:
+        ValueError: If the name is unknown, or `in_channels` is not positive.
+
+    Examples:
+        >>> type(make_backbone("conv4", in_channels=1)).__name__
+        'Conv4'
+    """
+    if isinstance(backbone, nn.Module):
+        return backbone
+    if backbone == "conv4":
+        return Conv4(in_channels)
+    if backbone == "resnet18":
+        return resnet18(in_channels)
+    raise ValueError(
+        f"There is no backbone {backbone!r}. Choose 'conv4' or 'resnet18', or pass an nn.Module images -> embeddings."
+    )
+
+
+def _conv_block(in_channels: int, out_channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False),
+        nn.BatchNorm2d(out_channels),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(kernel_size=2),
+    )
+
+
+def _check_channels(in_channels: int) -> None:
+    if in_channels < 1:
+        raise ValueError(f"in_channels={in_channels}: images have at least one channel. Use 3 for colour, 1 for gray.")

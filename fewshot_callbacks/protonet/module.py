@@ -1,0 +1,359 @@
+"""Prototypical networks as a LightningModule: trains on episodes, evaluates on a fixed list of them."""
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Shaped
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.utils.data import DistributedSampler
+
+from fewshot_callbacks.functional.episodes import (
+    EpisodeAccuracy,
+    EpisodeList,
+    sample_episodes,
+    split_episode,
+    summarize_accuracies,
+)
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.protonet.backbones import make_backbone
+from fewshot_callbacks.protonet.evaluation import (
+    EpisodeProtocol,
+    batch_norm_of_the_batch,
+    batch_norms,
+    evaluate_episodes,
+    query_hits,
+)
+from fewshot_callbacks.protonet.heads import DistanceRatioHead, make_head, prototypes
+
+Stage = Literal["val", "test"]
+
+DEFAULT_PROTOCOL = EpisodeProtocol()
+"""The protocol of the papers: 600 episodes, 5-way 1-shot with 15 queries per class."""
+
+UNKNOWN_EPISODES = "unknown"
+"""`EpisodeAccuracy.episodes_hash` where the loader of the episodes has no `EpisodeList` to name them by."""
+
+
+class ProtoNet(LightningModule):
+    """A prototypical network: embed, average the support images of each class, compare the queries with the averages.
+
+    Each training batch `(images, labels)` is one episode, as an `EpisodicBatchSampler` draws it; its rows may come in
+    any order. An evaluation batch is by default a plain batch `(images, labels)`: every image is embedded once, in
+    evaluation mode, and at the end of the epoch a seeded list of episodes is drawn among the embeddings, which
+    gives exactly what forwarding each episode would give. It takes the images in the order of the data set, so that the
+    list is the same at every epoch; leave `shuffle` off.
+
+    Logged while training: `train/loss` (mean cross-entropy of the queries, in nats), `train/accuracy` in [0, 1] and,
+    with the distance-ratio head, `train/rho`. Logged for each evaluation, as `val/...` or `test/...`, the same on every
+    rank: `accuracy` in [0, 1], `accuracy_std` over episodes, `accuracy_ci95` (half-width of the 95 % interval of the
+    mean), `episodes` (how many), `episodes_hash` (the first six hexadecimal digits of the hash of the list, as an
+    integer) and `batch_statistics` (0 or 1). With several loaders each key ends in `/dataloader_idx_0`, and so on.
+
+    When the images seen cannot make the episodes (a class too small, a run cut by `limit_val_batches` or
+    `fast_dev_run`, embeddings that are not finite), the values are NaN with 0 episodes, and a warning says why, once.
+    Nothing is evaluated during Lightning's sanity check.
+
+    Args:
+        backbone: the network from images to embeddings: `conv4`, `resnet18`, or a module that returns (images, dim).
+        head: the network from distances to logits: `dr` for the distance-ratio head, `softmax` for the head of
+            prototypical networks, or a module `(query, prototypes) -> logits`; see `make_head`.
+        in_channels: channels of the images, for a backbone given by name.
+        shots: support images per class in a training episode, at least 1.
+        learning_rate: of Adam, positive.
+        evaluation: the episodes that are drawn for validation and test; a mapping of the fields, as checkpoints hold
+            it, will do.
+        batch_statistics: let batch norm use the statistics of the episode during evaluation. Then the answer to one
+            query depends on the other ones (a transductive setting, which scores higher): the flag is part of the
+            logged values. Running statistics are neither used nor changed.
+        evaluation_batches: `images`: each evaluation batch holds any images. `episodes`: each evaluation batch is one
+            episode of the sizes in `evaluation`, as an `EpisodicBatchSampler(..., fixed=True)` draws it.
+
+    Attributes:
+        evaluation_results: the latest `EpisodeAccuracy` of each stage, by `"val"` or `"test"`; with several loaders by
+            `"val/dataloader_idx_0"` and so on. No entry where the latest evaluation could not be done.
+
+    Raises:
+        ValueError: if a number is too small, a name is unknown, or `batch_statistics` is asked for where it has no
+            meaning: with `evaluation_batches="images"`, or with a backbone without batch norm.
+
+    Note:
+        A backbone or head that is passed as a module is not written into the hyperparameters of a checkpoint, only its
+        weights are: give it again, `ProtoNet.load_from_checkpoint(path, backbone=MyBackbone())`. Configured with
+        LightningCLI (`class_path`), it is rebuilt by itself.
+
+    References:
+        Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
+        Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning".
+
+    Examples:
+        >>> import torch
+        >>> model = ProtoNet("conv4", head="dr", in_channels=1, evaluation=EpisodeProtocol(ways=20))
+        >>> model(torch.zeros(2, 1, 32, 32)).shape
+        torch.Size([2, 256])
+    """
+
+    evaluation_results: dict[str, EpisodeAccuracy]
+
+    def __init__(
+        self,
+        backbone: Literal["conv4", "resnet18"] | nn.Module = "conv4",
+        head: Literal["softmax", "dr"] | nn.Module = "dr",
+        *,
+        in_channels: int = 3,
+        shots: int = 1,
+        learning_rate: float = 1e-3,
+        evaluation: EpisodeProtocol | dict[str, int] = DEFAULT_PROTOCOL,
+        batch_statistics: bool = False,
+        evaluation_batches: Literal["images", "episodes"] = "images",
+    ) -> None:
+        super().__init__()
+        if shots < 1:
+            raise ValueError(f"shots={shots}: a training episode needs a support image per class. Use shots >= 1.")
+        if not 0 < learning_rate < math.inf:
+            raise ValueError(f"learning_rate={learning_rate}: Adam needs a positive step. The papers use 1e-3.")
+        if evaluation_batches not in ("images", "episodes"):
+            raise ValueError(f"There is no evaluation_batches={evaluation_batches!r}. Choose 'images' or 'episodes'.")
+        if batch_statistics and evaluation_batches == "images":
+            raise ValueError(
+                "batch_statistics=True normalises with the statistics of an episode, but with "
+                "evaluation_batches='images' a batch is not an episode. Use evaluation_batches='episodes', with a "
+                "loader that gives whole episodes, or batch_statistics=False."
+            )
+        self.evaluation = EpisodeProtocol(**evaluation) if isinstance(evaluation, dict) else evaluation
+        evaluation = asdict(self.evaluation)  # what a checkpoint holds: plain numbers, which any reader can load
+        modules = [name for name, given in {"backbone": backbone, "head": head}.items() if isinstance(given, nn.Module)]
+        self.save_hyperparameters(ignore=modules)
+        if "_instantiator" in self.hparams:  # LightningCLI hands over a module's configuration, which can be saved
+            self.save_hyperparameters()
+        self.backbone = make_backbone(backbone, in_channels)
+        self.head = make_head(head)
+        if batch_statistics and not batch_norms(self.backbone):
+            raise ValueError(
+                f"batch_statistics=True changes batch norm alone, and {type(self.backbone).__name__} has none. "
+                "Use batch_statistics=False."
+            )
+        self.shots = shots
+        self.learning_rate = learning_rate
+        self.batch_statistics = batch_statistics
+        self.evaluation_batches = evaluation_batches
+        self.evaluation_results = {}
+        self._stores: list[EmbeddingStore] = []  # one per loader, while an evaluation runs
+        self._warned: set[str] = set()
+
+    def forward(self, images: Shaped[Tensor, "images *shape"]) -> Float[Tensor, "images dim"]:
+        """Embed images.
+
+        Args:
+            images: a batch of whatever the backbone takes; (images, channel, height, width) for the named ones.
+
+        Returns:
+            One embedding per image.
+
+        Raises:
+            ValueError: if the backbone returns anything but (images, dim).
+        """
+        embeddings: Tensor = self.backbone(images)
+        if embeddings.ndim != 2 or len(embeddings) != len(images):
+            raise ValueError(
+                f"{type(self.backbone).__name__} gave shape {tuple(embeddings.shape)} for {len(images)} images; "
+                "prototypes need one vector per image, (images, dim). End the backbone with nn.Flatten() or a pooling."
+            )
+        return embeddings
+
+    def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """Loss of one episode.
+
+        Args:
+            batch: images and labels: equally many images of each class, more than `shots`.
+            batch_idx: not used.
+
+        Returns:
+            `loss`, and for callbacks the detached `embeddings` and the `labels` of the whole episode.
+
+        Raises:
+            ValueError: if the batch does not form an episode.
+        """
+        images, labels = batch
+        embeddings = self(images)  # (images, dim)
+        loss, hits = self._score_episode(embeddings, labels, self.shots, "training")
+        self.log_dict(
+            {"train/loss": loss, "train/accuracy": hits.mean()}, prog_bar=True, sync_dist=True, batch_size=len(labels)
+        )
+        if isinstance(self.head, DistanceRatioHead):
+            self.log("train/rho", self.head.rho, batch_size=len(labels))
+        return {"loss": loss, "embeddings": embeddings.detach(), "labels": labels}
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget what an aborted epoch may have left."""
+        self._stores = [EmbeddingStore() for _ in self._loaders("val")]
+
+    def validation_step(
+        self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0
+    ) -> dict[str, Tensor] | None:
+        """Embed one batch.
+
+        Args:
+            batch: images and labels.
+            batch_idx: position of the batch in its loader.
+            dataloader_idx: which loader.
+
+        Returns:
+            `embeddings` and `labels`, for callbacks. None with `evaluation_batches="episodes"`: an image comes in many
+            episodes there, and a callback that takes each row for another image would be wrong.
+
+        Raises:
+            ValueError: with `evaluation_batches="episodes"`, if the batch is not an episode of the protocol's sizes.
+        """
+        return self._evaluation_step(batch, batch_idx, dataloader_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        """Score the episodes and log the result."""
+        self._evaluate("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Forget what an aborted epoch may have left."""
+        self._stores = [EmbeddingStore() for _ in self._loaders("test")]
+
+    def test_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor] | None:
+        """Embed one batch; the same as `validation_step`.
+
+        Args:
+            batch: images and labels.
+            batch_idx: position of the batch in its loader.
+            dataloader_idx: which loader.
+
+        Returns:
+            What `validation_step` returns.
+
+        Raises:
+            ValueError: when `validation_step` does.
+        """
+        return self._evaluation_step(batch, batch_idx, dataloader_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Score the episodes and log the result."""
+        self._evaluate("test")
+
+    def predict_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+        """Embed one batch.
+
+        Args:
+            batch: images and labels.
+            batch_idx: not used.
+            dataloader_idx: not used.
+
+        Returns:
+            `embeddings` and `labels`.
+        """
+        images, labels = batch
+        return {"embeddings": self(images), "labels": labels}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Adam over backbone and head, without a schedule."""
+        return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
+
+    def _score_episode(self, embeddings: Tensor, labels: Tensor, shots: int, purpose: str) -> tuple[Tensor, Tensor]:
+        """Loss () and hits (way, query) of one episode."""
+        try:
+            support, query = split_episode(embeddings, labels, shots=shots)  # (way, shot, dim), (way, query, dim)
+        except ValueError as error:
+            raise ValueError(
+                f"A {purpose} batch of {len(labels)} images is not an episode of {shots} support images per class. "
+                f"{error} An EpisodicBatchSampler with shots={shots} as the loader's batch_sampler draws episodes."
+            ) from error
+        ways, queries = query.shape[:2]
+        logits: Tensor = self.head(query.flatten(0, 1), prototypes(support))  # (way * query, way)
+        targets = torch.arange(ways, device=logits.device).repeat_interleave(queries)  # (way * query,)
+        loss = nn.functional.cross_entropy(logits, targets)
+        return loss, query_hits(logits.detach(), targets).reshape(ways, queries)
+
+    def _evaluation_step(
+        self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int
+    ) -> dict[str, Tensor] | None:
+        images, labels = batch
+        store = self._stores[dataloader_idx]
+        if self.evaluation_batches == "images":
+            embeddings = self(images)
+            store.append(embeddings, labels)
+            return {"embeddings": embeddings, "labels": labels}
+        with batch_norm_of_the_batch(self.backbone) if self.batch_statistics else nullcontext():
+            embeddings = self(images)
+        wanted = self.evaluation
+        _, hits = self._score_episode(embeddings, labels, wanted.shots, "evaluation")
+        ways, queries = hits.shape
+        if (ways, queries) != (wanted.ways, wanted.queries):
+            raise ValueError(
+                f"An evaluation batch holds {ways} classes with {wanted.shots} + {queries} images; the protocol is "
+                f"{wanted.ways}-way {wanted.shots}-shot with {wanted.queries} queries. Give ProtoNet's evaluation and "
+                "the episodes of the loader the same sizes."
+            )
+        accuracy = hits.cpu().double().mean()
+        store.append(accuracy.reshape(1, 1), torch.tensor([batch_idx]))  # an episode is a row, its accuracy the column
+        return None
+
+    def _evaluate(self, stage: Stage) -> None:
+        stores, self._stores = self._stores, []
+        if self.trainer.sanity_checking:
+            return
+        for i, (store, loader) in enumerate(zip(stores, self._loaders(stage), strict=True)):
+            suffix = f"/dataloader_idx_{i}" if len(stores) > 1 else ""
+            key = f"{stage}{suffix}"
+            self.evaluation_results.pop(key, None)
+            values = dict.fromkeys(("accuracy", "accuracy_std", "accuracy_ci95", "episodes_hash"), math.nan)
+            values["episodes"] = 0.0
+            try:
+                result = self._accuracy_of(store, loader)
+            except ValueError as error:
+                if key not in self._warned:
+                    self._warned.add(key)
+                    rank_zero_warn(f"{stage}/accuracy{suffix} is NaN, because nothing could be evaluated. {error}")
+            else:
+                self.evaluation_results[key] = result
+                values |= {"accuracy": result.mean, "accuracy_std": result.std, "accuracy_ci95": result.ci95}
+                values["episodes"] = float(result.n)
+                if result.episodes_hash != UNKNOWN_EPISODES:
+                    values["episodes_hash"] = float(int(result.episodes_hash[:6], 16))  # below 2**24: exact in float32
+            values["batch_statistics"] = float(self.batch_statistics)
+            for name, value in values.items():  # at the end of an epoch, Lightning no longer knows which loader it was
+                shown = name == "accuracy"
+                self.log(f"{stage}/{name}{suffix}", value, prog_bar=shown, add_dataloader_idx=False)
+
+    def _accuracy_of(self, store: EmbeddingStore, loader: Any) -> EpisodeAccuracy:
+        """The result of one loader; on every rank the same, because `gather` is."""
+        if self.evaluation_batches == "images":
+            padded = isinstance(getattr(loader, "sampler", None), DistributedSampler)
+            embeddings, labels = store.gather(dataset_size=len(loader.dataset) if padded else None)
+            episodes = sample_episodes(labels, **asdict(self.evaluation))
+            return evaluate_episodes(embeddings, labels, self.head, episodes, device=self.device)
+        accuracies, _ = store.gather()  # (episodes, 1)
+        return self._summary_of(accuracies[:, 0], getattr(loader, "batch_sampler", None))
+
+    def _summary_of(self, accuracies: Tensor, batch_sampler: object) -> EpisodeAccuracy:
+        """The result of a loader of episodes, under the hash of the list that its batch sampler deals out."""
+        n, transductive = len(accuracies), self.batch_statistics
+        episodes = getattr(batch_sampler, "episode_list", None)
+        if isinstance(episodes, EpisodeList):
+            return summarize_accuracies(accuracies, episodes.first(n), batch_statistics=transductive)
+        ways, shots, queries = self.evaluation.ways, self.evaluation.shots, self.evaluation.queries
+        one_after_another = torch.arange(n * ways * (shots + queries)).reshape(n, ways, shots + queries)
+        episodes = EpisodeList(one_after_another, ways, shots, queries)
+        result = summarize_accuracies(accuracies, episodes, batch_statistics=transductive)
+        return replace(result, episodes_hash=UNKNOWN_EPISODES)
+
+    def _loaders(self, stage: Stage) -> list[Any]:
+        """The loaders of the evaluation that runs now."""
+        # Not `Trainer.val_dataloaders`: in `validate` after `fit` it still gives the loaders of `fit`.
+        if stage == "test":
+            loop = self.trainer.test_loop
+        elif self.trainer.state.fn == TrainerFn.VALIDATING:
+            loop = self.trainer.validate_loop
+        else:
+            loop = self.trainer.fit_loop.epoch_loop.val_loop
+        return list(loop._combined_loader.flattened) if loop._combined_loader is not None else []

@@ -1,0 +1,184 @@
+"""Folders of images: what is served, what is refused, and in which words."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from PIL import Image
+from torch import Tensor
+
+from fewshot_callbacks.data import ImageFolderDataModule, ImageFolderSet
+from fewshot_callbacks.functional.episodes import sample_episodes
+
+CLASSES = {"train": ("ant", "bee", "cat"), "val": ("dog", "eel"), "test": ("fox", "gnu")}
+SMALL = {"image_size": 8, "ways": 2, "shots": 1, "queries": 2, "episodes": 2, "test_ways": 2, "test_queries": 1}
+SMALL = {**SMALL, "test_shots": 1, "test_episodes": 3, "batch_size": 3}
+PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    colour = 0
+    for split, classes in CLASSES.items():
+        for name in classes:
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            for i in range(4):
+                colour += 1
+                Image.new("RGB", (20, 10), (colour, 2 * colour, 255 - colour)).save(folder / f"{i}.png")
+    return tmp_path
+
+
+def test_evaluation_images_come_once_in_order_resized_and_normalised(root: Path) -> None:
+    data = ImageFolderDataModule(root, **SMALL, mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 1.0))
+    data.setup("test")
+    batches = list(data.test_dataloader())
+    assert [len(labels) for _, labels in batches] == [3, 3, 2]
+    assert all(isinstance(batch, tuple) for batch in batches)
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert labels.tolist() == [0] * 4 + [1] * 4
+    assert images.shape == (8, 3, 8, 8)
+    colour = torch.arange(21, 29.0)  # the test images are the last eight
+    raw = torch.stack([colour, 2 * colour, 255 - colour], dim=1) / 255
+    expected = (raw - 0.5) / torch.tensor([0.25, 0.5, 1.0])
+    assert torch.allclose(images, expected[:, :, None, None].expand_as(images), atol=1e-5)
+
+
+def test_training_batches_are_episodes_and_augmented(root: Path) -> None:
+    data = ImageFolderDataModule(root, **SMALL, **PLAIN)
+    data.setup("fit")
+    for images, labels in data.train_dataloader():
+        assert images.shape == (6, 3, 8, 8)
+        assert labels.reshape(2, 3).unique(dim=1).shape == (2, 1)
+    torch.manual_seed(1)
+    one = data.images("train").__getitems__([0, 5])
+    torch.manual_seed(2)
+    other = data.images("train").__getitems__([0, 5])
+    assert one[1].tolist() == [0, 1]
+    assert not torch.equal(one[0], other[0])
+    plain = ImageFolderDataModule(root, **SMALL, **PLAIN, augment=False).images("train")
+    assert torch.equal(plain.__getitems__([0, 5])[0], plain.__getitems__([0, 5])[0])
+    assert torch.equal(plain[5][0], plain.__getitems__([0, 5])[0][1])
+
+
+def test_episodic_evaluation_gives_fixed_episodes_for_any_number_of_workers(root: Path) -> None:
+    expected = sample_episodes(torch.arange(8) // 4, ways=2, shots=1, queries=1, episodes=3, seed=5)
+    for workers in (0, 1):
+        data = ImageFolderDataModule(root, **SMALL, episodic_evaluation=True, test_seed=5, num_workers=workers)
+        loader = data.test_dataloader()
+        assert loader.batch_sampler.hash == expected.hash
+        everything = data.images("test").__getitems__(list(range(8)))[0]
+        for (images, _), episode in zip(loader, expected.indices, strict=True):
+            assert torch.equal(images, everything[episode.flatten()])
+
+
+def test_what_a_model_needs_is_there(root: Path) -> None:
+    data = ImageFolderDataModule(str(root), image_size=84, shots=5)
+    assert (data.num_classes, data.in_channels, data.image_size, data.shots, data.resize) == (3, 3, 84, 5, 96)
+    assert data.hparams["image_size"] == 84
+
+
+class Model(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.validated = 0
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self.weight * batch[0].mean()
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.validated += len(batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")  # that is the intention
+@pytest.mark.parametrize(("val_folder", "validated"), [("val", 8), (None, 0), ("test", 8)])
+def test_validation_follows_the_rule(root: Path, val_folder: str | None, validated: int) -> None:
+    model = Model()
+    Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(model, ImageFolderDataModule(root, **SMALL, val_folder=val_folder))
+    assert model.validated == validated
+
+
+def test_without_validation_there_is_no_such_split(root: Path) -> None:
+    data = ImageFolderDataModule(root, val_folder=None)
+    assert data.val_dataloader() == []
+    with pytest.raises(ValueError, match="There is no validation split: val_folder is None"):
+        data.images("val")
+
+
+def test_missing_folders_are_named_with_the_way_out(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere\. It should hold .* 'train', 'val' and 'test'\."):
+        ImageFolderDataModule(tmp_path / "nowhere").setup("fit")
+    with pytest.raises(
+        FileNotFoundError, match=r"no folder 'dev' for val\. Make it, or .* or val_folder=None to go wi"
+    ):
+        ImageFolderDataModule(root, val_folder="dev").setup("fit")
+    with pytest.raises(FileNotFoundError, match=r"no folder 'exam' for test\. Make it, or pass test_folder=\.\.\.\."):
+        ImageFolderDataModule(root, test_folder="exam").setup("fit")
+    with pytest.raises(FileNotFoundError, match=r"There is no folder .*nowhere"):
+        ImageFolderSet(tmp_path / "nowhere", lambda image: torch.zeros(3, 1, 1))
+
+
+def test_classes_without_images_are_named(root: Path) -> None:
+    (root / "val" / "emu").mkdir()
+    (root / "val" / "emu" / "notes.txt").write_text("no image")
+    with pytest.raises(ValueError, match=r"1 class \('emu'\) of 3 in .*val without an image\. .* remove the folder\."):
+        ImageFolderDataModule(root).setup("fit")
+    for i in range(6):
+        (root / "val" / f"x{i}").mkdir()
+    with pytest.raises(ValueError, match=r"7 classes \('emu', 'x0', 'x1', 'x2', 'x3', \.\.\.\) of 9 in"):
+        ImageFolderDataModule(root).setup("fit")
+
+
+def test_a_split_without_classes_is_refused(root: Path) -> None:
+    (root / "flat").mkdir()
+    Image.new("RGB", (4, 4)).save(root / "flat" / "1.png")
+    with pytest.raises(ValueError, match=r"flat holds no class: no folder is in it"):
+        ImageFolderDataModule(root, test_folder="flat").setup("fit")
+
+
+def test_shared_classes_are_named(root: Path) -> None:
+    for name in ("ant", "bee"):
+        (root / "test" / name).mkdir()
+        Image.new("RGB", (4, 4)).save(root / "test" / name / "1.png")
+    with pytest.raises(
+        ValueError, match=r"'train' and 'test' share 2 classes \('ant', 'bee'\); .* Keep each class in on"
+    ):
+        ImageFolderDataModule(root).setup("fit")
+    with pytest.raises(ValueError, match=r"'train' and 'train' share 3 classes"):
+        ImageFolderDataModule(root, val_folder="train").setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"image_size": 0}, "image_size is 0"),
+        ({"resize": 80}, "resize is 80, smaller than image_size 84"),
+        ({"min_area": 0.0}, r"min_area is 0\.0"),
+        ({"flip": 1.5}, r"flip is 1\.5; it is a probability"),
+        ({"jitter": -0.1}, r"jitter is -0\.1"),
+        ({"std": (1.0, 0.0, 1.0)}, "std is .* images are divided by it"),
+        ({"shots": 0}, "shots is 0"),
+    ],
+)
+def test_wrong_settings_fail_in_the_constructor(wrong: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ImageFolderDataModule("anywhere", **wrong)
+
+
+def test_a_class_too_small_for_the_episodes_is_named(root: Path) -> None:
+    data = ImageFolderDataModule(root, **{**SMALL, "queries": 4})
+    with pytest.raises(ValueError, match=r"needs 5 images per class; class 'ant' has 4, the smallest of 3 classes"):
+        data.train_dataloader()

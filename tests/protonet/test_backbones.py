@@ -1,0 +1,83 @@
+import pytest
+import torch
+from torch import nn
+
+from fewshot_callbacks.protonet import Conv4, make_backbone, resnet18
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "dim"), [(3, (84, 84), 1600), (1, (32, 32), 256), (3, (16, 16), 64), (1, (31, 47), 128)]
+)
+def test_conv4_output_dimension(channels: int, size: tuple[int, int], dim: int) -> None:
+    backbone = Conv4(channels).eval()
+    assert backbone(torch.randn(2, channels, *size)).shape == (2, dim)
+    assert backbone.output_dim(size) == dim
+
+
+def test_conv4_width_and_square_sizes() -> None:
+    backbone = Conv4(in_channels=1, width=8)
+    assert backbone(torch.randn(3, 1, 32, 32)).shape == (3, 32)
+    assert backbone.output_dim(32) == 32
+    assert backbone.eval()(torch.randn(0, 1, 32, 32)).shape == (0, 32)
+
+
+def test_conv4_is_four_blocks_of_convolution_batch_norm_relu_and_pooling() -> None:
+    layers = [type(layer) for block in Conv4().blocks for layer in block.children()]
+    assert layers == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d] * 4
+    weights = 3 * 64 * 9 + 3 * 64 * 64 * 9  # no bias: the batch norm would cancel it
+    assert sum(p.numel() for p in Conv4().parameters()) == weights + 4 * 2 * 64
+
+
+def test_conv4_equals_its_layers_written_out() -> None:
+    backbone, images = Conv4(in_channels=1, width=4).train(), torch.randn(5, 1, 20, 18)
+    expected = images
+    for conv, norm in ((block[0], block[1]) for block in backbone.blocks):
+        expected = nn.functional.conv2d(expected, conv.weight, padding=1)
+        mean, var = expected.mean((0, 2, 3), keepdim=True), expected.var((0, 2, 3), correction=0, keepdim=True)
+        expected = (expected - mean) / (var + norm.eps).sqrt()
+        expected = nn.functional.max_pool2d(expected.clamp(min=0), 2)
+    torch.testing.assert_close(backbone(images), expected.reshape(5, -1), rtol=1e-4, atol=1e-4)
+
+
+def test_conv4_refuses_what_it_cannot_embed() -> None:
+    with pytest.raises(ValueError, match=r"halves the image four times; 15x40 pixels leave nothing. Resize .* 16x16"):
+        Conv4()(torch.randn(1, 3, 15, 40))
+    with pytest.raises(ValueError, match="8x8 pixels leave nothing"):
+        Conv4().output_dim(8)
+    with pytest.raises(
+        ValueError, match=r"Conv4\(in_channels=3\) was given images of 1 channels, .* Use in_channels=1"
+    ):
+        Conv4()(torch.randn(1, 1, 32, 32))
+    with pytest.raises(ValueError, match="in_channels=0: images have at least one channel"):
+        Conv4(0)
+    with pytest.raises(ValueError, match="width=0: Conv4 needs at least one filter"):
+        Conv4(width=0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_resnet18_gives_512_numbers(channels: int) -> None:
+    backbone = resnet18(channels).eval()
+    with torch.no_grad():
+        assert backbone(torch.randn(1, channels, 224, 224)).shape == (1, 512)
+        assert backbone(torch.randn(2, channels, 32, 32)).shape == (2, 512)
+    assert not any(isinstance(layer, nn.Linear) for layer in backbone.modules())
+
+
+def test_resnet18_starts_at_random() -> None:
+    one, other = resnet18(1), resnet18(1)
+    assert not torch.equal(one.conv1.weight, other.conv1.weight)  # type: ignore[arg-type]
+    expected = (2.0 / (64 * 7 * 7)) ** 0.5  # He initialisation, fan out, as in the other convolutions
+    assert one.conv1.weight.std().item() == pytest.approx(expected, rel=0.1)  # type: ignore[operator, union-attr]
+
+
+def test_backbones_by_name() -> None:
+    module = nn.Flatten()
+    assert isinstance(make_backbone("conv4", in_channels=1), Conv4)
+    assert type(make_backbone("resnet18", in_channels=1)).__name__ == "ResNet"
+    assert make_backbone(module) is module
+    with pytest.raises(
+        ValueError, match=r"There is no backbone 'vgg'. Choose 'conv4' or 'resnet18', or pass an nn.Mod"
+    ):
+        make_backbone("vgg")
+    with pytest.raises(ValueError, match="in_channels=0"):
+        make_backbone("resnet18", in_channels=0)

@@ -1,0 +1,205 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fewshot_callbacks.protonet import DistanceRatioHead, SoftmaxHead, make_head, prototypes
+from fewshot_callbacks.protonet.heads import squared_distances
+
+HEADS = [SoftmaxHead(), DistanceRatioHead()]
+
+
+def query_at_distances(*distances: float) -> tuple[Tensor, Tensor]:
+    """A query at the origin, and one prototype on each axis."""
+    return torch.zeros(1, len(distances)), torch.diag(torch.tensor(distances))
+
+
+def slow_logits(head: nn.Module, query: Tensor, points: Tensor) -> Tensor:
+    """The definition, one pair at a time, in float64."""
+    out = torch.empty(len(query), len(points), dtype=torch.float64)
+    for i, q in enumerate(query.tolist()):
+        for c, p in enumerate(points.tolist()):
+            squared = math.fsum((a - b) ** 2 for a, b in zip(q, p, strict=True))
+            if isinstance(head, DistanceRatioHead):
+                out[i, c] = -math.exp(head.log_rho.item()) * math.log(math.sqrt(squared + 1e-10))
+            else:
+                out[i, c] = -squared
+    return out
+
+
+@pytest.mark.parametrize(
+    ("head", "distances", "probability", "loss"),
+    [
+        (SoftmaxHead(), (1.0, 2.0), 0.95257, 0.048587),
+        (DistanceRatioHead(math.log(2.0)), (1.0, 2.0), 0.80000, 0.22314),
+        (SoftmaxHead(), (2.0, 4.0), 0.99999, 6.1442e-6),
+        (DistanceRatioHead(math.log(2.0)), (2.0, 4.0), 0.80000, 0.22314),
+    ],
+)
+def test_table_1_of_the_distance_ratio_paper(
+    head: nn.Module, distances: tuple[float, float], probability: float, loss: float
+) -> None:
+    logits = head(*(x.double() for x in query_at_distances(*distances)))
+    assert logits.softmax(dim=-1)[0, 0].item() == pytest.approx(probability, abs=5e-6)
+    assert nn.functional.cross_entropy(logits, torch.tensor([0])).item() == pytest.approx(loss, rel=2e-5)
+
+
+def test_rho_starts_at_the_exponential_of_two() -> None:
+    head = DistanceRatioHead()
+    assert head.log_rho.item() == 2.0
+    assert head.rho.item() == pytest.approx(math.exp(2.0))
+    assert repr(head) == "DistanceRatioHead(rho=7.389)"
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logits_equal_the_definition(head: nn.Module, dtype: torch.dtype) -> None:
+    query, points = torch.randn(7, 5, dtype=dtype), torch.randn(4, 5, dtype=dtype)
+    points[1] = query[3]  # a distance of zero
+    logits = head(query, points)
+    assert logits.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+    torch.testing.assert_close(logits.double(), slow_logits(head, query, points), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+def test_a_large_common_offset_cancels_nothing(head: nn.Module) -> None:
+    query, points = torch.randint(-8, 8, (30, 16)).float() / 8, torch.randint(-8, 8, (5, 16)).float() / 8
+    # Sums of eighths and 2**14 are exact in float32, so the differences of the shifted points are the same numbers.
+    shifted = head(query + 2.0**14, points + 2.0**14)
+    torch.testing.assert_close(shifted, head(query, points), rtol=0.0, atol=0.0)
+
+
+@given(
+    exponent=st.integers(min_value=-6, max_value=20),
+    seed=st.integers(min_value=0, max_value=2**16),
+    dim=st.integers(min_value=1, max_value=9),
+)
+@settings(max_examples=40, deadline=None)
+def test_scaling_all_embeddings_changes_no_distance_ratio_probability(exponent: int, seed: int, dim: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(6, dim, generator=generator, dtype=torch.float64)
+    points = torch.randn(3, dim, generator=generator, dtype=torch.float64) + 5
+    head, scale = DistanceRatioHead(), 2.0**exponent
+    before, after = head(query, points).softmax(-1), head(scale * query, scale * points).softmax(-1)
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+def test_scaling_changes_softmax_probabilities() -> None:
+    query, points = query_at_distances(1.0, 2.0)
+    assert not torch.allclose(
+        SoftmaxHead()(query, points).softmax(-1), SoftmaxHead()(2 * query, 2 * points).softmax(-1)
+    )
+
+
+def test_at_a_prototype_the_confidence_goes_to_one_and_the_others_to_zero() -> None:
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
+    for c in range(3):
+        probabilities = DistanceRatioHead()(points[c : c + 1], points).softmax(dim=-1)[0]
+        torch.testing.assert_close(probabilities, torch.eye(3)[c], rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+def test_gradients_are_finite_and_zero_at_distance_zero(head: nn.Module) -> None:
+    query = torch.ones(1, 3, requires_grad=True)
+    points = torch.ones(2, 3, requires_grad=True)
+    logits = head(query, points)
+    logits.sum().backward()
+    assert logits.isfinite().all()
+    assert query.grad is not None
+    assert points.grad is not None
+    assert query.grad.eq(0).all()
+    assert points.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+def test_gradients_equal_finite_differences(head: nn.Module) -> None:
+    query = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    points = torch.randn(2, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(head, (query, points))
+    assert torch.autograd.gradgradcheck(head, (query, points))
+
+
+def test_log_rho_is_learned() -> None:
+    head = DistanceRatioHead()
+    logits = head(torch.randn(4, 3), torch.randn(2, 3))
+    nn.functional.cross_entropy(logits, torch.tensor([0, 1, 0, 1])).backward()
+    assert head.log_rho.grad is not None
+    assert head.log_rho.grad.isfinite()
+    assert head.log_rho.grad != 0
+    assert dict(head.named_parameters()).keys() == {"log_rho"}
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+def test_a_batch_of_episodes_equals_a_loop(head: nn.Module) -> None:
+    query, points = torch.randn(2, 3, 7, 5), torch.randn(2, 3, 4, 5)
+    looped = torch.stack([torch.stack([head(query[i, j], points[i, j]) for j in range(3)]) for i in range(2)])
+    torch.testing.assert_close(head(query, points), looped, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+@pytest.mark.parametrize(("queries", "ways"), [(0, 3), (1, 1), (3, 0)])
+def test_small_sizes(head: nn.Module, queries: int, ways: int) -> None:
+    assert head(torch.randn(2, queries, 4), torch.randn(2, ways, 4)).shape == (2, queries, ways)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_embeddings_give_float32_logits(head: nn.Module, dtype: torch.dtype) -> None:
+    query, points = torch.randn(7, 5).to(dtype), torch.randn(4, 5).to(dtype)
+    expected = slow_logits(head, query, points).float()
+    logits = head(query, points)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=["softmax", "dr"])
+def test_autocast_changes_nothing(head: nn.Module) -> None:
+    query, points = torch.randn(7, 5), torch.randn(4, 5)
+    expected = head(query, points)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = head(query, points)
+        assert torch.is_autocast_enabled("cpu")
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=0.0, atol=0.0)
+
+
+def test_a_head_in_half_precision_still_computes_in_float32() -> None:
+    head = DistanceRatioHead().to(torch.bfloat16)
+    logits = head(torch.randn(3, 2).bfloat16(), torch.randn(2, 2).bfloat16())
+    assert logits.dtype == head.rho.dtype == torch.float32
+
+
+def test_squared_distances_are_not_square_roots() -> None:
+    assert squared_distances(torch.tensor([[0.0]]), torch.tensor([[3.0]])).item() == 9.0
+
+
+def test_prototypes_are_means_over_the_shots() -> None:
+    support = torch.randn(2, 3, 4, 5)
+    expected = torch.stack([sum(support[:, :, k] for k in range(4)) / 4])[0]  # type: ignore[arg-type]
+    torch.testing.assert_close(prototypes(support), expected)
+    torch.testing.assert_close(prototypes(support[:, :, :1]), support[:, :, 0], rtol=0.0, atol=0.0)
+    assert prototypes(support.bfloat16()).dtype == torch.float32
+    assert prototypes(support.double()).dtype == torch.float64
+
+
+def test_prototypes_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"support of shape \(3, 0, 2\) has 0 shots\. Give .* shot >= 1"):
+        prototypes(torch.empty(3, 0, 2))
+
+
+def test_heads_by_name() -> None:
+    module = nn.Identity()
+    assert isinstance(make_head("softmax"), SoftmaxHead)
+    assert isinstance(make_head("dr"), DistanceRatioHead)
+    assert make_head(module) is module
+    with pytest.raises(ValueError, match=r"There is no head 'cosine'. Choose 'softmax' or 'dr', or pass an nn.Module"):
+        make_head("cosine")
+
+
+def test_log_rho_must_be_finite() -> None:
+    with pytest.raises(ValueError, match="log_rho=inf is not finite"):
+        DistanceRatioHead(math.inf)
