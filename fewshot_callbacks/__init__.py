@@ -1,1 +1,73 @@
-"""PyTorch Lightning callbacks that tell the truth about an embedding while it trains."""
+"""PyTorch Lightning callbacks that tell the truth about an embedding while it trains, and networks to train it with.
+
+Names are loaded when they are first used, so that the maths can be had without Lightning, and nothing here imports
+torchvision before an image model or an image folder asks for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+    from fewshot_callbacks.data import EpisodicBatchSampler, GlyphDataModule, GlyphSet, ImageFolderDataModule
+    from fewshot_callbacks.functional import (
+        RetrievalReport,
+        discriminant_ratio,
+        evaluate_retrieval,
+        grouped_recall,
+        plan_evaluation,
+    )
+    from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation
+    from fewshot_callbacks.protonet import Conv4, DistanceRatioHead, EpisodeProtocol, ProtoNet, SoftmaxHead
+
+_HOME = {
+    "callbacks": ("DiscriminantRatioMonitor", "RetrievalMonitor"),
+    "data": ("EpisodicBatchSampler", "GlyphDataModule", "GlyphSet", "ImageFolderDataModule"),
+    "functional": (
+        "RetrievalReport",
+        "discriminant_ratio",
+        "evaluate_retrieval",
+        "grouped_recall",
+        "plan_evaluation",
+    ),
+    "metrics": ("DiscriminantRatio", "RetrievalEvaluation"),
+    "protonet": ("Conv4", "DistanceRatioHead", "EpisodeProtocol", "ProtoNet", "SoftmaxHead"),
+}
+_LAYER_OF = {name: layer for layer, names in _HOME.items() for name in names}
+
+__version__ = version("fewshot-callbacks")
+__all__ = [
+    "Conv4",
+    "DiscriminantRatio",
+    "DiscriminantRatioMonitor",
+    "DistanceRatioHead",
+    "EpisodeProtocol",
+    "EpisodicBatchSampler",
+    "GlyphDataModule",
+    "GlyphSet",
+    "ImageFolderDataModule",
+    "ProtoNet",
+    "RetrievalEvaluation",
+    "RetrievalMonitor",
+    "RetrievalReport",
+    "SoftmaxHead",
+    "discriminant_ratio",
+    "evaluate_retrieval",
+    "grouped_recall",
+    "plan_evaluation",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAYER_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_LAYER_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,1 +1,7 @@
 """Lightning callbacks: find embeddings in a running Trainer, hand them down, log what comes back."""
+
+from fewshot_callbacks.callbacks.discriminant_ratio import DiscriminantRatioMonitor
+from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, LabelSource
+from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
+
+__all__ = ["DiscriminantRatioMonitor", "EmbeddingSource", "LabelSource", "RetrievalMonitor"]

@@ -1,1 +1,36 @@
 """The maths: tensors in, tensors or a small frozen result out. No Lightning, no state, no logging."""
+
+from fewshot_callbacks.functional.cost import EvaluationPlan, plan_evaluation
+from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, discriminant_ratio
+from fewshot_callbacks.functional.episodes import (
+    EpisodeAccuracy,
+    EpisodeList,
+    sample_episodes,
+    split_episode,
+    summarize_accuracies,
+)
+from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall, label_groups
+from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, mean_interval
+from fewshot_callbacks.functional.operating_points import OperatingPoint
+from fewshot_callbacks.functional.retrieval import RetrievalReport, evaluate_retrieval
+
+__all__ = [
+    "ClassMoments",
+    "EpisodeAccuracy",
+    "EpisodeList",
+    "EvaluationPlan",
+    "GroupedRecall",
+    "Interval",
+    "OperatingPoint",
+    "RetrievalReport",
+    "clustered_mean_interval",
+    "discriminant_ratio",
+    "evaluate_retrieval",
+    "grouped_recall",
+    "label_groups",
+    "mean_interval",
+    "plan_evaluation",
+    "sample_episodes",
+    "split_episode",
+    "summarize_accuracies",
+]

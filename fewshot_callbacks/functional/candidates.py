@@ -129,4 +129,5 @@ def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
             alone = start + (~same).nonzero().flatten()
             number[alone] = int(number.max()) + 1 + torch.arange(len(alone), device=number.device)
         start += len(part)
-    return number.unique(return_inverse=True)[1]
+    distinct: Tensor = number.unique(return_inverse=True)[1]
+    return distinct

@@ -19,8 +19,10 @@ class EvaluationPlan:
     """query-candidate pairs, each of which is scored"""
     floating_point_operations: int
     """of the matrix product: one multiplication and one addition for each component of each pair"""
-    embeddings_bytes: int
-    """what the embeddings take, in float32"""
+    query_bytes: int
+    """what the queries' embeddings take, in float32"""
+    gallery_bytes: int
+    """what the gallery's embeddings take, in float32; with one set they are the queries'"""
     matrix_bytes: int
     """what the matrix of all similarities would take, in float32; it is never made"""
     memory_bytes: int
@@ -43,7 +45,7 @@ def plan_evaluation(
         relevant: relevant items of a typical query; many of them make tiles narrower.
 
     Raises:
-        ValueError: if a number is not positive.
+        ValueError: if a number is not positive (`relevant`: negative).
 
     Examples:
         >>> plan = plan_evaluation(158_652, 158_652, 512)
@@ -53,6 +55,8 @@ def plan_evaluation(
     for name, value in (("queries", queries), ("gallery", gallery), ("dim", dim), ("memory_mb", memory_mb)):
         if value <= 0:
             raise ValueError(f"plan_evaluation: {name}={value} must be positive.")
+    if relevant < 0:
+        raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
     memory_bytes = int(memory_mb * 2**20)
     size = choose_tile_size(memory_bytes, dim, relevant)
     pairs = queries * gallery
@@ -62,7 +66,8 @@ def plan_evaluation(
         dim=dim,
         pairs=pairs,
         floating_point_operations=2 * pairs * dim,
-        embeddings_bytes=4 * dim * (queries + gallery),
+        query_bytes=4 * dim * queries,
+        gallery_bytes=4 * dim * gallery,
         matrix_bytes=4 * pairs,
         memory_bytes=memory_bytes,
         tile=(min(size.queries, queries), min(size.gallery, gallery)),

@@ -139,7 +139,7 @@ class ClassMoments:
         counts_a, counts_b = spread(self.counts, mine), spread(other.counts, theirs)
         means_a, means_b = spread(self.means, mine), spread(other.means, theirs)
         counts = counts_a + counts_b
-        share = (counts_b / counts).unsqueeze(1)
+        share = (counts_b.double() / counts).unsqueeze(1)
         step = means_b - means_a
         means = torch.where(share == 0, means_a, torch.where(share == 1, means_b, means_a + step * share))
         scatter = spread(self.scatter, mine) + spread(other.scatter, theirs)

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, check_labels
+from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.intervals import Interval, normal_quantile
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
@@ -79,7 +80,8 @@ def label_groups(
     generator = torch.Generator().manual_seed(seed)
     groups = len(distinct) // group_size
     splits = [torch.randperm(len(distinct), generator=generator)[: groups * group_size] for _ in range(repeats)]
-    return distinct.cpu()[torch.stack(splits)].view(repeats, groups, group_size)
+    grouped: Tensor = distinct.cpu()[torch.stack(splits)]
+    return grouped.view(repeats, groups, group_size)
 
 
 def grouped_recall(
@@ -136,15 +138,27 @@ def grouped_recall(
     ks = (k,) if isinstance(k, int) else tuple(k)
     if not ks or min(ks) < 1:
         raise ValueError(f"{call}: k={k} is no positive rank. Pass for instance k=(1, 5).")
-    queries = as_tensor(embeddings, "embeddings", call)
+    normal_quantile(confidence)  # a wrong confidence is refused before the work, not after it
+    if not memory_mb > 0:
+        raise ValueError(f"{call}: memory_mb={memory_mb} must be positive; the default is 512.")
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError(
+            f"{call}: gallery and gallery_labels belong together. Pass both, or neither for leave-one-out."
+        )
+    queries = as_tensor(embeddings, "embeddings", call).cpu()
     check_embeddings(queries, "embeddings", call)
     query_labels = check_labels(as_tensor(labels, "labels", call), len(queries), "labels", "embeddings", call)
     same_set = gallery is None
     items, item_labels = queries, query_labels
     if not same_set:
-        items = as_tensor(gallery, "gallery", call)
+        items = as_tensor(gallery, "gallery", call).cpu()
         check_embeddings(items, "gallery", call)
-        item_labels = as_tensor(gallery_labels if gallery_labels is not None else [], "gallery_labels", call)
+        if items.shape[1] != queries.shape[1]:
+            raise ValueError(
+                f"{call}: embeddings have dimension {queries.shape[1]}, the gallery has {items.shape[1]}. Both must come "
+                "from the same model."
+            )
+        item_labels = as_tensor(gallery_labels, "gallery_labels", call)
         item_labels = check_labels(item_labels, len(items), "gallery_labels", "gallery items", call)
     splits = label_groups(query_labels, group_size, seed, repeats)
     distinct = query_labels.unique()
@@ -158,10 +172,13 @@ def grouped_recall(
         query_members = _members(group_of[query_code], len(split))
         item_members = _members(torch.where(known, group_of[item_code], -1), len(split))
         for group, (mine, theirs) in enumerate(zip(query_members, item_members, strict=True)):
-            own = queries[mine]
-            tiles = ScoreTiles(own, own if same_set else items[theirs], similarity)
-            candidates = find_candidates(query_labels[mine], item_labels[theirs], same_set=same_set)
-            recall = _recalls(RankingPass(tiles, candidates, int(memory_mb * 2**20)), ks, ties)
+            recall = None
+            if len(theirs):
+                own = queries[mine]
+                with full_precision():
+                    tiles = ScoreTiles(own, own if same_set else items[theirs], similarity)
+                    candidates = find_candidates(query_labels[mine], item_labels[theirs], same_set=same_set)
+                    recall = _recalls(RankingPass(tiles, candidates, int(memory_mb * 2**20)), ks, ties)
             if recall is None:
                 raise ValueError(
                     f"{call}: none of the {len(mine)} queries of group {group} (labels {split[group].tolist()}) has a "
@@ -180,7 +197,12 @@ def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "memb
 
 def _recalls(walk: RankingPass, ks: Sequence[int], ties: Ties) -> Float[Tensor, "ks"] | None:
     """Mean Recall@K over the queries with a match; None if there is none."""
-    found = torch.stack([torch.cat(parts) for parts in zip(*([recall_at_k(ranks, k, ties) for k in ks] for ranks in walk.run()), strict=True)])
+    found = torch.stack(
+        [
+            torch.cat(parts)
+            for parts in zip(*([recall_at_k(ranks, k, ties) for k in ks] for ranks in walk.run()), strict=True)
+        ]
+    )
     matched = found[:, ~found[0].isnan()]  # (ks, queries)
     return matched.mean(dim=1).cpu() if matched.shape[1] else None
 

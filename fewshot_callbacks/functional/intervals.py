@@ -46,12 +46,12 @@ def mean_interval(values: Float[Tensor, "n"], confidence: float = 0.95) -> Inter
         >>> round(low, 3), round(high, 3)
         (0.523, 0.777)
     """
-    n = len(values)
+    n, quantile = len(values), normal_quantile(confidence)
     if n < 2:
         return Interval(math.nan, math.nan)
     values = values.double()
     centre = float(values.mean())
-    half = normal_quantile(confidence) * float(values.std()) / math.sqrt(n)
+    half = quantile * float(values.std()) / math.sqrt(n)
     return Interval(centre - half, centre + half)
 
 
@@ -77,6 +77,7 @@ def clustered_mean_interval(
         >>> clustered_mean_interval(values, classes).half_width > mean_interval(values).half_width
         True
     """
+    quantile = normal_quantile(confidence)
     number = clusters.unique(return_inverse=True)[1]
     count = int(number.max()) + 1 if len(number) else 0
     if count < 2:
@@ -85,5 +86,5 @@ def clustered_mean_interval(
     centre = values.mean()
     sums = torch.zeros(count, dtype=torch.float64, device=values.device).index_add_(0, number, values - centre)
     variance = count / (count - 1) * float(sums.square().sum()) / len(values) ** 2
-    half = normal_quantile(confidence) * math.sqrt(variance)
+    half = quantile * math.sqrt(variance)
     return Interval(float(centre) - half, float(centre) + half)

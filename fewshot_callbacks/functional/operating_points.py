@@ -78,7 +78,9 @@ class PooledHistogram:
         margin = max(error, 1e-6 * (high - low), 1e-300)
         bins = 2 * max(1, min(BINS, int((high - low) / (2 * error)) if error else BINS) // 2)
         self.walk = walk
-        self.edges = torch.linspace(low - margin, high + margin, bins + 1, dtype=torch.float64, device=walk.scores.device)
+        self.edges = torch.linspace(
+            low - margin, high + margin, bins + 1, dtype=torch.float64, device=walk.scores.device
+        )
         self.positives = torch.zeros(bins, dtype=torch.int64, device=walk.scores.device)
         self.negatives = torch.zeros_like(self.positives)
 
@@ -126,12 +128,16 @@ class _Groups:
         self.stretches, self.walk, self.capacity = stretches, walk, capacity
         bounds = [-math.inf, *(bound for stretch in stretches for bound in stretch), math.inf]
         gaps = [(low, high) for low, high in zip(bounds[::2], bounds[1::2], strict=True) if low < high]
-        options = {"dtype": torch.float64, "device": walk.scores.device}
-        self._starts = torch.tensor(sorted(set(bounds[:-1])), **options)  # of every gap and stretch
-        self._gap_starts = torch.tensor([low for low, _ in gaps], **options)
+        device = walk.scores.device
+        self._starts = torch.tensor(
+            sorted(set(bounds[:-1])), dtype=torch.float64, device=device
+        )  # of every gap and stretch
+        self._gap_starts = torch.tensor([low for low, _ in gaps], dtype=torch.float64, device=device)
         self.low = self._gap_starts
-        self.high = torch.tensor([math.nextafter(high, -math.inf) for _, high in gaps], **options)
-        self.positives = torch.zeros(len(gaps), dtype=torch.int64, device=walk.scores.device)
+        self.high = torch.tensor(
+            [math.nextafter(high, -math.inf) for _, high in gaps], dtype=torch.float64, device=device
+        )
+        self.positives = torch.zeros(len(gaps), dtype=torch.int64, device=device)
         self.negatives = torch.zeros_like(self.positives)
 
     def relevant(self, keys: Float[Tensor, "pairs"]) -> None:

@@ -24,9 +24,11 @@ from fewshot_callbacks.functional.similarity import DOUBLE, EXACT, SINGLE, Score
 Progress = Callable[[int, int], None]
 """Called with the number of pairs that are done and the number that there are."""
 
-MANY_OPEN = 0.003
-"""Share of a tile from which its open pairs are decided by a float64 product of the whole tile: the key of one single
-pair costs about as much as 300 entries of such a product."""
+MANY_OPEN = 0.002
+"""Share of a tile's pairs from which a float64 product of the whole tile is cheaper than their keys one by one."""
+
+MANY_KEYS = 0.01
+"""Share of a tile's pairs from which the exact product of the whole tile is cheaper than their keys one by one."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +172,9 @@ class RankingPass:
         thresholds = torch.full((len(block), max(widths, default=0)), torch.inf, dtype=torch.float64, device=device)
         place = block.start
         shapes = zip(rows_of.tolist(), widths, starts, strict=True)
-        for (rows, width), run in groupby(shapes, key=lambda shape: shape[:2]):
-            first = next(run)[2]
-            blocks = 1 + sum(1 for _ in run)
+        runs = ((shape, list(run)) for shape, run in groupby(shapes, key=lambda entry: entry[:2]))
+        for (rows, width), run in runs:
+            first, blocks = run[0][2], len(run)
             if width:
                 for keys, offset in self._class_blocks(place, first, blocks, rows, width):
                     thresholds[place - block.start + offset : place - block.start + offset + len(keys), :width] = keys
@@ -244,7 +246,7 @@ class RankingPass:
             )
             query, gallery = query[first], gallery[first]
             rows, columns = rows[first], columns[first]
-        if len(query) > 10 * MANY_OPEN * tile.estimates.numel():
+        if len(query) > MANY_KEYS * tile.estimates.numel():
             keys = self.scores.keys(tile.rows, tile.columns)[rows, columns]
         else:
             keys = self.scores.pair_keys(query, gallery)

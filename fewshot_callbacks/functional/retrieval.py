@@ -212,15 +212,24 @@ def evaluate_retrieval(
     Examples:
         >>> import torch
         >>> labels = torch.arange(100) % 20
-        >>> embeddings = torch.nn.functional.one_hot(labels).float() + 0.2 * torch.randn(100, 20)
+        >>> embeddings = torch.nn.functional.one_hot(labels).float() + 0.05 * torch.randn(100, 20)
         >>> report = evaluate_retrieval(embeddings, labels)
         >>> 0.9 < report.mAP <= 1.0, report.queries_without_match
         (True, 0)
     """
     started = time.perf_counter()
-    check_similarity(similarity)
-    check_ties(ties)
-    _check_settings(recall_k, precisions, grouped_k, memory_mb)
+    check_settings(
+        _CALL,
+        similarity=similarity,
+        recall_k=recall_k,
+        precisions=precisions,
+        threshold=threshold,
+        grouped_k=grouped_k,
+        group_size=group_size,
+        group_seed=group_seed,
+        ties=ties,
+        memory_mb=memory_mb,
+    )
     same_set = gallery is None
     queries, query_labels, items, item_labels = _inputs(embeddings, labels, gallery, gallery_labels)
     codes = _exclusion_codes(same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups)
@@ -324,16 +333,46 @@ class _PerQuery:
         self.tied[index] = depends_on_ties(ranks).cpu()
 
 
-def _check_settings(
-    recall_k: Sequence[int], precisions: Sequence[float], grouped_k: Sequence[int], memory_mb: float
+def check_settings(
+    call: str,
+    *,
+    similarity: Similarity,
+    recall_k: Sequence[int],
+    precisions: Sequence[float],
+    threshold: float | None,
+    grouped_k: Sequence[int],
+    group_size: int | None,
+    group_seed: int,
+    ties: Ties,
+    memory_mb: float,
 ) -> None:
+    """Refuse settings of `evaluate_retrieval` that no data could make sense of.
+
+    Args:
+        call: who was given them, for the message.
+        similarity: see `evaluate_retrieval`, as all others.
+        recall_k: positive whole numbers.
+        precisions: in (0, 1].
+        threshold: a finite score or None.
+        grouped_k: positive whole numbers.
+        group_size: at least 2, or None.
+        group_seed: any whole number.
+        ties: one of `Ties`.
+        memory_mb: positive.
+    """
+    check_similarity(similarity)
+    check_ties(ties)
     for name, ks in (("recall_k", recall_k), ("grouped_k", grouped_k)):
         if any(not isinstance(k, int) or k < 1 for k in ks):
-            raise ValueError(f"{_CALL}: {name}={tuple(ks)} must hold positive whole numbers, such as (1, 5, 10).")
+            raise ValueError(f"{call}: {name}={tuple(ks)} must hold positive whole numbers, such as (1, 5, 10).")
     if any(not 0 < precision <= 1 for precision in precisions):
-        raise ValueError(f"{_CALL}: precisions={tuple(precisions)} must lie in (0, 1], such as (0.95,).")
+        raise ValueError(f"{call}: precisions={tuple(precisions)} must lie in (0, 1], such as (0.95,).")
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError(f"{call}: threshold={threshold} must be a finite score; None takes that of the best F1.")
+    if group_size is not None and group_size < 2:
+        raise ValueError(f"{call}: group_size={group_size} must be at least 2 labels; None leaves Grouped Recall out.")
     if not memory_mb > 0:
-        raise ValueError(f"{_CALL}: memory_mb={memory_mb} must be positive; the default is 512.")
+        raise ValueError(f"{call}: memory_mb={memory_mb} must be positive; the default is 512.")
 
 
 def _inputs(embeddings: Any, labels: Any, gallery: Any, gallery_labels: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -388,7 +427,9 @@ def _exclusion_codes(
         for side, code, length in (("query", of_queries, queries), ("gallery", of_items, items)):
             name = f"{side}_{kind}"
             codes[name] = (
-                None if code is None else check_labels(as_tensor(code, name, _CALL), length, name, f"{side} items", _CALL)
+                None
+                if code is None
+                else check_labels(as_tensor(code, name, _CALL), length, name, f"{side} items", _CALL)
             )
     return codes
 

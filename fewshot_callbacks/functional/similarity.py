@@ -30,7 +30,7 @@ Similarity = Literal["cosine", "dot", "euclidean"]
 SINGLE, DOUBLE, EXACT = 0, 1, 2
 """The rungs of `ScoreTiles.tile`: float32 product, float64 product, the keys themselves."""
 
-PAIRS_AT_ONCE = 4096
+PAIRS_AT_ONCE = 2048
 ROWS_AT_ONCE = 16384
 
 
@@ -138,7 +138,9 @@ class ScoreTiles:
         else:
             # -|q - g|^2 = 2 q.g - |q|^2 - |g|^2, all in one product of two more columns
             ones = left.new_ones(1)
-            left = torch.cat([2 * left, -left.double().square().sum(1, keepdim=True).to(dtype), ones.expand(len(left), 1)], 1)
+            left = torch.cat(
+                [2 * left, -left.double().square().sum(1, keepdim=True).to(dtype), ones.expand(len(left), 1)], 1
+            )
             right = torch.cat(
                 [right, ones.expand(len(right), 1), -right.double().square().sum(1, keepdim=True).to(dtype)], 1
             )
@@ -220,16 +222,24 @@ class ScoreTiles:
 
     def pair_keys(self, rows: Int[Tensor, "pairs"], columns: Int[Tensor, "pairs"]) -> Float[Tensor, "pairs"]:
         """The keys of single pairs (rows[i], columns[i])."""
-        parts = [
-            self._from_slices(
-                self._split(self.queries, some_rows),
-                self._split(self.gallery, some_columns),
-                some_rows,
-                some_columns,
-                lambda left, right: (left * right).sum(dim=-1),
-            )
-            for some_rows, some_columns in zip(rows.split(PAIRS_AT_ONCE), columns.split(PAIRS_AT_ONCE), strict=True)
-        ]
+        parts = []
+        for some_rows, some_columns in zip(
+            rows.split(16 * PAIRS_AT_ONCE), columns.split(16 * PAIRS_AT_ONCE), strict=True
+        ):
+            # each vector is split once, however many pairs it is in
+            left_index, left_place = some_rows.unique(return_inverse=True)
+            right_index, right_place = some_columns.unique(return_inverse=True)
+            left, right = self._split(self.queries, left_index), self._split(self.gallery, right_index)
+            parts += [
+                self._from_slices(
+                    [part[i] for part in left],
+                    [part[j] for part in right],
+                    left_index[i],
+                    right_index[j],
+                    lambda a, b: (a * b).sum(dim=-1),
+                )
+                for i, j in zip(left_place.split(PAIRS_AT_ONCE), right_place.split(PAIRS_AT_ONCE), strict=True)
+            ]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device=self.device)
 
     def _split(self, vectors: Tensor, index: Tensor) -> list[Tensor]:
@@ -258,7 +268,9 @@ class ScoreTiles:
             lengths = (self._query_square[rows] * self._gallery_square[columns]).sqrt()
             return (total / lengths.masked_fill(lengths == 0, torch.inf)).clamp(-1.0, 1.0)
         if self.similarity == "dot":
-            relative = (self._query_scale[rows] / self._query_unit) * (self._gallery_scale[columns] / self._gallery_unit)
+            relative = (self._query_scale[rows] / self._query_unit) * (
+                self._gallery_scale[columns] / self._gallery_unit
+            )
             return total * relative
         return total.clamp(max=0.0)
 

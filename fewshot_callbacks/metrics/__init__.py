@@ -1,1 +1,7 @@
 """Thin holders of state around `fewshot_callbacks.functional`: update, compute, reduction over ranks."""
+
+from fewshot_callbacks.metrics.discriminant_ratio import DiscriminantRatio
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.metrics.retrieval import RetrievalEvaluation
+
+__all__ = ["DiscriminantRatio", "EmbeddingStore", "RetrievalEvaluation"]

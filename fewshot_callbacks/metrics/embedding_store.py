@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fewshot_callbacks.functional._checks import check_labels
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class EmbeddingStore:
         self._batches: list[_Batch] = []
         self._arriving: list[tuple[torch.cuda.Event, _Batch]] = []
         self._items = 0
+        self._dim: int | None = None
 
     def __len__(self) -> int:
         """Number of items held by this process."""
@@ -66,21 +70,28 @@ class EmbeddingStore:
                 f"EmbeddingStore needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
                 "Flatten what belongs to one item: embeddings.flatten(1)."
             )
-        stored = self._batches[0].embeddings if self._batches else None
-        if stored is not None and stored.shape[1] != embeddings.shape[1]:
+        if self._dim is not None and self._dim != embeddings.shape[1]:
             raise ValueError(
-                f"EmbeddingStore holds embeddings of dimension {stored.shape[1]}; this batch has dimension "
+                f"EmbeddingStore holds embeddings of dimension {self._dim}; this batch has dimension "
                 f"{embeddings.shape[1]}. Every batch must come from the same layer."
             )
         self._settle(keep=1)
         on_cuda = embeddings.device.type == "cuda"
         if positions is None:
             positions = torch.arange(self._items, self._items + len(embeddings))
+        elif positions.shape != embeddings.shape[:1]:
+            raise ValueError(
+                f"EmbeddingStore needs one position for each of the {len(embeddings)} embeddings; got positions of shape "
+                f"{tuple(positions.shape)}."
+            )
         batch = _Batch(
             embeddings=_to_host(embeddings),
-            labels=_to_host(labels) if on_cuda else check_labels(labels.detach(), len(embeddings), *_LABEL_WORDS).clone(),
-            positions=positions.to("cpu"),
+            labels=_to_host(labels)
+            if on_cuda
+            else check_labels(labels.detach(), len(embeddings), *_LABEL_WORDS).clone(),
+            positions=positions.to("cpu", copy=True),
         )
+        self._dim = embeddings.shape[1]
         self._items += len(embeddings)
         if on_cuda:
             arrived = torch.cuda.Event()
@@ -109,15 +120,13 @@ class EmbeddingStore:
             embeddings (items, dim) and labels (items,). With nothing stored anywhere, both are empty: (0, 0) and (0,).
         """
         self._settle()
-        dim = self._batches[0].embeddings.shape[1] if self._batches else 0
-        embeddings = torch.cat([batch.embeddings for batch in self._batches] or [torch.empty(0, dim)])
+        embeddings = torch.cat([batch.embeddings for batch in self._batches] or [torch.empty(0, 0)])
         labels = torch.cat([batch.labels for batch in self._batches] or [torch.empty(0, dtype=torch.int64)])
-        if not _distributed():
+        if process_count() == 1:
             return embeddings, labels
         positions = torch.cat([batch.positions for batch in self._batches] or [torch.empty(0, dtype=torch.int64)])
-        ranks = torch.distributed.get_world_size()
-        shards: list[tuple[Tensor, Tensor, Tensor]] = [(embeddings, labels, positions)] * ranks
-        torch.distributed.all_gather_object(shards, (embeddings, labels, positions))
+        ranks = process_count()
+        shards = gather_objects((embeddings, labels, positions))
         places = torch.cat([place * ranks + rank for rank, (_, _, place) in enumerate(shards)])
         order = places.argsort(stable=True)
         if dataset_size is not None:
@@ -138,9 +147,30 @@ def _to_host(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-def _distributed() -> bool:
-    return (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    )
+def process_count() -> int:
+    """How many processes take part; 1 where nothing is distributed."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return 1
+
+
+def gather_objects(mine: T) -> list[T]:
+    """What each process holds, by rank, on every process; on one process a list of one."""
+    if process_count() == 1:
+        return [mine]
+    everyone: list[T] = [mine] * process_count()
+    torch.distributed.all_gather_object(everyone, mine)
+    return everyone
+
+
+def is_rank_zero() -> bool:
+    """Whether this process is the first."""
+    return process_count() == 1 or torch.distributed.get_rank() == 0
+
+
+def broadcast_object(mine: T | None) -> T | None:
+    """What the first process holds, on every process."""
+    held = [mine]
+    if process_count() > 1:
+        torch.distributed.broadcast_object_list(held, src=0)
+    return held[0]

@@ -9,11 +9,10 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Shaped
 from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler
 
+from fewshot_callbacks._trainer import dealt_items, evaluation_loaders
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeList,
@@ -192,7 +191,7 @@ class ProtoNet(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forget what an aborted epoch may have left."""
-        self._stores = [EmbeddingStore() for _ in self._loaders("val")]
+        self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
 
     def validation_step(
         self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0
@@ -219,7 +218,7 @@ class ProtoNet(LightningModule):
 
     def on_test_epoch_start(self) -> None:
         """Forget what an aborted epoch may have left."""
-        self._stores = [EmbeddingStore() for _ in self._loaders("test")]
+        self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
 
     def test_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor] | None:
         """Embed one batch; the same as `validation_step`.
@@ -302,7 +301,7 @@ class ProtoNet(LightningModule):
         stores, self._stores = self._stores, []
         if self.trainer.sanity_checking:
             return
-        for i, (store, loader) in enumerate(zip(stores, self._loaders(stage), strict=True)):
+        for i, (store, loader) in enumerate(zip(stores, evaluation_loaders(self.trainer).values(), strict=True)):
             suffix = f"/dataloader_idx_{i}" if len(stores) > 1 else ""
             key = f"{stage}{suffix}"
             self.evaluation_results.pop(key, None)
@@ -328,8 +327,7 @@ class ProtoNet(LightningModule):
     def _accuracy_of(self, store: EmbeddingStore, loader: Any) -> EpisodeAccuracy:
         """The result of one loader; on every rank the same, because `gather` is."""
         if self.evaluation_batches == "images":
-            padded = isinstance(getattr(loader, "sampler", None), DistributedSampler)
-            embeddings, labels = store.gather(dataset_size=len(loader.dataset) if padded else None)
+            embeddings, labels = store.gather(dataset_size=dealt_items(loader))
             episodes = sample_episodes(labels, **asdict(self.evaluation))
             return evaluate_episodes(embeddings, labels, self.head, episodes, device=self.device)
         accuracies, _ = store.gather()  # (episodes, 1)
@@ -346,14 +344,3 @@ class ProtoNet(LightningModule):
         episodes = EpisodeList(one_after_another, ways, shots, queries)
         result = summarize_accuracies(accuracies, episodes, batch_statistics=transductive)
         return replace(result, episodes_hash=UNKNOWN_EPISODES)
-
-    def _loaders(self, stage: Stage) -> list[Any]:
-        """The loaders of the evaluation that runs now."""
-        # Not `Trainer.val_dataloaders`: in `validate` after `fit` it still gives the loaders of `fit`.
-        if stage == "test":
-            loop = self.trainer.test_loop
-        elif self.trainer.state.fn == TrainerFn.VALIDATING:
-            loop = self.trainer.validate_loop
-        else:
-            loop = self.trainer.fit_loop.epoch_loop.val_loop
-        return list(loop._combined_loader.flattened) if loop._combined_loader is not None else []

@@ -65,7 +65,7 @@ def evaluate(case, **kwargs):
 def test_equals_brute_force(case):
     expected = BruteForce(**case)
     if not expected.matched:
-        with pytest.raises(ValueError, match="has .* its class"):
+        with pytest.raises(ValueError, match=r"has .* its class"):
             evaluate(case)
         return
     low, high = (0.0, 1.0) if case["similarity"] == "cosine" else (-math.inf, math.inf)
@@ -213,9 +213,7 @@ class TestScores:
         queries, gallery = torch.randn(6, 33), torch.randn(9, 33)
         tiles = ScoreTiles(queries, gallery, similarity)
         keys = tiles.keys(torch.arange(6), torch.arange(9))
-        reference = BruteForce(
-            queries.numpy(), np.zeros(6), gallery.numpy(), np.zeros(9), similarity=similarity
-        ).scores
+        reference = BruteForce(queries.numpy(), np.zeros(6), gallery.numpy(), np.zeros(9), similarity=similarity).scores
         for i in range(6):
             for j in range(9):
                 assert tiles.to_score(float(keys[i, j])) == pytest.approx(reference[i][j], rel=1e-12, abs=1e-12)
@@ -293,11 +291,17 @@ class TestInput:
             ({"labels": torch.randn(40)}, r"integer labels; got torch.float32.*labels.long\(\)"),
             ({"labels": torch.zeros(40, 3, dtype=torch.long)}, r"one label for each item.*argmax"),
             ({"embeddings": torch.randn(0, 4), "labels": torch.arange(0)}, r"embeddings is empty"),
-            ({"labels": torch.arange(40)}, r"none of the 40 queries has another item.*each of the 40 labels occurs once"),
+            (
+                {"labels": torch.arange(40)},
+                r"none of the 40 queries has another item.*each of the 40 labels occurs once",
+            ),
             ({"gallery": torch.randn(3, 8)}, r"gallery without gallery_labels"),
             ({"gallery_labels": torch.arange(3)}, r"gallery_labels without gallery"),
             ({"gallery": torch.randn(3, 9), "gallery_labels": torch.arange(3)}, r"dimension 8, the gallery has 9"),
-            ({"gallery": torch.randn(3, 8), "gallery_labels": torch.arange(3) + 99}, r"0 of the queries' 4 labels occur"),
+            (
+                {"gallery": torch.randn(3, 8), "gallery_labels": torch.arange(3) + 99},
+                r"0 of the queries' 4 labels occur",
+            ),
             ({"recall_k": (0,)}, r"recall_k=\(0,\) must hold positive whole numbers"),
             ({"precisions": (95,)}, r"precisions=\(95,\) must lie in \(0, 1\]"),
             ({"memory_mb": 0}, r"memory_mb=0 must be positive"),

@@ -44,7 +44,9 @@ class Counts:
         """For each threshold, the candidates not below it."""
         return _suffix_sums(self.above_or_tied)
 
-    def add_keys(self, rows: Int[Tensor, "pairs"], keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None) -> None:
+    def add_keys(
+        self, rows: Int[Tensor, "pairs"], keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None
+    ) -> None:
         """Count candidates whose keys are known, of the queries `rows`."""
         below = _rank_in_row(self.thresholds, rows, keys, or_equal=False)
         not_above = _rank_in_row(self.thresholds, rows, keys, or_equal=True)

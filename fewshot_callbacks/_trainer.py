@@ -1,0 +1,35 @@
+"""What protonet and callbacks read off a running Trainer, where Lightning has no public word for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DistributedSampler
+
+
+def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
+    """The loaders of the validation or test that runs now, in the order of `dataloader_idx`, by name.
+
+    Loaders that were given as a dictionary keep their keys; those of a list are `dataloader_idx_0` and so on.
+    """
+    # Not `Trainer.val_dataloaders`: in `validate` after `fit` it still gives the loaders of `fit`.
+    if trainer.state.fn == TrainerFn.TESTING:
+        loop = trainer.test_loop
+    elif trainer.state.fn == TrainerFn.VALIDATING:
+        loop = trainer.validate_loop
+    else:
+        loop = trainer.fit_loop.epoch_loop.val_loop
+    combined = loop._combined_loader
+    if combined is None:
+        return {}
+    if isinstance(combined.iterables, dict):
+        return {str(name): loader for name, loader in combined.iterables.items()}
+    return {f"dataloader_idx_{i}": loader for i, loader in enumerate(combined.flattened)}
+
+
+def dealt_items(loader: Any) -> int | None:
+    """How many items a `DistributedSampler` deals out to the ranks, before it repeats some; None without one."""
+    sampler = getattr(loader, "sampler", None)
+    return len(sampler.dataset) if isinstance(sampler, DistributedSampler) else None  # type: ignore[arg-type]

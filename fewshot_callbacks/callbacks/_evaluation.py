@@ -1,0 +1,196 @@
+"""What every monitor of a validation or test set does: listen to the steps, agree with the other ranks, log."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from fewshot_callbacks._trainer import dealt_items, evaluation_loaders
+from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, FailurePolicy, LabelSource
+from fewshot_callbacks.metrics.embedding_store import gather_objects, process_count
+
+
+class EvaluationMonitor(Callback, ABC):
+    """Reads embeddings of each validation and test batch, and has them measured at the end of the epoch.
+
+    Of Lightning's sanity check nothing is measured, but a step that gives no embeddings is noticed. An error while
+    reading is kept until the end of the epoch, so that all ranks learn of it together and none waits for another.
+
+    Args:
+        source: see `EmbeddingSource`.
+        labels: see `LabelSource`.
+        strict: raise errors instead of warning once.
+    """
+
+    prefix: str | None = None
+    """first part of the keys; None for the stage, `val` or `test`"""
+
+    def __init__(self, source: EmbeddingSource, labels: LabelSource | None, strict: bool) -> None:
+        owner = type(self).__name__
+        self._reader = EmbeddingReader(source, labels, owner)
+        self._policy = FailurePolicy(owner, strict)
+        self._failed: dict[int, Exception] = {}
+        self._seen: dict[int, int] = {}
+
+    # ------------------------------------------------------------------------------------------- what a monitor fills in
+
+    @abstractmethod
+    def _collect(
+        self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any
+    ) -> None:
+        """Take in a batch. `positions`: the places of its items in this rank's pass over the loader."""
+
+    @abstractmethod
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
+        """Measure what was collected and log it. `failed`: what went wrong on any rank, by loader."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Drop what was collected."""
+
+    # -------------------------------------------------------------------------------------------------------------- hooks
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Listen to the submodule, if embeddings come from one.
+
+        Raises:
+            ValueError: if another monitor of this kind would log under the same keys: Lightning would log their mean.
+        """
+        owner = type(self).__name__
+        for other in trainer.callbacks:
+            if other is not self and isinstance(other, type(self)) and self._prefixes() & other._prefixes():
+                raise ValueError(
+                    f"Two {owner}s in one Trainer would log under the same keys, which Lightning turns into their mean. "
+                    + ("Keep one of them." if self.prefix is None is other.prefix else "Give them different prefixes.")
+                )
+        self._reader.attach(pl_module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave no hook and no embeddings behind."""
+        self._reader.detach()
+        self._begin()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave no hook and no embeddings behind, also when the run was stopped."""
+        self._reader.detach()
+        self._begin()
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a new set."""
+        self._begin()
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a new set."""
+        self._begin()
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Expect embeddings."""
+        self._reader.expect()
+
+    def on_test_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Expect embeddings."""
+        self._reader.expect()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Take in the embeddings of this batch."""
+        self._read(trainer, outputs, batch, dataloader_idx, "validation_step")
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Take in the embeddings of this batch."""
+        self._read(trainer, outputs, batch, dataloader_idx, "test_step")
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the set, before checkpoints and early stopping look."""
+        self._end(trainer, pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure the set."""
+        self._end(trainer, pl_module, "test")
+
+    # ----------------------------------------------------------------------------------------------------------- behind them
+
+    def _prefixes(self) -> set[str]:
+        return {"val", "test"} if self.prefix is None else {self.prefix}
+
+    def _begin(self) -> None:
+        self._failed, self._seen = {}, {}
+        self._forget()
+
+    def _read(self, trainer: Trainer, outputs: Any, batch: Any, loader: int, step: str) -> None:
+        if loader in self._failed:
+            return
+        try:
+            embeddings, labels = self._reader.read(outputs, batch, step)
+            start = self._seen.get(loader, 0)
+            self._seen[loader] = start + len(labels)
+            self._collect(loader, embeddings, labels, range(start, start + len(labels)), outputs, batch)
+        except Exception as error:  # a metric must not end a training
+            self._failed[loader] = error
+
+    def _end(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if trainer.sanity_checking:
+            for error in self._failed.values():
+                self._policy.handle(error, "The sanity check shows that validation cannot be measured.")
+            self._begin()
+        else:
+            everywhere = gather_objects({loader: _portable(error) for loader, error in self._failed.items()})
+            # the lowest rank's error, the same one everywhere
+            failed = {loader: error for errors in reversed(everywhere) for loader, error in errors.items()}
+            try:
+                self._measure(trainer, pl_module, stage, failed)
+            finally:
+                self._begin()
+
+    def _log(self, pl_module: LightningModule, key: str, value: float, *, prog_bar: bool = False) -> None:
+        """Log a value that every rank has."""
+        # the largest of equal values, so that Lightning does not warn of values that it has not reduced
+        reduction: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"} if process_count() > 1 else {}
+        pl_module.log(
+            key,
+            value,
+            on_step=False,
+            on_epoch=True,
+            prog_bar=prog_bar,
+            add_dataloader_idx=False,
+            batch_size=1,
+            **reduction,
+        )
+
+
+def suffixes(trainer: Trainer) -> list[str]:
+    """What the keys of each loader end in: nothing for a single one, its name or index otherwise."""
+    names = list(evaluation_loaders(trainer))
+    return [f"/{name}" for name in names] if len(names) > 1 else [""] * len(names)
+
+
+def items_dealt(trainer: Trainer, loader: int) -> int | None:
+    """How many items a DistributedSampler deals out for this loader before it repeats some; None without one."""
+    return dealt_items(list(evaluation_loaders(trainer).values())[loader])
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that another process can be sent."""
+    return error if type(error) is ValueError else RuntimeError(f"{type(error).__name__}: {error}")

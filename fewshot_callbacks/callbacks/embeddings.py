@@ -1,0 +1,249 @@
+"""Where embeddings come from: what a step returned, a function of it, or the output of a submodule."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from fewshot_callbacks.functional._checks import LABEL_DTYPES
+
+EmbeddingSource = str | tuple[str, str] | Callable[[Any, Any], tuple[Tensor, Tensor]]
+"""`("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule.
+A function of (outputs, batch): returns (embeddings, labels)."""
+
+LabelSource = str | int | Callable[[Any], Tensor]
+"""Where the labels are in a batch: a key, a position, or a function of the batch."""
+
+STEP_KEYS = ("embeddings", "labels")
+
+
+class EmbeddingReader:
+    """Reads (embeddings, labels) of each step.
+
+    Args:
+        source: see `EmbeddingSource`.
+        labels: see `LabelSource`; by default the labels that the step returned, or else the second part of the batch
+            or its entry under the name of the labels.
+        owner: name of the callback, for messages.
+    """
+
+    def __init__(self, source: EmbeddingSource, labels: LabelSource | None, owner: str) -> None:
+        if isinstance(source, Sequence) and not isinstance(source, str):
+            if len(source) != 2 or not all(isinstance(key, str) for key in source):
+                raise ValueError(f"{owner}(source={source!r}): two keys are needed, such as ('embeddings', 'labels').")
+            source = (source[0], source[1])  # a configuration file gives a list
+        elif not isinstance(source, str) and not callable(source):
+            raise ValueError(
+                f"{owner}(source={source!r}) is none of: two keys of the step's output, the name of a submodule, a "
+                "function of (outputs, batch)."
+            )
+        self.source, self.labels, self.owner = source, labels, owner
+        self._handle: RemovableHandle | None = None
+        self._captured: list[Any] | None = None
+
+    # ----------------------------------------------------------------------------------------------------- hook on and off
+
+    def attach(self, module: LightningModule) -> None:
+        """Get ready: where the source is a submodule, listen to it.
+
+        Raises:
+            ValueError: if there is no submodule of that name.
+        """
+        if not isinstance(self.source, str) or self._handle is not None:
+            return
+        names = [name for name, _ in module.named_modules() if name]
+        if self.source not in names:
+            near = difflib.get_close_matches(self.source, names, n=3) or [n for n in names if "." not in n][:8]
+            raise ValueError(
+                f"{self.owner}(source={self.source!r}): {type(module).__name__} has no submodule of that name. It has, "
+                f"for instance, {', '.join(near)}. For keys of the step's output pass two: source=('embeddings', 'labels')."
+            )
+        self._handle = module.get_submodule(self.source).register_forward_hook(self._capture)
+
+    def detach(self) -> None:
+        """Leave no hook behind."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
+        self.dismiss()
+
+    def expect(self) -> None:
+        """A step begins: what the submodule returns from now on belongs to it."""
+        self._captured = []
+
+    def dismiss(self) -> None:
+        """The step is over: what the submodule returns from now on is not kept."""
+        self._captured = None
+
+    def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
+        if self._captured is not None:
+            self._captured.append(output.detach() if isinstance(output, Tensor) else output)
+
+    # ------------------------------------------------------------------------------------------------------------- reading
+
+    def read(self, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Tensor]:
+        """Embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
+
+        Args:
+            outputs: what the step returned.
+            batch: what it was given.
+            step: its name, for messages.
+
+        Raises:
+            ValueError: if they are not where the source says; names what was there and the argument that fixes it.
+        """
+        try:
+            return self._checked(*self._found(outputs, batch, step), step)
+        finally:  # also after an error: what follows this step is nobody's to keep
+            self.dismiss()
+
+    def _found(self, outputs: Any, batch: Any, step: str) -> tuple[Any, Any]:
+        """Embeddings and labels, whatever they are."""
+        if callable(self.source):
+            result = self.source(outputs, batch)
+            if not (isinstance(result, Sequence) and len(result) == 2):
+                raise ValueError(
+                    f"{self.owner}: the function given as source returned {_describe(result)}; it must return "
+                    "(embeddings, labels)."
+                )
+            return result[0], result[1]
+        if isinstance(self.source, str):
+            labels = self._labels(outputs, batch, step, STEP_KEYS[1])
+            return self._submodule_output(len(labels), step), labels
+        embeddings = self._step_embeddings(outputs, step, *self.source)
+        return embeddings, self._labels(outputs, batch, step, self.source[1])
+
+    def _step_embeddings(self, outputs: Any, step: str, key: str, labels_key: str) -> Any:
+        if isinstance(outputs, Mapping) and key in outputs:
+            return outputs[key]
+        raise ValueError(
+            f"{self.owner} found no embeddings: {step} returned {_describe(outputs)}, but {key!r} is wanted. Return "
+            f'{{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or tell {self.owner} where they are: '
+            f"source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
+            "whose output is the embedding."
+        )
+
+    def _submodule_output(self, items: int, step: str) -> Tensor:
+        """The output of the call, or of the calls together where their rows add up to the labels."""
+        captured = self._captured or []
+        if not captured:
+            raise ValueError(
+                f"{self.owner}: {step} did not call the submodule {self.source!r}, so there are no embeddings. Name one "
+                "that runs in this step."
+            )
+        if not all(isinstance(output, Tensor) for output in captured):
+            raise ValueError(
+                f"{self.owner}: the submodule {self.source!r} returns {_describe(captured[-1])}, not a tensor. Pass "
+                "source=lambda outputs, batch: (embeddings, labels)."
+            )
+        if len(captured) > 1 and sum(len(output) for output in captured) == items:
+            return torch.cat(captured)
+        if len(captured) > 1:
+            raise ValueError(
+                f"{self.owner}: {step} called the submodule {self.source!r} {len(captured)} times, with "
+                f"{', '.join(str(len(output)) for output in captured)} rows, for {items} labels. Pass "
+                "source=lambda outputs, batch: (embeddings, labels) to say which are meant."
+            )
+        output: Tensor = captured[0]
+        return output
+
+    def _labels(self, outputs: Any, batch: Any, step: str, key: str) -> Any:
+        if callable(self.labels):
+            return self.labels(batch)
+        if self.labels is not None:
+            try:
+                return batch[self.labels]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(
+                    f"{self.owner}(labels={self.labels!r}): the batch is {_describe(batch)} and has no such entry."
+                ) from error
+        if isinstance(outputs, Mapping) and key in outputs:
+            return outputs[key]
+        if isinstance(batch, Mapping) and key in batch:
+            return batch[key]
+        if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2:
+            return batch[1]
+        raise ValueError(
+            f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {_describe(batch)}. "
+            f"Say where they are in the batch: {self.owner}(labels='key'), labels=1 for a position, or a function of it."
+        )
+
+    def _checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Tensor]:
+        for name, value in (("embeddings", embeddings), ("labels", labels)):
+            if not isinstance(value, Tensor):
+                raise ValueError(f"{self.owner}: the {name} of {step} are {_describe(value)}, not a tensor.")
+        if embeddings.ndim != 2 or not embeddings.is_floating_point():
+            raise ValueError(
+                f"{self.owner}: the embeddings of {step} are {_describe(embeddings)}; one floating-point vector for each "
+                "item is wanted, (items, dim). Flatten what belongs to one item: embeddings.flatten(1)."
+            )
+        if labels.shape != embeddings.shape[:1]:
+            raise ValueError(
+                f"{self.owner}: {step} gave {len(embeddings)} embeddings, but labels of shape {tuple(labels.shape)}; one "
+                "for each embedding is wanted, in the same order."
+            )
+        if labels.dtype not in LABEL_DTYPES:
+            raise ValueError(
+                f"{self.owner}: the labels of {step} are {_describe(labels)}; integers are wanted, such as labels.long()."
+            )
+        return embeddings.detach(), labels.detach()
+
+
+def read_flag(where: str | Callable[[Any, Any], Tensor], outputs: Any, batch: Any, owner: str) -> Tensor:
+    """The mask that says which items of a batch belong to the gallery, (items,) on the CPU."""
+    if callable(where):
+        flag = where(outputs, batch)
+    else:
+        holder = next((part for part in (outputs, batch) if isinstance(part, Mapping) and where in part), None)
+        if holder is None:
+            raise ValueError(
+                f"{owner}(gallery_flag={where!r}): neither what the step returned ({_describe(outputs)}) nor the batch "
+                f"({_describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns the mask."
+            )
+        flag = holder[where]
+    if not isinstance(flag, Tensor) or flag.ndim != 1:
+        raise ValueError(f"{owner}: gallery_flag gave {_describe(flag)}; one boolean for each item is wanted.")
+    return flag.detach().cpu().bool()
+
+
+class FailurePolicy:
+    """What becomes of an error in a running fit: with `strict` it is raised, otherwise it is said once."""
+
+    def __init__(self, owner: str, strict: bool) -> None:
+        self.owner, self.strict = owner, strict
+        self._said: set[str] = set()
+
+    def handle(self, error: Exception, consequence: str) -> None:
+        """Raise the error, or warn of it and of what it means for the log."""
+        if self.strict:
+            raise error
+        words = str(error) or type(error).__name__
+        kind = type(error).__name__ + words[:60]
+        if kind not in self._said:
+            self._said.add(kind)
+            cause = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            rank_zero_warn(
+                f"{consequence} {cause}{words} (Said once; {self.owner}(strict=True) raises instead.)", stacklevel=2
+            )
+
+    def say(self, words: str) -> None:
+        """Warn, on the first rank."""
+        rank_zero_warn(words, stacklevel=2)
+
+
+def _describe(value: Any) -> str:
+    """A value in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
+    if isinstance(value, Mapping):
+        return f"a mapping with the keys {', '.join(map(repr, value)) or 'none'}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

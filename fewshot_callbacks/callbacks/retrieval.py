@@ -1,0 +1,233 @@
+"""Exact retrieval metrics at the end of every validation and test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from fewshot_callbacks._trainer import evaluation_loaders
+from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, items_dealt, suffixes
+from fewshot_callbacks.callbacks._progress import evaluation_progress
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, read_flag
+from fewshot_callbacks.functional.ranking import Ties
+from fewshot_callbacks.functional.retrieval import RetrievalReport, check_settings, evaluate_retrieval, metric_names
+from fewshot_callbacks.functional.similarity import Similarity
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, broadcast_object, is_rank_zero
+
+
+class RetrievalMonitor(EvaluationMonitor):
+    """Logs mAP, Recall@K, precision, recall, F1, recall at fixed precision and Grouped Recall@K of an embedding.
+
+    During validation (and test) the embeddings of each step are copied to the CPU; at its end they are evaluated over
+    all pairs, exactly, in tiles under a memory budget, and dropped. The values are logged before `ModelCheckpoint` and
+    `EarlyStopping` look, the same on every rank, as `val/mAP`, `val/recall@1`, `val/grouped_recall@1`, `val/f1`,
+    `val/recall@precision0.95` and so on (`test/...` in a test). The model is not touched. The sanity check is left out.
+
+    Three forms of query and gallery:
+
+    - one loader: each item is a query against all others (leave-one-out). With several loaders each is evaluated by
+      itself, and its keys end in its name or index: `val/mAP/dataloader_idx_1`;
+    - two loaders: `gallery_loader=1` (or its name), and every other loader is a set of queries against it;
+    - a flag in the batch: `gallery_flag="is_gallery"`, a boolean for each item.
+
+    Args:
+        source: where embeddings come from: two keys of the mapping that the step returns (default
+            `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
+            (outputs, batch) that returns (embeddings, labels).
+        labels: where labels are in the batch, if not where the step returned them: key, position or function.
+        gallery_loader: index or name of the loader that holds the gallery.
+        gallery_flag: entry of the step's output or of the batch, or function of (outputs, batch), that says which items
+            belong to the gallery.
+        similarity: `cosine`, `dot` or `euclidean`.
+        recall_k: the K of Recall@K, the share of queries with a relevant item among the first K.
+        precisions: for each, the pooled recall at the smallest threshold that reaches this precision.
+        threshold: score from which a pair is accepted, for precision, recall and F1; by default that of the best F1.
+        grouped_k: the K of Grouped Recall@K.
+        group_size: labels in a group for Grouped Recall; null leaves it out.
+        group_seed: of the split of the labels into groups, the same at every epoch.
+        ties: what equal scores count as: `expected`, `optimistic` or `pessimistic`.
+        memory_mb: bound on the memory used beyond the embeddings, in MiB.
+        prefix: first part of the keys; by default `val` or `test`.
+        prog_bar: show mAP in the progress bar.
+        strict: raise an error where nothing can be computed. By default the fit goes on, the values are NaN, and a
+            warning says why, once.
+
+    Attributes:
+        reports: the latest report of each set, by the end of its keys (`""` for a single loader).
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning.pytorch.callbacks import ModelCheckpoint
+        >>> best = ModelCheckpoint(monitor="val/mAP", mode="max")
+        >>> trainer = Trainer(callbacks=[RetrievalMonitor(), best], logger=False, accelerator="cpu")
+    """
+
+    reports: dict[str, RetrievalReport]
+
+    def __init__(
+        self,
+        *,
+        source: EmbeddingSource = STEP_KEYS,
+        labels: LabelSource | None = None,
+        gallery_loader: int | str | None = None,
+        gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
+        similarity: Similarity = "cosine",
+        recall_k: Sequence[int] = (1, 5, 10),
+        precisions: Sequence[float] = (0.95,),
+        threshold: float | None = None,
+        grouped_k: Sequence[int] = (1,),
+        group_size: int | None = 10,
+        group_seed: int = 0,
+        ties: Ties = "expected",
+        memory_mb: float = 512,
+        prefix: str | None = None,
+        prog_bar: bool = True,
+        strict: bool = False,
+    ) -> None:
+        super().__init__(source, labels, strict)
+        if gallery_loader is not None and gallery_flag is not None:
+            raise ValueError(
+                "RetrievalMonitor: gallery_loader and gallery_flag are two ways to say the same. Pass one of them."
+            )
+        self._settings: dict[str, Any] = {
+            "similarity": similarity,
+            "recall_k": tuple(recall_k),
+            "precisions": tuple(precisions),
+            "threshold": threshold,
+            "grouped_k": tuple(grouped_k),
+            "group_size": group_size,
+            "group_seed": group_seed,
+            "ties": ties,
+            "memory_mb": memory_mb,
+        }
+        check_settings("RetrievalMonitor", **self._settings)
+        self.gallery_loader, self.gallery_flag = gallery_loader, gallery_flag
+        self.prefix, self.prog_bar = prefix, prog_bar
+        self.reports = {}
+        self._noted: set[str] = set()
+        self._forget()
+
+    @property
+    def report(self) -> RetrievalReport | None:
+        """The latest report, if there is a single set; with several see `reports`."""
+        return next(iter(self.reports.values())) if len(self.reports) == 1 else None
+
+    @property
+    def state_key(self) -> str:
+        """Two monitors in one Trainer are told apart by their prefix."""
+        return self._generate_state_key(prefix=self.prefix)
+
+    # ----------------------------------------------------------------------------------------------------------- collecting
+
+    def _collect(
+        self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any
+    ) -> None:
+        places = torch.arange(positions.start, positions.stop)
+        if self.gallery_flag is None:
+            self._stores.setdefault((loader, False), EmbeddingStore()).append(embeddings, labels, places)
+            return
+        in_gallery = read_flag(self.gallery_flag, outputs, batch, self._policy.owner)
+        if len(in_gallery) != len(labels):
+            raise ValueError(
+                f"RetrievalMonitor: gallery_flag has {len(in_gallery)} entries for {len(labels)} embeddings. One boolean "
+                "for each item is wanted."
+            )
+        for is_gallery in (False, True):
+            chosen = in_gallery == is_gallery
+            on_device = chosen.to(embeddings.device)
+            store = self._stores.setdefault((loader, is_gallery), EmbeddingStore())
+            store.append(embeddings[on_device], labels[chosen.to(labels.device)], places[chosen])
+
+    def _forget(self) -> None:
+        self._stores: dict[tuple[int, bool], EmbeddingStore] = {}
+
+    # ------------------------------------------------------------------------------------------------------------ measuring
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
+        prefix = self.prefix or stage
+        self.reports = {}
+        ends = suffixes(trainer)
+        try:
+            gallery = self._gallery_index(trainer)
+        except ValueError as error:
+            failed, gallery = dict.fromkeys(range(len(ends)), error), None
+        single = gallery is not None and len(ends) == 2
+        for loader, end in enumerate(ends):
+            if loader == gallery:
+                continue
+            suffix = "" if single else end
+            failure = failed.get(loader) or (failed.get(gallery) if gallery is not None else None)
+            outcome: RetrievalReport | Exception
+            outcome = failure or self._evaluate(trainer, f"{prefix}{suffix}", loader, gallery)
+            self._publish(pl_module, prefix, suffix, outcome)
+
+    def _gallery_index(self, trainer: Trainer) -> int | None:
+        if self.gallery_loader is None:
+            return None
+        names = list(evaluation_loaders(trainer))
+        known = dict(zip(names, range(len(names)), strict=True)) | {i: i for i in range(len(names))}
+        if self.gallery_loader not in known:
+            raise ValueError(
+                f"RetrievalMonitor(gallery_loader={self.gallery_loader!r}): there is no such loader; there are "
+                f"{', '.join(map(repr, names))}. Pass one of these names or an index below {len(names)}."
+            )
+        if len(names) < 2:
+            raise ValueError(
+                f"RetrievalMonitor(gallery_loader={self.gallery_loader!r}): there is one loader only, so there are no "
+                "queries. Return two loaders, or leave gallery_loader out for leave-one-out."
+            )
+        return known[self.gallery_loader]
+
+    def _evaluate(self, trainer: Trainer, name: str, loader: int, gallery: int | None) -> RetrievalReport | Exception:
+        """The report, or what went wrong; found on rank 0 and handed to the others, so that all have the same."""
+        sets = [self._gather(trainer, loader, is_gallery=False)]
+        if gallery is not None:
+            sets.append(self._gather(trainer, gallery, is_gallery=False))
+        elif self.gallery_flag is not None:
+            sets.append(self._gather(trainer, loader, is_gallery=True))
+        outcome: RetrievalReport | Exception | None = None
+        if is_rank_zero():
+            try:
+                with evaluation_progress(trainer, f"Retrieval of {name}") as progress:
+                    arguments = [part for pair in sets for part in pair]
+                    outcome = evaluate_retrieval(*arguments, **self._settings, progress=progress)
+            except Exception as error:  # a metric must not end a training
+                outcome = error
+        return broadcast_object(outcome) or RuntimeError("rank 0 has sent no result")
+
+    def _gather(self, trainer: Trainer, loader: int, *, is_gallery: bool) -> tuple[Tensor, Tensor]:
+        store = self._stores.get((loader, is_gallery), EmbeddingStore())
+        return store.gather(dataset_size=items_dealt(trainer, loader))
+
+    def _publish(
+        self, pl_module: LightningModule, prefix: str, suffix: str, outcome: RetrievalReport | Exception
+    ) -> None:
+        names = metric_names(
+            self._settings["recall_k"],
+            self._settings["precisions"],
+            self._settings["grouped_k"],
+            self._settings["group_size"],
+        )
+        values = dict.fromkeys((*names, "queries_without_match"), math.nan)
+        if isinstance(outcome, RetrievalReport):
+            self.reports[suffix] = outcome
+            values |= outcome.metrics()
+            values["queries_without_match"] = float(outcome.queries_without_match)
+            self._say_notes(outcome, prefix + suffix)
+        else:
+            self._policy.handle(outcome, f"{prefix}/mAP{suffix} and its companions are NaN.")
+        for name, value in values.items():
+            self._log(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=self.prog_bar and name == "mAP")
+
+    def _say_notes(self, report: RetrievalReport, where: str) -> None:
+        """Each kind of note once, so that a long training is not full of them."""
+        for note in report.notes:
+            kind = "".join(character for character in note if not character.isdigit())
+            if kind not in self._noted:
+                self._noted.add(kind)
+                self._policy.say(f"{where}: {note}")

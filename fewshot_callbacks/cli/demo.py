@@ -1,0 +1,262 @@
+"""`fewshot demo`: two heads trained on the glyphs, watched by the monitors, compared on scripts never seen."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from rich.console import Console
+from rich.table import Table
+
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+from fewshot_callbacks.cli.curves import draw_curves
+from fewshot_callbacks.data import GlyphDataModule
+from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.protonet import ProtoNet
+
+MARKER = "results.json"
+HEADS: tuple[Literal["softmax", "dr"], ...] = ("softmax", "dr")
+TITLES = {"random": "random weights", "softmax": "softmax head", "dr": "distance-ratio head"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison."""
+
+    name: str
+    accuracy: float
+    accuracy_ci95: float
+    episodes: int
+    episodes_hash: str
+    j: float
+    report: RetrievalReport
+    seconds: float
+
+
+def parser() -> ArgumentParser:
+    """The options of `fewshot demo`."""
+    options = ArgumentParser(
+        prog="fewshot demo",
+        description=(
+            "Train two prototypical networks (softmax head, distance-ratio head) on characters drawn in many typefaces, and "
+            "compare them with random weights on scripts that were never seen. Writes curves, logs and checkpoints."
+        ),
+    )
+    options.add_argument("--output", type=Path, default=Path("demo"), help="folder to write; an earlier demo is replaced")
+    options.add_argument("--epochs", type=int, default=5, help="training epochs of each head")
+    options.add_argument("--episodes", type=int, default=40, help="training episodes in an epoch")
+    options.add_argument("--test_episodes", type=int, default=600, help="episodes of the comparison")
+    options.add_argument("--seed", type=int, default=0, help="of weights, episodes and augmentation")
+    options.add_argument("--accelerator", type=str, default="auto", help="as Lightning's Trainer takes it")
+    return options
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run the demo."""
+    options = parser().parse_args(list(arguments))
+    console = Console()
+    started = time.perf_counter()
+    with quiet_lightning(), fresh_folder(options.output) as folder:
+        console.print("[bold]fewshot demo[/]: one character is a class, its typefaces are the images.")
+        with console.status("Drawing the glyphs (once; they are cached) ..."):
+            data = GlyphDataModule(
+                ways=20, queries=3, episodes=options.episodes, test_episodes=options.test_episodes, seed=options.seed
+            )
+            data.prepare_data()
+        counts = {name: data.glyphs(name) for name in ("train", "val", "test")}
+        for name, glyphs in counts.items():
+            scripts = ", ".join(dict.fromkeys(glyphs.scripts))
+            console.print(f"  {name:<5} {len(glyphs):>6,} images of {len(glyphs.characters):>5,} classes: {scripts}")
+        rows = [evaluate_random(data, options, folder)]
+        for head in HEADS:
+            console.print(f"\n[bold]{TITLES[head]}[/]: {options.epochs} epochs of {options.episodes} episodes, 20-way 1-shot")
+            rows.append(train_and_test(head, data, options, folder, console))
+        draw_curves({TITLES[head]: folder / head / "metrics.csv" for head in HEADS}, folder / "curves.png")
+        (folder / MARKER).write_text(json.dumps([as_dict(row) for row in rows], indent=2) + "\n")
+    console.print()
+    console.print(comparison(rows))
+    console.print(
+        f"{time.perf_counter() - started:.0f} s. Curves of J and mAP: {options.output / 'curves.png'}; values: "
+        f"{options.output / 'dr' / 'metrics.csv'}; best checkpoints: {options.output / 'dr' / 'best.ckpt'}; "
+        f"TensorBoard: tensorboard --logdir {options.output}",
+        soft_wrap=True,
+    )
+
+
+def build(head: Literal["softmax", "dr"], data: GlyphDataModule, options: Any) -> ProtoNet:
+    """A network with freshly drawn weights, the same for every head."""
+    seed_everything(options.seed, verbose=False)
+    evaluation = {
+        "ways": data.test_ways,
+        "shots": data.test_shots,
+        "queries": data.test_queries,
+        "episodes": data.test_episodes,
+        "seed": data.test_seed,
+    }
+    return ProtoNet("conv4", head, in_channels=data.in_channels, shots=data.shots, evaluation=evaluation)
+
+
+def evaluate_random(data: GlyphDataModule, options: Any, folder: Path) -> Row:
+    """What the network gives before any training."""
+    monitor = RetrievalMonitor()
+    trainer = Trainer(
+        accelerator=options.accelerator,
+        devices=1,
+        logger=False,
+        callbacks=[monitor, DiscriminantRatioMonitor()],
+        default_root_dir=folder,
+        enable_progress_bar=False,
+    )
+    return tested("random", trainer, build("softmax", data, options), data, monitor, None)
+
+
+def train_and_test(
+    head: Literal["softmax", "dr"], data: GlyphDataModule, options: Any, folder: Path, console: Console
+) -> Row:
+    """Train one head, keep the checkpoint of the best validation mAP, and test that."""
+    model = build(head, data, options)
+    monitor = RetrievalMonitor()
+    best = ModelCheckpoint(folder / head, filename="best", monitor="val/mAP", mode="max")
+    trainer = Trainer(
+        accelerator=options.accelerator,
+        devices=1,
+        max_epochs=options.epochs,
+        callbacks=[DiscriminantRatioMonitor(), monitor, best, RichProgressBar(leave=True)],
+        logger=[
+            CSVLogger(folder, name=head, version=""),
+            TensorBoardLogger(str(folder), name=head, version="tensorboard"),
+        ],
+        log_every_n_steps=1,  # J of every batch, for the curves
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+    )
+    try:
+        trainer.fit(model, data)
+    except SystemExit:  # Lightning's answer to Ctrl-C
+        raise KeyboardInterrupt from None
+    console.print(f"  best validation mAP {float(best.best_model_score or 0):.3f}")
+    return tested(head, trainer, model, data, monitor, best.best_model_path)
+
+
+def tested(
+    name: str, trainer: Trainer, model: ProtoNet, data: GlyphDataModule, monitor: RetrievalMonitor, weights: str | None
+) -> Row:
+    """The row of a network, on the test scripts."""
+    started = time.perf_counter()
+    try:
+        trainer.test(model, data, ckpt_path=weights, verbose=False)
+    except SystemExit:
+        raise KeyboardInterrupt from None
+    report, accuracy = monitor.report, model.evaluation_results.get("test")
+    if report is None or accuracy is None:
+        raise ValueError("The test set could not be evaluated; the warnings above say why.")
+    return Row(
+        name=name,
+        accuracy=accuracy.mean,
+        accuracy_ci95=accuracy.ci95,
+        episodes=accuracy.n,
+        episodes_hash=accuracy.episodes_hash,
+        j=float(trainer.callback_metrics["test/J"]),
+        report=report,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def comparison(rows: Sequence[Row]) -> Table:
+    """The table at the end."""
+    first = rows[0]
+    scripts = f"{first.report.queries:,} images of {first.report.classes} classes of scripts never seen in training"
+    table = Table(
+        title=f"On {scripts}",
+        caption=f"accuracy: 5-way 1-shot, {first.episodes} episodes (list {first.episodes_hash}); ± are 95 % intervals",
+        title_style="bold",
+    )
+    table.add_column("")
+    for column in ("accuracy", "mAP", "Recall@1", "Grouped R@1", "R@P 0.95", "F1", "J"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        report = row.report
+        grouped = report.grouped_recall_at.get(1, float("nan"))
+        span = report.intervals["grouped_recall@1"].half_width if report.grouped else float("nan")
+        table.add_row(
+            TITLES[row.name],
+            f"{100 * row.accuracy:.1f} ± {100 * row.accuracy_ci95:.1f} %",
+            f"{report.mAP:.3f} ± {report.intervals['mAP'].half_width:.3f}",
+            f"{report.recall_at[1]:.3f}",
+            f"{grouped:.3f} ± {span:.3f}",
+            f"{report.recall_at_precision[0.95]:.3f}",
+            f"{report.f1:.3f}",
+            f"{row.j:.2f}",
+        )
+    return table
+
+
+def as_dict(row: Row) -> dict[str, Any]:
+    """A row for `results.json`."""
+    return {
+        "name": row.name,
+        "accuracy": row.accuracy,
+        "accuracy_ci95": row.accuracy_ci95,
+        "episodes": row.episodes,
+        "episodes_hash": row.episodes_hash,
+        "J": row.j,
+        "retrieval": row.report.to_dict(),
+    }
+
+
+@contextmanager
+def fresh_folder(target: Path) -> Iterator[Path]:
+    """A folder that takes the place of `target` when all went well, and leaves nothing behind when not.
+
+    Raises:
+        ValueError: if `target` holds something that no demo has written.
+    """
+    target = target.resolve()
+    if target.exists() and not (target / MARKER).is_file() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{target} holds files of something else than a demo. Choose another --output.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.incomplete-", dir=target.parent))
+    try:
+        yield folder
+        if target.exists():
+            shutil.rmtree(target)
+        folder.chmod(0o755)
+        os.replace(folder, target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Keep Lightning's remarks about hardware and workers off the screen of the demo."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        for words in (".*does not have many workers.*", ".*LeafSpec.*", ".*GPU available but not used.*"):
+            warnings.filterwarnings("ignore", words)
+        if not sys.warnoptions:
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", category=FutureWarning)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,161 @@
+"""`fewshot evaluate`: retrieval metrics of stored embeddings."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jsonargparse import ArgumentParser
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
+from fewshot_callbacks.functional.ranking import Ties
+from fewshot_callbacks.functional.retrieval import RetrievalReport, evaluate_retrieval
+from fewshot_callbacks.functional.similarity import Similarity
+
+MEANINGS = {
+    "mAP": "mean over queries of the precision at each relevant rank",
+    "map@r": "the same, up to rank R = number of relevant items",
+    "r_precision": "share of relevant items among the first R",
+    "precision": "pooled over all pairs, at the threshold",
+    "recall": "pooled over all pairs, at the threshold",
+    "f1": "pooled; the best over all thresholds unless one was given",
+    "threshold": "score from which a pair is accepted",
+}
+
+
+def parser() -> ArgumentParser:
+    """The options of `fewshot evaluate`."""
+    options = ArgumentParser(
+        prog="fewshot evaluate",
+        description=(
+            "Exact retrieval metrics of embeddings in an .npz file: arrays 'embeddings' (items, dim) and 'labels' (items,); "
+            "optionally 'gallery' and 'gallery_labels'. Without a gallery each item is a query against all others."
+        ),
+    )
+    options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
+    options.add_argument("--json", action="store_true", help="print the report as JSON")
+    options.add_argument("--similarity", type=Similarity, default="cosine", help="how two embeddings are compared")
+    options.add_argument("--recall_k", type=list[int], default=[1, 5, 10], help="the K of Recall@K")
+    options.add_argument("--precisions", type=list[float], default=[0.95], help="for recall at fixed precision")
+    options.add_argument("--threshold", type=float | None, default=None, help="accept pairs from this score on")
+    options.add_argument("--group_size", type=int | None, default=10, help="labels in a group for Grouped Recall")
+    options.add_argument("--ties", type=Ties, default="expected", help="what equal scores count as")
+    options.add_argument("--memory_mb", type=float, default=512, help="budget beyond the embeddings, in MiB")
+    return options
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Evaluate and print."""
+    options = parser().parse_args(list(arguments))
+    arrays = load_arrays(options.file)
+    console = Console()
+    with _progress(Console(stderr=True), hidden=options.json or not sys.stderr.isatty()) as progress:
+        report = evaluate_retrieval(
+            arrays["embeddings"],
+            arrays["labels"],
+            arrays.get("gallery"),
+            arrays.get("gallery_labels"),
+            similarity=options.similarity,
+            recall_k=options.recall_k,
+            precisions=options.precisions,
+            threshold=options.threshold,
+            group_size=options.group_size,
+            ties=options.ties,
+            memory_mb=options.memory_mb,
+            progress=progress,
+        )
+    j = discriminant_ratio_of(arrays)
+    if options.json:
+        print(json.dumps(report.to_dict() | {"J": j}, indent=2))
+        return
+    console.print(report_table(report, j, title=str(options.file)))
+    for note in report.notes:
+        console.print(f"[yellow]note[/] {note}")
+
+
+def load_arrays(file: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of an .npz file.
+
+    Raises:
+        ValueError: if it is no such file, or an array is missing; names those that are there.
+    """
+    if not file.exists():
+        raise ValueError(f"{file} does not exist. Write one with numpy.savez(path, embeddings=..., labels=...).")
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (zipfile.BadZipFile, ValueError, AttributeError, EOFError) as error:
+        raise ValueError(
+            f"{file} is no .npz file of plain arrays ({error}). Write one with numpy.savez(path, embeddings=..., "
+            "labels=...)."
+        ) from error
+    missing = [name for name in ("embeddings", "labels") if name not in arrays]
+    if missing:
+        raise ValueError(
+            f"{file} holds {', '.join(map(repr, arrays)) or 'nothing'}, but not {' and '.join(map(repr, missing))}. "
+            "Name the arrays when saving: numpy.savez(path, embeddings=..., labels=...)."
+        )
+    return arrays
+
+
+def discriminant_ratio_of(arrays: dict[str, np.ndarray[Any, Any]]) -> float | None:
+    """J of the queries; None where it says nothing."""
+    import torch  # noqa: PLC0415 - after the arrays have been found
+
+    moments = ClassMoments.of(torch.as_tensor(arrays["embeddings"]), torch.as_tensor(arrays["labels"]).long())
+    value = float(moments.discriminant_ratio())
+    return value if value == value else None
+
+
+def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
+    """The report for a screen."""
+    table = Table(title=title, caption=_caption(report), title_style="bold", caption_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right", style="bold")
+    table.add_column("95 % interval", justify="right")
+    table.add_column("meaning", style="dim")
+    for name, value in report.metrics().items():
+        interval = report.intervals.get(name)
+        span = f"{interval.low:.4f} – {interval.high:.4f}" if interval and interval.low == interval.low else ""
+        table.add_row(name, f"{value:.4f}", span, _meaning(name, report))
+    table.add_row("J", "n/a" if j is None else f"{j:.4f}", "", "scatter between classes over scatter within them")
+    return table
+
+
+def _meaning(name: str, report: RetrievalReport) -> str:
+    if name.startswith("recall@precision"):
+        point = report.at_precision[float(name.removeprefix("recall@precision"))]
+        return f"pooled recall at precision >= {name.removeprefix('recall@precision')}, threshold {point.threshold:.4f}"
+    if name.startswith("recall@"):
+        return f"share of queries with a relevant item among the first {name.removeprefix('recall@')}"
+    if name.startswith("grouped_recall@") and report.grouped is not None:
+        return f"recall inside {report.grouped.groups} groups of {report.grouped.group_size} classes"
+    return MEANINGS[name]
+
+
+def _caption(report: RetrievalReport) -> str:
+    return (
+        f"{report.queries:,} queries of {report.classes:,} classes against {report.gallery:,} items, {report.similarity}; "
+        f"{report.queries_without_match:,} without a match, {report.queries_with_ties:,} with ties; "
+        f"{report.seconds:.1f} s"
+    )
+
+
+@contextmanager
+def _progress(console: Console, *, hidden: bool) -> Iterator[Callable[[int, int], None] | None]:
+    if hidden:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("pairs", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

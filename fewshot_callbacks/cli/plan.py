@@ -1,0 +1,90 @@
+"""`fewshot plan`: what an evaluation will cost."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from jsonargparse import ArgumentParser
+from rich.console import Console
+from rich.table import Table
+
+from fewshot_callbacks.functional.cost import EvaluationPlan, plan_evaluation
+
+
+def parser() -> ArgumentParser:
+    """The options of `fewshot plan`."""
+    options = ArgumentParser(
+        prog="fewshot plan",
+        description="Pairs, operations, memory and tiles of an exact evaluation, before it is started.",
+    )
+    options.add_argument("--queries", type=int, required=True, help="number of queries")
+    options.add_argument("--gallery", type=int, help="number of gallery items; the queries themselves if left out")
+    options.add_argument("--dim", type=int, required=True, help="components of an embedding")
+    options.add_argument("--memory_mb", type=float, default=512, help="budget beyond the embeddings, in MiB")
+    options.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    return options
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Print the plan."""
+    options = parser().parse_args(list(arguments))
+    plan = plan_evaluation(
+        options.queries, options.gallery or options.queries, options.dim, memory_mb=options.memory_mb
+    )
+    if options.json:
+        print(json.dumps(asdict(plan), indent=2))
+        return
+    speed = product_speed(options.dim)
+    Console().print(_table(plan, speed))
+
+
+def product_speed(dim: int) -> float:
+    """Floating-point operations per second of a float32 matrix product on this machine, measured just now."""
+    import torch  # noqa: PLC0415 - the plan as JSON needs none
+
+    left, right = torch.randn(1024, dim), torch.randn(4096, dim)
+    best = float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        left @ right.T
+        best = min(best, time.perf_counter() - started)
+    return 2 * 1024 * 4096 * dim / best
+
+
+def _table(plan: EvaluationPlan, speed: float) -> Table:
+    table = Table(title=f"{plan.queries:,} queries against {plan.gallery:,} items, d = {plan.dim}", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    table.add_row("pairs", f"{plan.pairs:,}", "each is scored; nothing is truncated")
+    table.add_row("operations", f"{plan.floating_point_operations:.3g}", "of the matrix product, two for each component")
+    table.add_row(
+        "matrix product",
+        _duration(plan.floating_point_operations / speed),
+        f"at the {speed / 1e9:.0f} GFLOP/s that this machine reached just now; the metrics come on top",
+    )
+    both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
+    table.add_row("embeddings", both, "queries and gallery in float32; held once if they are one set")
+    table.add_row("memory beyond them", _bytes(plan.memory_bytes), "the budget; it does not grow with the data")
+    table.add_row("matrix avoided", _bytes(plan.matrix_bytes), "what all similarities at once would take")
+    table.add_row("tiles", f"{plan.tiles:,}", f"of up to {plan.tile[0]:,} x {plan.tile[1]:,} pairs")
+    return table
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,138 @@
+"""Tiny data, modules and Trainers shared by the tests of the callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fewshot_callbacks.callbacks import RetrievalMonitor
+from fewshot_callbacks.functional import evaluate_retrieval
+
+FEATURES, DIM, CLASSES = 12, 5, 6
+
+
+def items(per_class: int = 6, seed: int = 3) -> TensorDataset:
+    """Noisy points around one centre for each class, two of a class in a row; the labels are not 0 ... C-1."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(CLASSES).repeat_interleave(2).repeat(per_class // 2)
+    centres = torch.eye(CLASSES, FEATURES)
+    points = centres[labels] + 0.7 * torch.randn(len(labels), FEATURES, generator=generator)
+    return TensorDataset(points, 10 * labels - 7)
+
+
+def loader(data: TensorDataset | None = None, batch_size: int = 11, shuffle: bool = False) -> DataLoader[Any]:
+    return DataLoader(items() if data is None else data, batch_size=batch_size, shuffle=shuffle)
+
+
+class Net(LightningModule):
+    """Trains for real; its encoder holds all that a monitor could disturb: batch norm, dropout, a frozen part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
+        self.encoder = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, DIM))
+        self.classifier = nn.Linear(DIM, CLASSES)
+
+    def embed(self, points: Tensor) -> Tensor:
+        embeddings: Tensor = self.encoder(self.frozen(points))
+        return embeddings
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        points, labels = batch
+        embeddings = self.embed(points)
+        loss = nn.functional.cross_entropy(self.classifier(embeddings), (labels + 7) // 10)
+        return {"loss": loss, "embeddings": embeddings, "labels": labels}
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        points, labels = batch
+        return {"embeddings": self.embed(points), "labels": labels}
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return self.validation_step(batch, batch_idx, dataloader_idx)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def by_hand(self, data: TensorDataset) -> tuple[Tensor, Tensor]:
+        """The embeddings of a data set without a Trainer, and its labels."""
+        was_training = self.training
+        self.eval()
+        with torch.no_grad():
+            embeddings = self.embed(data.tensors[0])
+        self.train(was_training)
+        return embeddings, data.tensors[1]
+
+
+class Scripted(Net):
+    """Its validation embeddings are as good as the script says: noise plus `quality[epoch]` times the class."""
+
+    def __init__(self, quality: Sequence[float]) -> None:
+        super().__init__()
+        self.quality = quality
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        points, labels = batch
+        return {"embeddings": scripted(points, labels, self.quality[self.current_epoch]), "labels": labels}
+
+
+def scripted(points: Tensor, labels: Tensor, quality: float) -> Tensor:
+    """Embeddings of a chosen quality: 0 is noise, NaN is a diverged model."""
+    one_hot = nn.functional.one_hot((labels + 7) // 10, CLASSES).to(points.dtype)
+    noise = points.roll(3, dims=1)[:, :CLASSES].sin()
+    return noise + quality * one_hot
+
+
+def retrieval(**settings: Any) -> RetrievalMonitor:
+    """A monitor for six classes: Grouped Recall in groups of two."""
+    return RetrievalMonitor(**({"group_size": 2} | settings))
+
+
+def measured(embeddings: Tensor, labels: Tensor, *gallery: Tensor, **settings: Any) -> dict[str, float]:
+    """What `retrieval` must log, without the prefix."""
+    report = evaluate_retrieval(embeddings, labels, *gallery, **({"group_size": 2} | settings))
+    return report.metrics() | {"queries_without_match": float(report.queries_without_match)}
+
+
+def trainer(*callbacks: Callback, **settings: Any) -> Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    checkpoints = any("Checkpoint" in type(callback).__name__ for callback in callbacks)
+    defaults = quiet | {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_checkpointing": checkpoints}
+    return Trainer(**(defaults | settings), callbacks=list(callbacks))
+
+
+class EveryEpoch(Callback):
+    """Keeps what ModelCheckpoint and EarlyStopping see at the end of each validation."""
+
+    def __init__(self, key: str = "val/mAP") -> None:
+        self.key = key
+        self.values: list[float] = []
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.values.append(float(trainer.callback_metrics[self.key]))
+
+
+class EveryBatch(Callback):
+    """Keeps each training batch: what the step returned and what was logged after it. List it behind the monitor."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Any] = []
+        self.shown: list[float] = []  # in the progress bar
+        self.logged: list[float] = []  # for callbacks
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.outputs.append(outputs)
+        self.shown.append(float(trainer.progress_bar_metrics.get("train/J", -1.0)))
+        self.logged.append(float(trainer.callback_metrics.get("train/J", -1.0)))
+
+
+def hooks(module: nn.Module) -> int:
+    """How many forward hooks there are on a module and all its parts."""
+    return sum(len(part._forward_hooks) for part in module.modules())

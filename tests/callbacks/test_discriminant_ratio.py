@@ -1,0 +1,172 @@
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import TensorDataset
+
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
+from fewshot_callbacks.functional import discriminant_ratio
+from tests.callbacks.models import EveryBatch, EveryEpoch, Net, Scripted, hooks, items, loader, scripted, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`|.*defined a `validation_step`")
+
+
+def train(monitor: DiscriminantRatioMonitor, net: Net | None = None, **settings: Any) -> EveryBatch:
+    """36 items in batches of 11: four batches an epoch, the last one of three; each has a class with a single item."""
+    batches = EveryBatch()
+    trainer(monitor, batches, **settings).fit(Net() if net is None else net, loader())
+    return batches
+
+
+def ratios(batches: EveryBatch, **settings: Any) -> list[float]:
+    """J of every batch, by the function."""
+    return [float(discriminant_ratio(step["embeddings"], step["labels"], **settings)) for step in batches.outputs]
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize("settings", [{}, {"normalize": True}, {"skip_singletons": True}, {"eps": 0.5}])
+def test_every_batch_is_measured_as_the_function_does(settings: dict[str, Any]) -> None:
+    batches = train(DiscriminantRatioMonitor(**settings), max_epochs=2)
+    expected = ratios(batches, **settings)
+    assert len(expected) == 8
+    assert batches.logged == batches.shown == pytest.approx(expected, nan_ok=True)
+    if settings:
+        assert expected != pytest.approx(ratios(batches), nan_ok=True)
+
+
+def test_the_progress_bar_can_do_without() -> None:
+    batches = train(DiscriminantRatioMonitor(prog_bar=False))
+    assert batches.shown == [-1.0] * 4
+    assert batches.logged == pytest.approx(ratios(batches))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_every_nth_batch_is_measured_over_all_epochs(accumulate: int) -> None:
+    batches = train(DiscriminantRatioMonitor(every_n_steps=3), max_epochs=3, accumulate_grad_batches=accumulate)
+    every = ratios(batches)
+    # until the next one is measured the latest stands: batches 3, 6, 9 ... counted from 1, as Lightning's loggers count
+    expected = [-1.0 if i < 2 else every[i - (i + 1) % 3] for i in range(12)]
+    assert batches.logged == batches.shown == pytest.approx(expected)
+
+
+def test_only_measured_batches_are_listened_to() -> None:
+    net = Net()
+    kept: list[int] = []
+    monitor = DiscriminantRatioMonitor(every_n_steps=2, source="encoder")
+    net.classifier.register_forward_pre_hook(lambda *_: kept.append(len(monitor._reader._captured or [])))
+    batches = train(monitor, net)
+    assert kept == [0, 1, 0, 1]
+    assert batches.logged[1] == pytest.approx(ratios(batches)[1])
+
+
+def test_a_logger_gets_the_batches_it_writes(tmp_path: Path) -> None:
+    """With `every_n_steps` equal to `log_every_n_steps`, what is written at a step was measured at that step."""
+    logger = CSVLogger(tmp_path)
+    batches = train(DiscriminantRatioMonitor(every_n_steps=2), logger=logger, log_every_n_steps=2)
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        rows = {int(row["step"]): float(row["train/J"]) for row in csv.DictReader(file)}
+    every = ratios(batches)
+    assert rows == pytest.approx({1: every[1], 3: every[3]})
+
+
+def test_a_batch_that_j_says_nothing_of_is_nan_and_one_warning_at_the_end_of_the_epoch() -> None:
+    data = TensorDataset(torch.randn(6, 12), 10 * torch.arange(6) - 7)  # a class for each item
+    batches = EveryBatch()
+    with pytest.warns(UserWarning, match="train/J was NaN in 3 of 3 batches: each class had one item.*draw several") as w:
+        trainer(DiscriminantRatioMonitor(), batches, max_epochs=2).fit(Net(), loader(data, batch_size=2))
+    assert len([warning for warning in w if "train/J" in str(warning.message)]) == 1
+    assert all(map(math.isnan, batches.logged))
+    assert len(batches.logged) == 6
+
+
+def test_a_step_that_returns_only_a_loss_is_nan_and_one_warning() -> None:
+    class OnlyLoss(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx)["loss"]
+
+    with pytest.warns(UserWarning) as w:
+        batches = train(DiscriminantRatioMonitor(), OnlyLoss(), max_epochs=2)
+    [said] = [str(warning.message) for warning in w if "train/J" in str(warning.message)]
+    assert said.startswith(
+        "train/J is NaN. DiscriminantRatioMonitor found no embeddings: training_step returned a mapping with the keys "
+        "'loss', but 'embeddings' is wanted."
+    )
+    assert all(map(math.isnan, batches.logged))
+    assert len(batches.logged) == 8
+
+
+def test_a_strict_monitor_ends_the_training() -> None:
+    class Nothing(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"loss": super().training_step(batch, batch_idx)["loss"], "z": batch[0]}
+
+    net = Nothing()
+    with pytest.raises(ValueError, match="training_step returned a mapping with the keys 'loss', 'z'"):
+        train(DiscriminantRatioMonitor(strict=True), net)
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_every_n_steps_must_be_positive(steps: int) -> None:
+    with pytest.raises(ValueError, match=rf"DiscriminantRatioMonitor\(every_n_steps={steps}\) must be at least 1"):
+        DiscriminantRatioMonitor(every_n_steps=steps)
+
+
+# ------------------------------------------------------------------------------------------------ validation and test
+
+
+@pytest.mark.parametrize("settings", [{}, {"normalize": True}, {"skip_singletons": True}, {"eps": 0.5}])
+@pytest.mark.parametrize("batch_size", [1, 5, 36])
+def test_j_of_a_set_does_not_depend_on_its_batches(settings: dict[str, Any], batch_size: int) -> None:
+    points, labels = items().tensors
+    data = TensorDataset(torch.cat([points, points[:1]]), torch.cat([labels, torch.tensor([1])]))  # one lone class
+    net = Net()
+    embeddings, labels = net.by_hand(data)
+    expected = discriminant_ratio(embeddings.double(), labels, **settings).item()
+    [logged] = trainer(DiscriminantRatioMonitor(**settings)).validate(net, loader(data, batch_size), verbose=False)
+    assert logged == pytest.approx({"val/J": expected}, rel=1e-6)
+    [tested] = trainer(DiscriminantRatioMonitor(**settings)).test(net, loader(data, batch_size), verbose=False)
+    assert tested == {"test/J": logged["val/J"]}
+
+
+@pytest.mark.parametrize("names", [None, ("easy", "hard")])
+def test_each_loader_has_its_own_j(names: tuple[str, str] | None) -> None:
+    net, sets = Net(), [items(), items(per_class=4, seed=4)]
+    loaders = [loader(data) for data in sets]
+    expected = [discriminant_ratio(*net.by_hand(data)).item() for data in sets]
+    given = loaders if names is None else dict(zip(names, loaders, strict=True))
+    monitored = trainer(DiscriminantRatioMonitor())
+    monitored.validate(net, given, verbose=False)
+    ends = names or ("dataloader_idx_0", "dataloader_idx_1")
+    logged = {key: float(value) for key, value in monitored.callback_metrics.items()}
+    assert logged == pytest.approx({f"val/J/{end}": j for end, j in zip(ends, expected, strict=True)}, rel=1e-5)
+
+
+def test_an_undefined_j_of_a_set_is_nan_and_said_once_and_the_next_epoch_is_fine() -> None:
+    net, epochs = Scripted([1.0, math.nan, math.nan, 2.0]), EveryEpoch("val/J")
+    with pytest.warns(UserWarning, match=r"val/J is NaN\. Each of the 6 classes has one item, .* or some are not") as w:
+        trainer(DiscriminantRatioMonitor(), epochs, max_epochs=4).fit(net, loader(), loader())
+    assert len([warning for warning in w if "val/J" in str(warning.message)]) == 1
+    expected = [discriminant_ratio(scripted(*items().tensors, q), items().tensors[1]).item() for q in net.quality]
+    assert epochs.values == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert [math.isnan(value) for value in expected] == [False, True, True, False]
+
+
+def test_a_strict_monitor_ends_the_validation() -> None:
+    data = TensorDataset(torch.randn(3, 12), torch.tensor([3, 13, 23]))
+    net = Net()
+    with pytest.raises(ValueError, match="Each of the 3 classes has one item"):
+        trainer(DiscriminantRatioMonitor(source="encoder", strict=True)).validate(net, loader(data), verbose=False)
+    assert hooks(net) == 0
+
+
+def test_two_monitors_that_would_log_the_same_keys_are_refused() -> None:
+    """Lightning would log their mean."""
+    twins = [DiscriminantRatioMonitor(), DiscriminantRatioMonitor(normalize=True)]
+    with pytest.raises(ValueError, match="two DiscriminantRatioMonitors in one Trainer would log under the same keys"):
+        trainer(*twins).validate(Net(), loader(), verbose=False)

@@ -1,0 +1,369 @@
+import inspect
+import re
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, FailurePolicy, read_flag
+from tests.callbacks.models import Net, hooks, items, loader, measured, retrieval, trainer
+
+E, L = torch.randn(4, 3), torch.tensor([5, 5, 9, 9])
+
+
+def reader(source: Any = ("embeddings", "labels"), labels: Any = None) -> EmbeddingReader:
+    return EmbeddingReader(source, labels, "Monitor")
+
+
+class Calls(LightningModule):
+    """Calls its encoder once for each given number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+        self.recurrent = nn.LSTM(3, 2)
+
+    def embeddings_of(self, source: str, *rows: int, labels: int = 4, batch: Any = None) -> tuple[Tensor, Tensor]:
+        listening = reader(source)
+        listening.attach(self)
+        try:
+            listening.expect()
+            for part in E.split(list(rows)) if rows else []:
+                self.get_submodule(source)(part)
+            return listening.read(None, (E, L[:labels]) if batch is None else batch, "validation_step")
+        finally:
+            listening.detach()
+            assert hooks(self) == 0
+
+
+# ------------------------------------------------------------------------------------------------- where embeddings are
+
+
+@pytest.mark.parametrize(
+    ("source", "outputs"),
+    [
+        (("embeddings", "labels"), {"embeddings": E, "labels": L}),
+        (("z", "y"), {"z": E, "y": L, "embeddings": -E, "labels": -L}),
+        (lambda outputs, batch: (outputs[1], outputs[0]), (L, E)),
+        (lambda outputs, batch: batch["pair"], {"batch": {"pair": (E, L)}}),
+    ],
+)
+def test_embeddings_are_found_where_the_source_says(source: Any, outputs: Any) -> None:
+    batch = outputs.get("batch") if isinstance(outputs, dict) else None
+    embeddings, labels = reader(source).read(outputs, batch, "training_step")
+    assert embeddings.equal(E)
+    assert labels.equal(L)
+
+
+def test_what_is_read_carries_no_gradient() -> None:
+    embeddings, _ = reader().read({"embeddings": E.clone().requires_grad_() * 2, "labels": L}, None, "training_step")
+    assert not embeddings.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("outputs", "was"),
+    [
+        (None, "None"),
+        (torch.tensor(1.0), r"a tensor of shape \(\) and type torch.float32"),
+        ({"loss": 1, "z": E}, "a mapping with the keys 'loss', 'z'"),
+        ({}, "a mapping with the keys none"),
+        ((E, L), "a tuple of 2"),
+    ],
+)
+def test_missing_embeddings_name_what_was_there_and_the_argument_that_fixes_it(outputs: Any, was: str) -> None:
+    expected = (
+        rf"Monitor found no embeddings: training_step returned {was}, but 'embeddings' is wanted\. "
+        r"Return .*\"embeddings\": embeddings.* or tell Monitor where they are: source=\('other', 'keys'\), "
+        r"source=lambda outputs, batch: .*, or source='name.of.a.submodule'"
+    )
+    with pytest.raises(ValueError, match=expected):
+        reader().read(outputs, (E, L), "training_step")
+
+
+def test_the_example_in_the_message_names_the_keys_that_were_asked_for() -> None:
+    with pytest.raises(ValueError, match=r'\{"loss": loss, "z": embeddings, "y": labels\}'):
+        reader(("z", "y")).read(None, None, "training_step")
+
+
+@pytest.mark.parametrize("result", [E, None, (E,), (E, L, L)])
+def test_a_function_must_return_a_pair(result: Any) -> None:
+    with pytest.raises(ValueError, match=r"the function given as source returned .*; it must return \(embeddings, lab"):
+        reader(lambda outputs, batch: result).read(None, None, "training_step")
+
+
+# ------------------------------------------------------------------------------------------------------- named submodule
+
+
+def test_one_call_of_a_submodule() -> None:
+    net = Calls()
+    embeddings, labels = net.embeddings_of("encoder.0", 4)
+    assert embeddings.equal(net.encoder[0](E))
+    assert not embeddings.requires_grad
+    assert labels.equal(L)
+
+
+def test_calls_whose_rows_add_up_to_the_labels_are_joined() -> None:
+    net = Calls()
+    assert net.embeddings_of("encoder", 1, 3)[0].allclose(net.encoder(E))
+
+
+def test_calls_that_do_not_add_up_are_refused() -> None:
+    expected = (
+        r"validation_step called the submodule 'encoder' 2 times, with 1, 3 rows, for 3 labels\. "
+        r"Pass source=lambda outputs, batch: \(embeddings, labels\)"
+    )
+    with pytest.raises(ValueError, match=expected):
+        Calls().embeddings_of("encoder", 1, 3, labels=3)
+
+
+def test_a_submodule_that_was_not_called() -> None:
+    with pytest.raises(ValueError, match="validation_step did not call the submodule 'encoder'.*Name one that runs"):
+        Calls().embeddings_of("encoder")
+
+
+def test_a_submodule_that_returns_no_tensor() -> None:
+    with pytest.raises(ValueError, match="'recurrent' returns a tuple of 2, not a tensor. Pass source=lambda"):
+        Calls().embeddings_of("recurrent", 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "names"), [("encodr", "encoder"), ("encoder.9", "encoder"), ("zzz", "encoder, recurrent")]
+)
+def test_an_unknown_submodule_suggests_near_names(name: str, names: str) -> None:
+    expected = (
+        rf"Monitor\(source='{re.escape(name)}'\): Calls has no submodule of that name. It has, for instance, {names}"
+        r".*For keys of the step's output pass two: source=\('embeddings', 'labels'\)"
+    )
+    with pytest.raises(ValueError, match=expected):
+        reader(name).attach(Calls())
+
+
+def test_only_the_calls_of_the_expected_step_are_kept() -> None:
+    net, listening = Calls(), reader("encoder")
+    listening.attach(net)
+    listening.attach(net)  # setup runs before each fit, validate and test
+    assert hooks(net) == 1
+    net.encoder(E)  # before the step
+    listening.expect()
+    net.encoder(-E)  # an aborted step
+    listening.expect()
+    net.encoder(E)
+    embeddings, _ = listening.read(None, (E, L), "validation_step")
+    assert embeddings.equal(net.encoder(E).detach())
+    listening.detach()
+    assert hooks(net) == 0
+
+
+def test_nothing_is_kept_after_a_step_that_could_not_be_read() -> None:
+    net, listening = Calls(), reader("encoder")
+    listening.attach(net)
+    listening.expect()
+    net.encoder(E)
+    with pytest.raises(ValueError, match="found no labels"):
+        listening.read(None, None, "validation_step")
+    net.encoder(E)  # a training goes on, and must not fill the memory with what nobody reads
+    assert listening._captured is None
+
+
+# ---------------------------------------------------------------------------------------------------- where labels are
+
+Pair = namedtuple("Pair", ["images", "classes"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "outputs", "batch"),
+    [
+        (None, {"labels": L}, (E, -L)),  # the step knows best
+        (None, {}, (E, L)),
+        (None, {}, [E, L]),
+        (None, {}, Pair(E, L)),
+        (None, {}, {"image": E, "labels": L}),
+        ("class", {"labels": -L}, {"class": L}),  # what was asked for comes first
+        (2, {"labels": -L}, (E, E, L)),
+        (-1, {}, (E, E, L)),
+        (0, {}, (L, E)),
+        (lambda batch: batch["deep"]["labels"], {"labels": -L}, {"deep": {"labels": L}}),
+    ],
+)
+def test_labels_are_found(labels: Any, outputs: dict[str, Tensor], batch: Any) -> None:
+    _, found = reader(labels=labels).read({"embeddings": E} | outputs, batch, "validation_step")
+    assert found.equal(L)
+
+
+def test_labels_under_another_key() -> None:
+    found = reader(("embeddings", "species")).read({"embeddings": E}, {"species": L, "labels": -L}, "test_step")
+    assert found[1].equal(L)
+
+
+@pytest.mark.parametrize(
+    ("batch", "what"),
+    [
+        ((E, E, L), "a tuple of 3"),
+        (E, "a tensor of shape (4, 3) and type torch.float32"),
+        ({"x": E, "y": L}, "a mapping with the keys 'x', 'y'"),
+        (None, "None"),
+        ("ab", "a str"),
+        (3, "a int"),
+    ],
+)
+def test_missing_labels_name_the_batch_and_the_argument(batch: Any, what: str) -> None:
+    expected = (
+        f"Monitor found no labels: test_step returned none under 'labels', and the batch is {what}. Say where they are "
+        "in the batch: Monitor(labels='key'), labels=1 for a position, or a function of it."
+    )
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        reader().read({"embeddings": E}, batch, "test_step")
+
+
+@pytest.mark.parametrize(
+    ("labels", "batch", "what"),
+    [
+        ("y", {"x": E}, r"\(labels='y'\): the batch is a mapping with the keys 'x' and has"),
+        (2, (E, L), r"\(labels=2\): the batch is a tuple of 2 and has"),
+        ("y", (E, L), r"\(labels='y'\): the batch is a tuple of 2 and has"),
+    ],
+)
+def test_labels_that_are_not_where_the_argument_says(labels: Any, batch: Any, what: str) -> None:
+    with pytest.raises(ValueError, match=f"Monitor{what} no such entry"):
+        reader(labels=labels).read({"embeddings": E}, batch, "test_step")
+
+
+# ------------------------------------------------------------------------------------------------- what is no embedding
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "labels", "words"),
+    [
+        (E.tolist(), L, "the embeddings of test_step are a list of 4, not a tensor"),
+        (E, L.tolist(), "the labels of test_step are a list of 4, not a tensor"),
+        (E.reshape(4, 3, 1), L, r"a tensor of shape \(4, 3, 1\).*Flatten .*: embeddings.flatten\(1\)"),
+        (E[0], L, r"a tensor of shape \(3,\) .*one floating-point vector for each"),
+        (E.long(), L, "type torch.int64; one floating-point vector for each"),
+        (E, L[:3], r"test_step gave 4 embeddings, but labels of shape \(3,\); one for each"),
+        (E, L[:, None], r"labels of shape \(4, 1\)"),
+        (E, L.float(), r"labels of test_step are a tensor .* type torch.float32; integers are wanted.*labels.long\(\)"),
+    ],
+)
+def test_what_is_no_embedding_or_label_is_named(embeddings: Any, labels: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        reader().read({"embeddings": embeddings, "labels": labels}, None, "test_step")
+
+
+# ------------------------------------------------------------------------------------- settings refused in the constructor
+
+
+def unchecked(source: Any) -> EmbeddingReader:
+    """Made as users make it, without the type checks of the tests."""
+    made = EmbeddingReader.__new__(EmbeddingReader)
+    inspect.unwrap(EmbeddingReader.__init__)(made, source, None, "Monitor")
+    return made
+
+
+@pytest.mark.parametrize("source", [("embeddings",), ("a", "b", "c"), (1, 2), []])
+def test_a_source_of_keys_needs_two(source: Any) -> None:
+    with pytest.raises(ValueError, match=r"\(source=.*\): two keys are needed, such as \('embeddings', 'labels'\)"):
+        unchecked(source)
+
+
+@pytest.mark.parametrize("source", [3, None])
+def test_a_source_of_another_kind(source: Any) -> None:
+    with pytest.raises(ValueError, match="is none of: two keys of the step's output, the name of a submodule, a"):
+        unchecked(source)
+
+
+def test_a_list_of_two_keys_will_do() -> None:  # a configuration file gives one
+    assert unchecked(["z", "y"]).source == ("z", "y")
+
+
+# ------------------------------------------------------------------------------------------------- the flag of a gallery
+
+
+def test_the_flag_is_looked_up_in_the_output_first() -> None:
+    mask = torch.tensor([True, False, True, True])
+    assert read_flag("g", {"g": mask}, {"g": ~mask}, "Monitor").equal(mask)
+    assert read_flag("g", {"embeddings": E}, {"g": mask.long()}, "Monitor").equal(mask)
+    assert read_flag(lambda outputs, batch: batch[1] == 5, None, (E, L), "Monitor").equal(L == 5)
+
+
+def test_a_missing_flag_names_what_was_there() -> None:
+    expected = (
+        r"Monitor\(gallery_flag='g'\): neither what the step returned \(a mapping with the keys 'labels'\) nor the batch "
+        r"\(a tuple of 2\) has that entry. Pass a function of \(outputs, batch\)"
+    )
+    with pytest.raises(ValueError, match=expected):
+        read_flag("g", {"labels": L}, (E, L), "Monitor")
+
+
+@pytest.mark.parametrize(("flag", "what"), [([1, 0], "a list of 2"), (E, r"a tensor of shape \(4, 3\)")])
+def test_a_flag_that_is_no_mask(flag: Any, what: str) -> None:
+    with pytest.raises(ValueError, match=f"gallery_flag gave {what}.*; one boolean for each item is wanted"):
+        read_flag("g", {"g": flag}, None, "Monitor")
+
+
+# ------------------------------------------------------------------------------------------------------- what is said
+
+
+def test_an_error_is_said_once_and_another_again() -> None:
+    policy = FailurePolicy("Monitor", strict=False)
+    with pytest.warns(UserWarning) as said:
+        policy.handle(ValueError("rows 3 to 5 of the embeddings."), "val/J is NaN.")
+        policy.handle(ValueError("rows 3 to 5 of the embeddings."), "val/J is NaN.")
+        policy.handle(RuntimeError("out of memory"), "val/J is NaN.")
+        policy.handle(KeyError(), "val/J is NaN.")
+    end = " (Said once; Monitor(strict=True) raises instead.)"
+    assert [str(warning.message) for warning in said] == [
+        f"val/J is NaN. rows 3 to 5 of the embeddings.{end}",
+        f"val/J is NaN. RuntimeError: out of memory{end}",
+        f"val/J is NaN. KeyError: KeyError{end}",
+    ]
+
+
+def test_a_strict_monitor_raises_the_error_itself() -> None:
+    error = RuntimeError("out of memory")
+    with pytest.raises(RuntimeError) as caught:
+        FailurePolicy("Monitor", strict=True).handle(error, "val/J is NaN.")
+    assert caught.value is error
+
+
+# ----------------------------------------------------------------------------------------------------- in a Trainer
+
+
+class Returns(Net):
+    """Returns from a step, and finds in its batch, what the test wants."""
+
+    def __init__(self, returns: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.returns = returns
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        points, labels = batch
+        return self.returns(self.embed(points), labels)
+
+
+@pytest.mark.parametrize(
+    ("returns", "settings"),
+    [
+        (lambda z, y: {"embeddings": z, "labels": y}, {}),
+        (lambda z, y: {"embeddings": z}, {}),
+        (lambda z, y: {"z": z, "y": y}, {"source": ("z", "y")}),
+        (lambda z, y: (z, y), {"source": lambda outputs, batch: outputs}),
+        (lambda z, y: None, {"source": "encoder"}),
+        (lambda z, y: z.sum(), {"source": "encoder.3", "labels": 1}),
+        (lambda z, y: {"embeddings": z}, {"labels": lambda batch: batch[1]}),
+    ],
+)
+def test_every_source_gives_the_same_values(returns: Any, settings: dict[str, Any]) -> None:
+    net = Returns(returns)
+    [logged] = trainer(retrieval(**settings)).validate(net, loader(), verbose=False)
+    expected = measured(*net.by_hand(items()))
+    assert logged == pytest.approx({f"val/{name}": value for name, value in expected.items()}, rel=1e-5)
+    assert hooks(net) == 0
+
+
+def test_an_unknown_submodule_ends_the_fit_before_it_starts() -> None:
+    with pytest.raises(ValueError, match="Net has no submodule of that name. It has, for instance, encoder"):
+        trainer(retrieval(source="encder")).validate(Net(), loader(), verbose=False)

@@ -1,0 +1,308 @@
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.functional.grouped_recall import grouped_recall, label_groups
+from fewshot_callbacks.functional.intervals import normal_quantile
+from fewshot_callbacks.functional.retrieval import evaluate_retrieval
+from fewshot_callbacks.functional.similarity import ScoreTiles
+from tests.functional.brute_force import BruteForce
+
+
+def by_loops(queries, labels, split, k, gallery=None, gallery_labels=None, **kwargs):
+    """Recall@K of each group of one split, or None where a group has no query with a match."""
+    values = []
+    for group in split.tolist():
+        mine = np.isin(labels, group)
+        case = {"queries": queries[mine], "query_labels": labels[mine]} | kwargs
+        if gallery is not None:
+            theirs = np.isin(gallery_labels, group)
+            case |= {"gallery": gallery[theirs], "gallery_labels": gallery_labels[theirs]}
+        reference = BruteForce(**case)
+        values.append(reference.recall_at(k) if reference.matched else None)
+    return values
+
+
+@st.composite
+def grouped_cases(draw):
+    """Small sets with ties, singletons, distractors and labels of any value, in both forms."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dim, classes, items = draw(st.integers(1, 4)), draw(st.integers(2, 9)), draw(st.integers(2, 24))
+    grid = draw(st.booleans())
+    names = rng.choice(np.array([0, 1, 2, -5, 7, 2**24, 2**24 + 1, 2**61, -(2**62)]), classes + 2, replace=True)
+
+    def vectors(n):
+        return (rng.integers(-1, 2, (n, dim)) if grid else rng.normal(size=(n, dim))).astype(np.float32)
+
+    case = {"queries": vectors(items), "labels": names[rng.integers(0, classes, items)]}
+    if draw(st.booleans()):
+        count = draw(st.integers(1, 24))
+        case |= {"gallery": vectors(count), "gallery_labels": names[rng.integers(0, classes + 2, count)]}
+    case["similarity"] = draw(st.sampled_from(["cosine", "dot", "euclidean"]))
+    case["ties"] = draw(st.sampled_from(["expected", "optimistic", "pessimistic"]))
+    return case, draw(st.integers(2, 4)), draw(st.integers(0, 5)), draw(st.integers(1, 3))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(grouped_cases())
+def test_equals_loops_over_groups(drawn):
+    case, group_size, seed, repeats = drawn
+    distinct = len(set(case["labels"].tolist()))
+    arguments = {key: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}
+    queries = arguments.pop("queries")
+
+    def run():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Grouped recall over 1 group")
+            return grouped_recall(queries, k=(1, 2), group_size=group_size, seed=seed, repeats=repeats, **arguments)
+
+    if distinct < group_size:
+        with pytest.raises(ValueError, match=f"Groups of {group_size} labels cannot be made of {distinct} labels"):
+            run()
+        return
+    splits = label_groups(torch.as_tensor(case["labels"]), group_size, seed, repeats)
+    expected = {k: [by_loops(split=split, k=k, **case) for split in splits] for k in (1, 2)}
+    if any(None in values for values in expected[1]):
+        with pytest.raises(ValueError, match=r"none of the \d+ queries of group \d+ .* has a match"):
+            run()
+        return
+    result = run()
+    groups = distinct // group_size
+    assert (result.group_size, result.groups, result.repeats) == (group_size, groups, repeats)
+    assert result.dropped_labels == distinct - groups * group_size
+    for k in (1, 2):
+        values = np.array(expected[k])  # (repeats, groups)
+        assert result.at[k] == pytest.approx(values.mean(), abs=1e-12)
+        if groups < 2:
+            assert all(math.isnan(end) for end in result.intervals[k])
+        else:
+            half = normal_quantile(0.95) * values.std(axis=1, ddof=1).mean() / math.sqrt(groups)
+            interval = (values.mean() - half, values.mean() + half)
+            assert result.intervals[k] == pytest.approx(interval, abs=1e-12)
+
+
+def made(classes=40, per_class=6, dim=16, noise=1.5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    centres = torch.randn(classes, dim, generator=generator)
+    return centres[labels] + noise * torch.randn(len(labels), dim, generator=generator), labels
+
+
+def plain_recall(embeddings, labels):
+    return evaluate_retrieval(embeddings, labels, recall_k=(1,), group_size=None).recall_at[1]
+
+
+class TestSplit:
+    def test_each_label_is_in_one_group_at_most(self):
+        groups = label_groups(torch.arange(43) * 2**55 - 2**60, 10, repeats=5)
+        assert groups.shape == (5, 4, 10)
+        for split in groups:
+            assert len(split.unique()) == 40
+            assert bool(torch.isin(split, torch.arange(43) * 2**55 - 2**60).all())
+
+    @settings(max_examples=50, deadline=None)
+    @given(st.sets(st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=30), st.randoms(use_true_random=False))
+    def test_depends_on_the_set_of_labels_alone(self, names, random):
+        once = sorted(names)
+        often = once + [random.choice(once) for _ in range(20)]
+        random.shuffle(often)
+        expected = label_groups(torch.tensor(once), 2, seed=3)
+        assert torch.equal(label_groups(torch.tensor(often), 2, seed=3), expected)
+
+    def test_depends_on_the_seed_and_on_nothing_global(self):
+        labels = torch.arange(100)
+        torch.manual_seed(1)
+        first = label_groups(labels, 10, seed=5)
+        torch.manual_seed(2)
+        state = torch.get_rng_state()
+        assert torch.equal(label_groups(labels, 10, seed=5), first)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert not torch.equal(label_groups(labels, 10, seed=6), first)
+
+    def test_repeats_are_different_splits_of_which_the_first_stays(self):
+        labels = torch.arange(60)
+        three = label_groups(labels, 10, seed=0, repeats=3)
+        assert torch.equal(three[:1], label_groups(labels, 10, seed=0))
+        assert not torch.equal(three[0], three[1])
+        assert not torch.equal(three[1], three[2])
+
+    def test_every_label_has_the_same_chance(self):
+        drawn = label_groups(torch.arange(11), 10, seed=0, repeats=1100)  # leaves one label out each time
+        left_out = 1100 - torch.bincount(drawn.flatten(), minlength=11)
+        assert bool((left_out > 60).all())  # 100 on average, standard deviation 9.5
+        assert bool((left_out < 140).all())
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"group_size": 12}, r"Groups of 12 labels cannot be made of 11 labels. Use group_size <= 11"),
+            ({"group_size": 1}, r"group_size=1: .* needs at least 2 labels"),
+            ({"repeats": 0}, r"repeats=0: at least one split is needed"),
+        ],
+    )
+    def test_refusals(self, change, message):
+        with pytest.raises(ValueError, match=message):
+            label_groups(**({"labels": torch.arange(11), "group_size": 5} | change))
+
+
+class TestValue:
+    def test_one_group_of_all_labels_is_plain_recall(self):
+        embeddings, labels = made()
+        plain = evaluate_retrieval(embeddings, labels, recall_k=(1, 5), group_size=None).recall_at
+        with pytest.warns(UserWarning, match="Grouped recall over 1 group of 40 labels has no interval") as caught:
+            result = grouped_recall(embeddings, labels, k=(1, 5), group_size=40)
+        assert len(caught) == 1
+        assert result.at == pytest.approx(plain, abs=1e-12)
+        assert (result.groups, result.dropped_labels) == (1, 0)
+        assert all(math.isnan(end) for interval in result.intervals.values() for end in interval)
+
+    def test_plain_recall_falls_with_more_classes_and_grouped_recall_does_not(self):
+        # one embedding; its 160 classes whole, and as 2, 4 and 8 subsets of as many classes
+        embeddings, labels = made(160, 6, 16, noise=1.3)
+        plain, grouped = [], []
+        for parts in (1, 2, 4, 8):
+            subsets = [labels % parts == part for part in range(parts)]
+            plain.append(np.mean([plain_recall(embeddings[subset], labels[subset]) for subset in subsets]))
+            grouped.append(np.mean([grouped_recall(embeddings[s], labels[s]).at[1] for s in subsets]))
+        assert all(more > fewer + 0.04 for fewer, more in itertools.pairwise(plain))
+        assert plain[3] > plain[0] + 0.2
+        half = grouped_recall(embeddings, labels).intervals[1].half_width
+        assert max(grouped) - min(grouped) < half < 0.05
+
+    def test_two_sets_search_the_gallery_of_the_group(self):
+        # each label has one query and one gallery item beside it; label 9 is in the gallery alone, right at query 0
+        queries, labels = torch.arange(8.0).view(8, 1) * 10, torch.arange(8)
+        gallery = torch.cat([queries + 1, torch.tensor([[0.1]])])
+        gallery_labels = torch.cat([labels, torch.tensor([9])])
+        result = grouped_recall(queries, labels, gallery, gallery_labels, group_size=2, similarity="euclidean")
+        assert result.at[1] == 1.0  # the distractor belongs to no group
+        plain = evaluate_retrieval(
+            queries, labels, gallery, gallery_labels, similarity="euclidean", group_size=None, recall_k=(1,)
+        )
+        assert plain.recall_at[1] == 7 / 8
+
+    def test_a_query_without_a_match_is_left_out_of_its_group(self):
+        # three labels of two items each are found, the single item of label 3 is nobody's neighbour
+        embeddings = torch.tensor([[0.0], [0.1], [10.0], [10.1], [20.0], [20.1], [90.0]])
+        labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
+        result = grouped_recall(embeddings, labels, group_size=2, similarity="euclidean")
+        assert result.at[1] == 1.0
+
+    def test_repeats_average_and_tighten_nothing_but_the_split(self):
+        embeddings, labels = made()
+        once = [grouped_recall(embeddings, labels, group_size=10, repeats=n) for n in (1, 2)]
+        splits = label_groups(labels, 10, repeats=2)
+        values = np.array([by_loops(embeddings.numpy(), labels.numpy(), split, 1) for split in splits])
+        assert once[0].at[1] == pytest.approx(values[0].mean(), abs=1e-12)
+        assert once[1].at[1] == pytest.approx(values.mean(), abs=1e-12)
+        half = normal_quantile(0.95) * values.std(axis=1, ddof=1) / 2
+        assert once[0].intervals[1].half_width == pytest.approx(half[0], abs=1e-12)
+        assert once[1].intervals[1].half_width == pytest.approx(half.mean(), abs=1e-12)
+
+    def test_confidence_widens_the_interval(self):
+        embeddings, labels = made()
+        widths = [
+            grouped_recall(embeddings, labels, confidence=confidence).intervals[1].half_width
+            for confidence in (0.5, 0.95, 0.999)
+        ]
+        quantiles = [normal_quantile(confidence) for confidence in (0.5, 0.95, 0.999)]
+        assert widths == pytest.approx([widths[0] / quantiles[0] * q for q in quantiles], rel=1e-12)
+
+    def test_order_names_and_memory_change_nothing(self):
+        embeddings, labels = made()
+        expected = grouped_recall(embeddings, labels)
+        order = torch.randperm(len(labels))
+        for other in (
+            grouped_recall(embeddings[order], labels[order]),
+            grouped_recall(embeddings, labels * 3 - 2**40),  # the order of the labels stays
+            grouped_recall(embeddings, labels, memory_mb=0.01),
+            grouped_recall(embeddings.numpy(), labels.numpy()),
+            grouped_recall(embeddings, labels.to(torch.uint8)),
+        ):
+            assert other.at == pytest.approx(expected.at, abs=1e-12)
+            assert other.intervals[1] == pytest.approx(expected.intervals[1], abs=1e-12)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_is_taken_as_it_is(self, dtype):
+        embeddings, labels = made()
+        rounded = embeddings.to(dtype)
+        assert grouped_recall(rounded, labels) == grouped_recall(rounded.float(), labels)
+
+    def test_one_k_or_several(self):
+        embeddings, labels = made()
+        several = grouped_recall(embeddings, labels, k=(1, 5, 100))
+        assert grouped_recall(embeddings, labels, k=5).at[5] == several.at[5]
+        assert several.at[1] < several.at[5] < several.at[100] == 1.0
+
+    def test_neither_autocast_nor_a_loose_matmul_reaches_the_scores(self, monkeypatch):
+        embeddings, labels = made()
+        seen, tile = [], ScoreTiles.tile
+
+        def spy(self, *arguments):
+            seen.append(torch.get_float32_matmul_precision())
+            estimates, error = tile(self, *arguments)
+            seen.append(estimates.dtype)
+            return estimates, error
+
+        monkeypatch.setattr(ScoreTiles, "tile", spy)
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("medium")
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                grouped_recall(embeddings.requires_grad_(), labels)
+            assert torch.get_float32_matmul_precision() == "medium"
+        finally:
+            torch.set_float32_matmul_precision(before)
+        assert {"highest"} < set(seen) <= {"highest", torch.float32, torch.float64}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"group_size": 9}, r"Groups of 9 labels cannot be made of 8 labels. Use group_size <= 8"),
+            ({"k": 0}, r"grouped_recall: k=0 is no positive rank"),
+            ({"k": ()}, r"grouped_recall: k=\(\) is no positive rank"),
+            ({"confidence": 95}, r"confidence=95 is no probability"),
+            ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
+            ({"labels": torch.arange(7)}, r"grouped_recall: 40 embeddings, but 7 labels"),
+            ({"embeddings": torch.full((40, 2), math.nan)}, r"40 of 40 rows of embeddings hold NaN"),
+            ({"gallery": torch.ones(3, 4)}, r"gallery and gallery_labels belong together"),
+            ({"gallery_labels": torch.arange(3)}, r"gallery and gallery_labels belong together"),
+            (
+                {"gallery": torch.ones(3, 5), "gallery_labels": torch.arange(3)},
+                r"embeddings have dimension 4, the gallery has 5",
+            ),
+            ({"gallery": torch.ones(3, 4), "gallery_labels": torch.arange(2)}, r"3 gallery items, but 2 gallery_labels"),
+        ],
+    )
+    def test_says_what_is_wrong(self, change, message):
+        embeddings, labels = made(8, 5, 4)
+        with pytest.raises(ValueError, match=message):
+            grouped_recall(**({"embeddings": embeddings, "labels": labels, "group_size": 4} | change))
+
+    def test_unknown_choices(self):
+        embeddings, labels = made(8, 5, 4)
+        for choice in ("similarity", "ties"):
+            with pytest.raises((ValueError, TypeError)):
+                grouped_recall(embeddings, labels, **{choice: "best"})
+
+    def test_a_group_without_any_match(self):
+        labels = torch.arange(4)
+        with pytest.raises(ValueError, match=r"none of the 2 queries of group 0 \(labels \[\d, \d\]\) has a match"):
+            grouped_recall(torch.randn(4, 3), labels, group_size=2)
+
+    def test_a_group_without_any_gallery_item(self):
+        queries, labels = torch.randn(20, 3), torch.arange(20)
+        gallery, gallery_labels = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
+        with pytest.raises(ValueError, match=r"has a match. Use a larger group_size than 5, or drop the labels"):
+            grouped_recall(queries, labels, gallery, gallery_labels, group_size=5)
+        report = evaluate_retrieval(queries, labels, gallery, gallery_labels, group_size=5)
+        assert report.grouped is None
+        assert any("has a match" in note for note in report.notes)
