@@ -27,6 +27,7 @@ class EvaluationMonitor(Callback, ABC):
 
     prefix: str | None = None
     """first part of the keys; None for the stage, `val` or `test`"""
+    _remedy_for_two = "Keep one of them."
 
     def __init__(self, source: EmbeddingSource, labels: LabelSource | None, strict: bool) -> None:
         owner = type(self).__name__
@@ -60,11 +61,11 @@ class EvaluationMonitor(Callback, ABC):
             ValueError: if another monitor of this kind would log under the same keys: Lightning would log their mean.
         """
         owner = type(self).__name__
-        for other in trainer.callbacks:
+        for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
             if other is not self and isinstance(other, type(self)) and self._prefixes() & other._prefixes():
                 raise ValueError(
                     f"Two {owner}s in one Trainer would log under the same keys, which Lightning turns into their mean. "
-                    + ("Keep one of them." if self.prefix is None is other.prefix else "Give them different prefixes.")
+                    + self._remedy_for_two
                 )
         self._reader.attach(pl_module)
 
@@ -141,6 +142,7 @@ class EvaluationMonitor(Callback, ABC):
 
     def _read(self, trainer: Trainer, outputs: Any, batch: Any, loader: int, step: str) -> None:
         if loader in self._failed:
+            self._reader.dismiss()
             return
         try:
             embeddings, labels = self._reader.read(outputs, batch, step)

@@ -17,9 +17,10 @@ QUIET_SECONDS = 1.0
 @contextmanager
 def evaluation_progress(trainer: Trainer, words: str) -> Iterator[Callable[[int, int], None]]:
     """A function of (pairs done, pairs in all) that shows them, if the evaluation is long and the Trainer shows bars."""
-    shown = trainer.progress_bar_callback is not None and trainer.is_global_zero
+    trainer_bar = trainer.progress_bar_callback
+    shown = trainer_bar is not None and not getattr(trainer_bar, "is_disabled", False) and trainer.is_global_zero
     started, bar, task = time.monotonic(), None, None
-    rich = trainer.progress_bar_callback if isinstance(trainer.progress_bar_callback, RichProgressBar) else None
+    rich = trainer_bar if isinstance(trainer_bar, RichProgressBar) else None
     progress = getattr(rich, "progress", None)
 
     def show(done: int, total: int) -> None:
@@ -30,7 +31,8 @@ def evaluation_progress(trainer: Trainer, words: str) -> Iterator[Callable[[int,
             task = progress.add_task(words, total=total) if task is None else task
             progress.update(task, completed=done, total=total)
         elif rich is None:
-            bar = bar or tqdm(desc=words, total=total, unit="pair", unit_scale=True, leave=False, dynamic_ncols=True)
+            if bar is None:
+                bar = tqdm(desc=words, total=total, unit="pair", unit_scale=True, leave=False, dynamic_ncols=True)
             bar.total = total
             bar.update(done - bar.n)
 

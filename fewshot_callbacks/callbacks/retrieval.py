@@ -68,6 +68,7 @@ class RetrievalMonitor(EvaluationMonitor):
     """
 
     reports: dict[str, RetrievalReport]
+    _remedy_for_two = "Give them different prefixes."
 
     def __init__(
         self,
@@ -106,6 +107,8 @@ class RetrievalMonitor(EvaluationMonitor):
             "memory_mb": memory_mb,
         }
         check_settings("RetrievalMonitor", **self._settings)
+        if prefix == "":
+            raise ValueError("RetrievalMonitor(prefix=''): the keys need a first part. Leave it out for val and test.")
         self.gallery_loader, self.gallery_flag = gallery_loader, gallery_flag
         self.prefix, self.prog_bar = prefix, prog_bar
         self.reports = {}
@@ -149,7 +152,7 @@ class RetrievalMonitor(EvaluationMonitor):
     # ------------------------------------------------------------------------------------------------------------ measuring
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        prefix = self.prefix or stage
+        prefix = stage if self.prefix is None else self.prefix
         self.reports = {}
         ends = suffixes(trainer)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,9 +19,9 @@ PANELS = (
 SMOOTHING = 0.9
 
 
-def read_metric(log: Path, name: str) -> tuple[list[int], list[float]]:
+def read_metric(log: str | Path, name: str) -> tuple[list[int], list[float]]:
     """Steps and values of one metric of a CSVLogger's file; empty where it was never logged."""
-    with log.open(newline="") as lines:
+    with Path(log).open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row.get(name)]
     return [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
 
@@ -56,8 +57,8 @@ def smooth(values: list[float]) -> list[float]:
     mean = weight = 0.0
     result = []
     for value in values:
-        if value == value:
+        if not math.isnan(value):
             mean = SMOOTHING * mean + (1 - SMOOTHING) * value
             weight = SMOOTHING * weight + (1 - SMOOTHING)
-        result.append(mean / weight if weight else float("nan"))
+        result.append(mean / weight if weight else math.nan)
     return result

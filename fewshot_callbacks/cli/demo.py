@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -31,7 +32,8 @@ from fewshot_callbacks.protonet import ProtoNet
 
 MARKER = "results.json"
 HEADS: tuple[Literal["softmax", "dr"], ...] = ("softmax", "dr")
-TITLES = {"random": "random weights", "softmax": "softmax head", "dr": "distance-ratio head"}
+TITLES = {"random": "random", "softmax": "softmax", "dr": "DR"}
+SHOWN = ("train/loss", "train/J", "val/mAP")
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,10 @@ def parser() -> ArgumentParser:
             "compare them with random weights on scripts that were never seen. Writes curves, logs and checkpoints."
         ),
     )
-    options.add_argument("--output", type=Path, default=Path("demo"), help="folder to write; an earlier demo is replaced")
-    options.add_argument("--epochs", type=int, default=5, help="training epochs of each head")
+    options.add_argument(
+        "--output", type=Path, default=Path("demo"), help="folder to write; an earlier demo is replaced"
+    )
+    options.add_argument("--epochs", type=int, default=4, help="training epochs of each head")
     options.add_argument("--episodes", type=int, default=40, help="training episodes in an epoch")
     options.add_argument("--test_episodes", type=int, default=600, help="episodes of the comparison")
     options.add_argument("--seed", type=int, default=0, help="of weights, episodes and augmentation")
@@ -72,10 +76,15 @@ def run(arguments: Sequence[str]) -> None:
     console = Console()
     started = time.perf_counter()
     with quiet_lightning(), fresh_folder(options.output) as folder:
-        console.print("[bold]fewshot demo[/]: one character is a class, its typefaces are the images.")
+        console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
         with console.status("Drawing the glyphs (once; they are cached) ..."):
             data = GlyphDataModule(
-                ways=20, queries=3, episodes=options.episodes, test_episodes=options.test_episodes, seed=options.seed
+                ways=20,
+                queries=3,
+                episodes=options.episodes,
+                test_ways=20,  # 5-way tells the heads apart less well
+                test_episodes=options.test_episodes,
+                seed=options.seed,
             )
             data.prepare_data()
         counts = {name: data.glyphs(name) for name in ("train", "val", "test")}
@@ -84,7 +93,9 @@ def run(arguments: Sequence[str]) -> None:
             console.print(f"  {name:<5} {len(glyphs):>6,} images of {len(glyphs.characters):>5,} classes: {scripts}")
         rows = [evaluate_random(data, options, folder)]
         for head in HEADS:
-            console.print(f"\n[bold]{TITLES[head]}[/]: {options.epochs} epochs of {options.episodes} episodes, 20-way 1-shot")
+            console.print(
+                f"\n[bold]{TITLES[head]}[/]: {options.epochs} epochs of {options.episodes} episodes, 20-way 1-shot"
+            )
             rows.append(train_and_test(head, data, options, folder, console))
         draw_curves({TITLES[head]: folder / head / "metrics.csv" for head in HEADS}, folder / "curves.png")
         (folder / MARKER).write_text(json.dumps([as_dict(row) for row in rows], indent=2) + "\n")
@@ -96,6 +107,17 @@ def run(arguments: Sequence[str]) -> None:
         f"TensorBoard: tensorboard --logdir {options.output}",
         soft_wrap=True,
     )
+
+
+class DemoProgressBar(RichProgressBar):
+    """Lightning's bar with the loss, J and mAP beside it."""
+
+    def get_metrics(
+        self, trainer: Trainer, pl_module: LightningModule
+    ) -> dict[str, int | str | float | dict[str, float]]:
+        """What the demo is about, in one line."""
+        metrics = super().get_metrics(trainer, pl_module)
+        return {name: value for name, value in metrics.items() if name in SHOWN}
 
 
 def build(head: Literal["softmax", "dr"], data: GlyphDataModule, options: Any) -> ProtoNet:
@@ -136,7 +158,7 @@ def train_and_test(
         accelerator=options.accelerator,
         devices=1,
         max_epochs=options.epochs,
-        callbacks=[DiscriminantRatioMonitor(), monitor, best, RichProgressBar(leave=True)],
+        callbacks=[DiscriminantRatioMonitor(), monitor, best, DemoProgressBar(leave=True)],
         logger=[
             CSVLogger(folder, name=head, version=""),
             TensorBoardLogger(str(folder), name=head, version="tensorboard"),
@@ -180,25 +202,30 @@ def tested(
 def comparison(rows: Sequence[Row]) -> Table:
     """The table at the end."""
     first = rows[0]
-    scripts = f"{first.report.queries:,} images of {first.report.classes} classes of scripts never seen in training"
     table = Table(
-        title=f"On {scripts}",
-        caption=f"accuracy: 5-way 1-shot, {first.episodes} episodes (list {first.episodes_hash}); ± are 95 % intervals",
+        title=f"{first.report.queries:,} images of {first.report.classes} classes, scripts never seen in training",
+        caption=(
+            f"accuracy: 20-way 1-shot, {first.episodes} episodes, list {first.episodes_hash}. Grouped R@1: among "
+            f"{first.report.grouped.group_size if first.report.grouped else 0} classes. ± are 95 % intervals. random: the "
+            "weights before training."
+        ),
         title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     table.add_column("")
-    for column in ("accuracy", "mAP", "Recall@1", "Grouped R@1", "R@P 0.95", "F1", "J"):
-        table.add_column(column, justify="right")
+    for column in ("accuracy %", "mAP", "Recall@1", "Grouped R@1", "R@P.95", "F1", "J"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         report = row.report
         grouped = report.grouped_recall_at.get(1, float("nan"))
         span = report.intervals["grouped_recall@1"].half_width if report.grouped else float("nan")
         table.add_row(
             TITLES[row.name],
-            f"{100 * row.accuracy:.1f} ± {100 * row.accuracy_ci95:.1f} %",
-            f"{report.mAP:.3f} ± {report.intervals['mAP'].half_width:.3f}",
+            f"{100 * row.accuracy:.1f} ±{100 * row.accuracy_ci95:.1f}",
+            f"{report.mAP:.3f}",
             f"{report.recall_at[1]:.3f}",
-            f"{grouped:.3f} ± {span:.3f}",
+            f"{grouped:.3f} ±{span:.3f}",
             f"{report.recall_at_precision[0.95]:.3f}",
             f"{report.f1:.3f}",
             f"{row.j:.2f}",
@@ -250,7 +277,12 @@ def quiet_lightning() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        for words in (".*does not have many workers.*", ".*LeafSpec.*", ".*GPU available but not used.*"):
+        for words in (
+            ".*does not have many workers.*",
+            ".*Checkpoint directory.*",
+            ".*LeafSpec.*",
+            ".*GPU available but not used.*",
+        ):
             warnings.filterwarnings("ignore", words)
         if not sys.warnoptions:
             warnings.filterwarnings("ignore", category=DeprecationWarning)

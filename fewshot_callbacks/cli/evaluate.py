@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from jsonargparse import ArgumentParser
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -82,7 +84,7 @@ def run(arguments: Sequence[str]) -> None:
         console.print(f"[yellow]note[/] {note}")
 
 
-def load_arrays(file: Path) -> dict[str, np.ndarray[Any, Any]]:
+def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file.
 
     Raises:
@@ -107,13 +109,13 @@ def load_arrays(file: Path) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
-def discriminant_ratio_of(arrays: dict[str, np.ndarray[Any, Any]]) -> float | None:
+def discriminant_ratio_of(arrays: dict[str, NDArray[Any]]) -> float | None:
     """J of the queries; None where it says nothing."""
     import torch  # noqa: PLC0415 - after the arrays have been found
 
     moments = ClassMoments.of(torch.as_tensor(arrays["embeddings"]), torch.as_tensor(arrays["labels"]).long())
     value = float(moments.discriminant_ratio())
-    return value if value == value else None
+    return None if math.isnan(value) else value
 
 
 def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
@@ -125,7 +127,7 @@ def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
     table.add_column("meaning", style="dim")
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
-        span = f"{interval.low:.4f} – {interval.high:.4f}" if interval and interval.low == interval.low else ""
+        span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
         table.add_row(name, f"{value:.4f}", span, _meaning(name, report))
     table.add_row("J", "n/a" if j is None else f"{j:.4f}", "", "scatter between classes over scatter within them")
     return table
@@ -155,7 +157,12 @@ def _progress(console: Console, *, hidden: bool) -> Iterator[Callable[[int, int]
     if hidden:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("pairs", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

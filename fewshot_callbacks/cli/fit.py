@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fewshot_callbacks.protonet import ProtoNet
 
-TRAINER_DEFAULTS = {
-    "log_every_n_steps": 10,
-    "callbacks": [
-        {"class_path": "fewshot_callbacks.callbacks.DiscriminantRatioMonitor"},
-        {"class_path": "fewshot_callbacks.callbacks.RetrievalMonitor"},
-        {
-            "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
-            "init_args": {"monitor": "val/mAP", "mode": "max", "filename": "best", "save_last": True},
-        },
-    ],
-    "logger": {
-        "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
-        "init_args": {"save_dir": "runs", "name": None},
-    },
-}
+DEFAULTS = Path(__file__).with_name("defaults.yaml")
 """The monitors, the checkpoint of the best mAP, and TensorBoard logs in `runs/`."""
 
 
@@ -57,13 +45,16 @@ def _batches(data: LightningDataModule) -> str:
 
 def run(arguments: Sequence[str]) -> None:
     """Run `fit`, `validate` or `test` with the words that follow."""
-    FewshotCLI(
-        ProtoNet,
-        LightningDataModule,
-        subclass_mode_data=True,
-        seed_everything_default=0,
-        trainer_defaults=TRAINER_DEFAULTS,
-        parser_kwargs={"prog": "fewshot"},
-        save_config_kwargs={"overwrite": True},
-        args=list(arguments),
-    )
+    before, sys.argv = sys.argv, ["fewshot", *arguments]  # LightningCLI reads these, and warns of any other way
+    try:
+        FewshotCLI(
+            ProtoNet,
+            LightningDataModule,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            parser_kwargs={"prog": "fewshot"}
+            | {command: {"default_config_files": [str(DEFAULTS)]} for command in ("fit", "validate", "test")},
+            save_config_kwargs={"overwrite": True},
+        )
+    finally:
+        sys.argv = before

@@ -60,7 +60,9 @@ def _table(plan: EvaluationPlan, speed: float) -> Table:
     table.add_column(justify="right")
     table.add_column(style="dim")
     table.add_row("pairs", f"{plan.pairs:,}", "each is scored; nothing is truncated")
-    table.add_row("operations", f"{plan.floating_point_operations:.3g}", "of the matrix product, two for each component")
+    table.add_row(
+        "operations", f"{plan.floating_point_operations:.3g}", "of the matrix product, two for each component"
+    )
     table.add_row(
         "matrix product",
         _duration(plan.floating_point_operations / speed),

@@ -88,13 +88,13 @@ def scripted(points: Tensor, labels: Tensor, quality: float) -> Tensor:
 
 
 def retrieval(**settings: Any) -> RetrievalMonitor:
-    """A monitor for six classes: Grouped Recall in groups of two."""
-    return RetrievalMonitor(**({"group_size": 2} | settings))
+    """A monitor for six classes, too few for Grouped Recall in groups of ten."""
+    return RetrievalMonitor(**({"group_size": None} | settings))
 
 
 def measured(embeddings: Tensor, labels: Tensor, *gallery: Tensor, **settings: Any) -> dict[str, float]:
     """What `retrieval` must log, without the prefix."""
-    report = evaluate_retrieval(embeddings, labels, *gallery, **({"group_size": 2} | settings))
+    report = evaluate_retrieval(embeddings, labels, *gallery, **({"group_size": None} | settings))
     return report.metrics() | {"queries_without_match": float(report.queries_without_match)}
 
 
@@ -103,6 +103,11 @@ def trainer(*callbacks: Callback, **settings: Any) -> Trainer:
     checkpoints = any("Checkpoint" in type(callback).__name__ for callback in callbacks)
     defaults = quiet | {"max_epochs": 1, "num_sanity_val_steps": 0, "enable_checkpointing": checkpoints}
     return Trainer(**(defaults | settings), callbacks=list(callbacks))
+
+
+def said(warnings: Any) -> list[str]:
+    """What was warned of, but for what torch says of itself."""
+    return [str(warning.message) for warning in warnings if "treespec" not in str(warning.message)]
 
 
 class EveryEpoch(Callback):

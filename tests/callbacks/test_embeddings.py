@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, FailurePolicy, read_flag
-from tests.callbacks.models import Net, hooks, items, loader, measured, retrieval, trainer
+from tests.callbacks.models import Net, hooks, items, loader, measured, retrieval, said, trainer
 
 E, L = torch.randn(4, 3), torch.tensor([5, 5, 9, 9])
 
@@ -121,12 +121,12 @@ def test_calls_that_do_not_add_up_are_refused() -> None:
 
 
 def test_a_submodule_that_was_not_called() -> None:
-    with pytest.raises(ValueError, match="validation_step did not call the submodule 'encoder'.*Name one that runs"):
+    with pytest.raises(ValueError, match=r"validation_step did not call the submodule 'encoder'.*Name one that runs"):
         Calls().embeddings_of("encoder")
 
 
 def test_a_submodule_that_returns_no_tensor() -> None:
-    with pytest.raises(ValueError, match="'recurrent' returns a tuple of 2, not a tensor. Pass source=lambda"):
+    with pytest.raises(ValueError, match=r"'recurrent' returns a tuple of 2, not a tensor. Pass source=lambda"):
         Calls().embeddings_of("recurrent", 4)
 
 
@@ -309,13 +309,16 @@ def test_a_flag_that_is_no_mask(flag: Any, what: str) -> None:
 
 def test_an_error_is_said_once_and_another_again() -> None:
     policy = FailurePolicy("Monitor", strict=False)
-    with pytest.warns(UserWarning) as said:
-        policy.handle(ValueError("rows 3 to 5 of the embeddings."), "val/J is NaN.")
-        policy.handle(ValueError("rows 3 to 5 of the embeddings."), "val/J is NaN.")
-        policy.handle(RuntimeError("out of memory"), "val/J is NaN.")
-        policy.handle(KeyError(), "val/J is NaN.")
+    rows = ValueError("rows 3 to 5 of the embeddings.")
+
+    def handle(*errors: Exception) -> None:
+        for error in errors:
+            policy.handle(error, "val/J is NaN.")
+
+    with pytest.warns(UserWarning, match="val/J is NaN") as warned:
+        handle(rows, rows, RuntimeError("out of memory"), KeyError(), rows)
     end = " (Said once; Monitor(strict=True) raises instead.)"
-    assert [str(warning.message) for warning in said] == [
+    assert said(warned) == [
         f"val/J is NaN. rows 3 to 5 of the embeddings.{end}",
         f"val/J is NaN. RuntimeError: out of memory{end}",
         f"val/J is NaN. KeyError: KeyError{end}",
@@ -365,5 +368,5 @@ def test_every_source_gives_the_same_values(returns: Any, settings: dict[str, An
 
 
 def test_an_unknown_submodule_ends_the_fit_before_it_starts() -> None:
-    with pytest.raises(ValueError, match="Net has no submodule of that name. It has, for instance, encoder"):
+    with pytest.raises(ValueError, match=r"Net has no submodule of that name. It has, for instance, encoder"):
         trainer(retrieval(source="encder")).validate(Net(), loader(), verbose=False)

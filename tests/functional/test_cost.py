@@ -15,7 +15,7 @@ def test_one_by_hand():
     plan = plan_evaluation(1000, 2000, 128)
     assert plan.pairs == 2_000_000
     assert plan.floating_point_operations == 512_000_000  # 2 * 2e6 * 128
-    assert plan.embeddings_bytes == 3000 * 128 * 4
+    assert (plan.query_bytes, plan.gallery_bytes) == (1000 * 128 * 4, 2000 * 128 * 4)
     assert plan.matrix_bytes == 8_000_000
     assert plan.memory_bytes == 512 * 2**20
     assert plan.tile == (1000, 2000)

@@ -90,7 +90,9 @@ class TestDefinition:
         index = calinski_harabasz_score(embeddings.numpy(), labels.numpy())
         expected = index * (5 - 1) / (60 - 5)
         assert discriminant_ratio(embeddings, labels, eps=0.0).item() == pytest.approx(expected, rel=1e-12)
-        assert ClassMoments.of(embeddings, labels).discriminant_ratio(eps=0.0).item() == pytest.approx(expected, rel=1e-12)
+        assert ClassMoments.of(embeddings, labels).discriminant_ratio(eps=0.0).item() == pytest.approx(
+            expected, rel=1e-12
+        )
 
     def test_the_two_scatters_add_up_to_the_total(self):
         embeddings, labels = made()
@@ -181,7 +183,9 @@ class TestNothingToSay:
         assert discriminant_ratio(embeddings, labels, eps=0.5).item() == 8.0
 
     def test_one_class_is_not_separated_at_all(self):
-        assert discriminant_ratio(torch.randn(5, 3), torch.zeros(5, dtype=torch.long)).item() == pytest.approx(0, abs=1e-6)
+        assert discriminant_ratio(torch.randn(5, 3), torch.zeros(5, dtype=torch.long)).item() == pytest.approx(
+            0, abs=1e-6
+        )
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     @pytest.mark.parametrize("place", [0, 7])

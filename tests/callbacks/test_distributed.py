@@ -1,0 +1,127 @@
+"""Two processes give what one gives, the same to both, also when one of them fails."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fewshot_callbacks.functional import discriminant_ratio
+from tests.callbacks import two_processes
+from tests.callbacks.models import measured, scripted
+from tests.callbacks.two_processes import ITEMS, QUALITY, seeded, shorter, uneven
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the two has seen."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PL_TORCH_DISTRIBUTED_BACKEND": "gloo"}
+    process = subprocess.run(
+        [sys.executable, two_processes.__file__, folder],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,  # a rank that waits for the other one would wait for half an hour
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def expected_of(*data: Any) -> dict[str, float]:
+    """The values of one process, by hand."""
+    net = seeded()
+    sets = [tensor for part in data for tensor in net.by_hand(part)]
+    return measured(*sets)
+
+
+def values_of(seen: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in seen.items() if key != "said"}
+
+
+def test_the_number_of_items_is_uneven() -> None:
+    assert len(uneven()) == ITEMS
+    assert ITEMS % 2 == 1
+
+
+def test_two_processes_give_what_one_gives(ranks: list[dict[str, Any]]) -> None:
+    expected = expected_of(uneven()) | {"J": float(discriminant_ratio(*seeded().by_hand(uneven())))}
+    for seen in ranks:
+        assert seen["one"]["said"] == []
+        assert values_of(seen["one"]) == pytest.approx({f"val/{k}": v for k, v in expected.items()}, rel=1e-5)
+
+
+def test_a_repeated_item_would_be_noticed() -> None:
+    """The values are those of 25 items, and would be others with the first one twice."""
+    data = uneven()
+    data.tensors = tuple(torch.cat([tensor, tensor[:1]]) for tensor in data.tensors)
+    assert expected_of(data)["mAP"] != pytest.approx(expected_of(uneven())["mAP"], rel=1e-3)
+    ratios = [float(discriminant_ratio(*seeded().by_hand(part))) for part in (data, uneven())]
+    assert ratios[0] != pytest.approx(ratios[1], rel=1e-3)
+
+
+def test_several_loaders(ranks: list[dict[str, Any]]) -> None:
+    expected = {}
+    for end, data in (("/dataloader_idx_0", uneven()), ("/dataloader_idx_1", shorter())):
+        ratio = {"J": float(discriminant_ratio(*seeded().by_hand(data)))}
+        expected |= {f"val/{name}{end}": value for name, value in (expected_of(data) | ratio).items()}
+    for seen in ranks:
+        assert values_of(seen["two"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_gallery_loader_and_a_flag(ranks: list[dict[str, Any]]) -> None:
+    searched = expected_of(shorter(), uneven())
+    embeddings, labels = seeded().by_hand(uneven())
+    chosen = uneven().tensors[0][:, 0] > 0.3
+    assert 5 < int(chosen.sum()) < 20
+    flagged = measured(embeddings[~chosen], labels[~chosen], embeddings[chosen], labels[chosen])
+    for seen in ranks:
+        assert values_of(seen["gallery"]) == pytest.approx({f"val/{k}": v for k, v in searched.items()}, rel=1e-5)
+        assert values_of(seen["flag"]) == pytest.approx({f"val/{k}": v for k, v in flagged.items()}, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "map_words", "j_words"),
+    [
+        ("nan", "12 of 25 rows of embeddings hold NaN or Inf, the first at index 1", "some are not finite"),
+        ("nothing", "found no embeddings: validation_step returned None", "found no embeddings: validation_step retu"),
+    ],
+)
+def test_a_failure_of_one_process_is_nan_in_both_and_said_by_the_first(
+    ranks: list[dict[str, Any]], how: str, map_words: str, j_words: str
+) -> None:
+    for seen in ranks:
+        assert {"val/mAP", "val/recall@1", "val/J"} <= set(seen[how])
+        assert all(math.isnan(value) for value in values_of(seen[how]).values())
+    of_map, of_j = ranks[0][how]["said"]
+    assert of_map.startswith("val/mAP and its companions are NaN.")
+    assert map_words in of_map
+    assert of_j.startswith("val/J is NaN.")
+    assert j_words in of_j
+    assert ranks[1][how]["said"] == []
+
+
+def test_the_state_of_python_random_is_left_alone(ranks: list[dict[str, Any]]) -> None:
+    assert [seen["random is untouched"] for seen in ranks] == [True, True]
+
+
+def test_a_fit(ranks: list[dict[str, Any]]) -> None:
+    points, labels = uneven().tensors
+    maps = [measured(scripted(points, labels, quality), labels)["mAP"] for quality in QUALITY]
+    for seen in ranks:
+        assert seen["fit"]["mAP"] == pytest.approx(maps, rel=1e-6)
+        assert seen["fit"]["best"] == "epoch=1.ckpt"
+        own = [float(discriminant_ratio(torch.tensor(z), torch.tensor(y))) for z, y in seen["fit"]["steps"]]
+        assert seen["fit"]["J"] == pytest.approx(own, rel=1e-5, nan_ok=True)
+    assert ranks[0]["fit"]["J"] != ranks[1]["fit"]["J"]

@@ -1,0 +1,396 @@
+"""The monitors in whole fits: what Lightning's own callbacks see, and that nothing else changes."""
+
+import csv
+import math
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+from fewshot_callbacks.callbacks import retrieval as retrieval_module
+from fewshot_callbacks.data.episodes import EpisodicBatchSampler
+from fewshot_callbacks.functional import discriminant_ratio
+from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
+from tests.callbacks.models import (
+    EveryBatch,
+    EveryEpoch,
+    Net,
+    Scripted,
+    hooks,
+    items,
+    loader,
+    measured,
+    retrieval,
+    said,
+    scripted,
+    trainer,
+)
+
+NAN = math.nan
+
+
+def quality_to_map(quality: float, n: int = 36) -> float:
+    points, labels = (tensor[:n] for tensor in items().tensors)
+    return NAN if math.isnan(quality) else measured(scripted(points, labels, quality), labels)["mAP"]
+
+
+def is_clean(net: Net, *monitors: Any) -> bool:
+    """No hook, no embeddings, nothing expected."""
+    return hooks(net) == 0 and not any(
+        monitor._reader._captured
+        or monitor._failed
+        or getattr(monitor, "_stores", None)
+        or getattr(monitor, "_moments", None)
+        for monitor in monitors
+    )
+
+
+# ------------------------------------------------------------------------------------- checkpoints and early stopping
+
+QUALITY = [0.0, 0.6, 4.0, 0.3]
+MAPS = [quality_to_map(quality) for quality in QUALITY]
+
+
+def test_the_script_has_its_best_epoch_in_the_middle() -> None:
+    assert MAPS[2] == 1.0
+    assert max(MAPS[:2] + MAPS[3:]) < 0.9
+
+
+@pytest.mark.parametrize("monitor_last", [True, False])
+def test_model_checkpoint_keeps_the_best_epoch(tmp_path: Path, monitor_last: bool) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="val/mAP", mode="max", filename="{epoch}")
+    epochs = EveryEpoch()
+    callbacks = [best, retrieval(), epochs] if monitor_last else [retrieval(), best, epochs]
+    trainer(*callbacks, max_epochs=4).fit(Scripted(QUALITY), loader(), loader())
+    assert epochs.values == pytest.approx(MAPS, rel=1e-6)
+    assert Path(best.best_model_path).name == "epoch=2.ckpt"
+    assert float(best.best_model_score) == 1.0
+
+
+def test_early_stopping_stops_after_the_best_epoch() -> None:
+    stopping, epochs = EarlyStopping("val/mAP", mode="max", patience=1), EveryEpoch()
+    quality = [0.0, 4.0, 0.3, 0.3, 0.3]
+    run = trainer(stopping, retrieval(), epochs, max_epochs=5)
+    run.fit(Scripted(quality), loader(), loader())
+    assert stopping.stopped_epoch == 2
+    assert epochs.values == pytest.approx([quality_to_map(q) for q in quality[:3]], rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+def test_a_fit_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    first, again = (
+        ModelCheckpoint(tmp_path, monitor="val/mAP", mode="max", filename="{epoch}", save_last=True) for _ in range(2)
+    )
+    monitors = retrieval(), DiscriminantRatioMonitor(every_n_steps=3)
+    trainer(*monitors, first, max_epochs=2).fit(Scripted(QUALITY), loader(), loader())
+    epochs, rest = EveryEpoch(), EveryBatch()
+    run = trainer(retrieval(), DiscriminantRatioMonitor(every_n_steps=3), rest, epochs, again, max_epochs=4)
+    run.fit(Scripted(QUALITY), loader(), loader(), ckpt_path=first.last_model_path)
+    assert epochs.values == pytest.approx(MAPS[2:], rel=1e-6)
+    assert Path(again.best_model_path).name == "epoch=2.ckpt"
+    # batches 9 and 12 are due, the first and the last of the 9th to 16th that follow the 8 of the first fit
+    every = [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in rest.outputs]
+    assert rest.logged[0] == pytest.approx(every[0])
+    assert rest.logged[3:6] == pytest.approx([every[3]] * 3)
+
+
+def test_every_logger_gets_every_validation(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    run = trainer(retrieval(), DiscriminantRatioMonitor(), max_epochs=4, logger=logger, log_every_n_steps=1)
+    run.fit(Scripted(QUALITY), loader(), loader())
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["val/mAP"]) for row in rows if row["val/mAP"]] == pytest.approx(MAPS, rel=1e-6)
+    expected = [float(discriminant_ratio(scripted(*items().tensors, q), items().tensors[1])) for q in QUALITY]
+    assert [float(row["val/J"]) for row in rows if row["val/J"]] == pytest.approx(expected, rel=1e-5)
+    assert len([row for row in rows if row["train/J"]]) >= 16
+
+
+# ------------------------------------------------------------------------------------------------- shapes of a validation
+
+
+@pytest.mark.parametrize(
+    ("settings", "qualities", "items_seen"),
+    [
+        ({"limit_val_batches": 2}, [0.0, 0.6, 4.0, 0.3], 22),
+        ({"check_val_every_n_epoch": 2}, [0.6, 0.3], 36),
+        ({"val_check_interval": 2, "max_epochs": 2}, [0.0, 0.0, 0.6, 0.6], 36),
+        ({"overfit_batches": 2}, [0.0, 0.6, 4.0, 0.3], 22),
+        ({"limit_val_batches": 0}, [], 0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*overfit_batches")
+def test_whatever_is_validated_is_measured(settings: dict[str, Any], qualities: list[float], items_seen: int) -> None:
+    epochs = EveryEpoch()
+    monitors = retrieval(), DiscriminantRatioMonitor()
+    net = Scripted(QUALITY)
+    trainer(*monitors, epochs, **({"max_epochs": 4} | settings)).fit(net, loader(), loader())
+    assert epochs.values == pytest.approx([quality_to_map(quality, items_seen) for quality in qualities], rel=1e-6)
+    assert is_clean(net, *monitors)
+
+
+def test_fast_dev_run() -> None:
+    run = trainer(retrieval(), DiscriminantRatioMonitor(), fast_dev_run=True)
+    run.fit(Scripted(QUALITY), loader(), loader(batch_size=12))
+    assert float(run.callback_metrics["val/mAP"]) == pytest.approx(quality_to_map(0.0, 12), rel=1e-6)
+
+
+def test_validate_and_test_after_fit_look_at_the_loaders_they_are_given() -> None:
+    net, other = Net(), items(per_class=4, seed=4)
+    monitors = retrieval(), DiscriminantRatioMonitor()
+    run = trainer(*monitors)
+    run.fit(net, loader(), [loader(), loader()])
+    assert "val/mAP/dataloader_idx_1" in run.callback_metrics
+    [validated] = run.validate(net, loader(other), verbose=False)
+    [tested] = run.test(net, loader(other), verbose=False)
+    embeddings, labels = net.by_hand(other)
+    expected = measured(embeddings, labels) | {"J": float(discriminant_ratio(embeddings, labels))}
+    assert validated == pytest.approx({f"val/{name}": value for name, value in expected.items()}, rel=1e-5)
+    assert tested == pytest.approx({f"test/{name}": value for name, value in expected.items()}, rel=1e-5)
+    assert set(monitors[0].reports) == {""}
+    assert is_clean(net, *monitors)
+
+
+# ------------------------------------------------------------------------------------------------------ the sanity check
+
+
+def test_the_sanity_check_measures_nothing() -> None:
+    epochs = EveryEpoch()
+    seen: list[set[str]] = []
+
+    class AtStart(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            seen.append({*trainer.callback_metrics, *trainer.progress_bar_metrics, *monitors[0].reports})
+
+    monitors = retrieval(), DiscriminantRatioMonitor()
+    trainer(*monitors, epochs, AtStart(), num_sanity_val_steps=2).fit(Scripted([0.6]), loader(), loader())
+    assert seen == [set()]
+    assert epochs.values == pytest.approx([quality_to_map(0.6)])  # and nothing of the sanity check is left in it
+
+
+class Useless(Net):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        super().validation_step(batch, batch_idx)
+        return {"loss": batch[0].mean()}
+
+
+@pytest.mark.parametrize("monitor", [retrieval, DiscriminantRatioMonitor])
+def test_the_sanity_check_shows_what_cannot_be_measured_and_says_it_once(monitor: Callable[..., Any]) -> None:
+    with pytest.warns(UserWarning, match="sanity check") as warned:
+        trainer(monitor(), num_sanity_val_steps=1, max_epochs=2).fit(Useless(), loader(), loader())
+    [words] = said(warned)
+    assert words.startswith(
+        f"The sanity check shows that validation cannot be measured. {type(monitor()).__name__} found no embeddings: "
+        "validation_step returned a mapping with the keys 'loss', but 'embeddings' is wanted."
+    )
+
+
+def test_the_sanity_check_shows_a_missing_flag_before_the_first_epoch() -> None:
+    batches, net = EveryBatch(), Net()
+    with pytest.raises(ValueError, match=r"gallery_flag='is_gallery'.*nor the batch"):
+        trainer(retrieval(gallery_flag="is_gallery", strict=True), batches, num_sanity_val_steps=1).fit(
+            net, loader(), loader()
+        )
+    assert not batches.outputs
+
+
+# --------------------------------------------------------------------------------------------- nothing else is changed
+
+
+def state_after(*monitors: Callback) -> dict[str, Any]:
+    """Everything a fit leaves behind that a monitor might have touched.
+
+    But for the state of Python's own `random`, which the type checker of the tests draws from: see test_distributed.py.
+    """
+    seed_everything(5, verbose=False)
+    modes: list[list[bool]] = []
+
+    class Modes(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+            modes.append([module.training for module in pl_module.modules()])
+
+    net = Net()
+    net.frozen.eval()
+    with torch.no_grad():
+        trainer(*monitors, Modes(), max_epochs=2, val_check_interval=2, num_sanity_val_steps=1).fit(
+            net, loader(shuffle=True), [loader(), loader(items(seed=4))]
+        )
+    assert is_clean(net, *monitors)
+    return {
+        "weights and batch norm": net.state_dict(),
+        "modes": modes,
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state()[1].tolist(),  # noqa: NPY002 - the state that a monitor must not touch
+        "precision": torch.get_float32_matmul_precision(),
+        "threads": torch.get_num_threads(),
+        "gradients": [parameter.requires_grad for parameter in net.parameters()],
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training", "ignore:train/J was NaN in")
+def test_training_is_bit_identical_with_and_without_the_monitors() -> None:
+    without = state_after()
+    with_them = state_after(retrieval(source="encoder"), DiscriminantRatioMonitor(source="encoder", every_n_steps=2))
+    weights, other = without.pop("weights and batch norm"), with_them.pop("weights and batch norm")
+    assert all(weights[name].equal(other[name]) for name in weights)
+    assert not weights["encoder.1.running_mean"].equal(torch.zeros(8))  # it has trained
+    assert without.pop("torch").equal(with_them.pop("torch"))
+    assert without == with_them
+    assert {tuple(modes) for modes in without["modes"]} == {(True, False, True, True, True, True, True, True)}
+
+
+def test_a_submodule_that_cannot_be_read_fills_no_memory_while_training() -> None:
+    """After a failed validation nobody reads what the submodule returns in the steps of the training."""
+    net, monitor = Net(), retrieval(source="encoder", labels="nowhere")
+    kept: list[Any] = []
+    net.classifier.register_forward_pre_hook(lambda *_: kept.append(monitor._reader._captured))
+    with pytest.warns(UserWarning, match=r"labels='nowhere'\): the batch is a list of 2 and has no such entry"):
+        trainer(monitor, max_epochs=2).fit(net, loader(), loader())
+    assert kept == [None] * 8
+
+
+# ---------------------------------------------------------------------------------------------------- when things fail
+
+
+def test_one_diverged_validation_is_nan_and_one_warning_and_the_next_is_fine() -> None:
+    quality = [0.6, NAN, NAN, 4.0]
+    epochs, batches, net, monitor = EveryEpoch(), EveryBatch(), Scripted(quality), retrieval()
+    with pytest.warns(
+        UserWarning, match="val/mAP and its companions are NaN.*36 of 36 rows of emb.*Said once"
+    ) as warned:
+        trainer(monitor, epochs, batches, max_epochs=4).fit(net, loader(), loader())
+    assert len(said(warned)) == 1
+    assert epochs.values == pytest.approx([quality_to_map(q) for q in quality], rel=1e-6, nan_ok=True)
+    assert len(batches.outputs) == 16
+    assert monitor.report is not None
+    assert monitor.report.mAP == 1.0
+
+
+def test_a_strict_monitor_ends_the_fit() -> None:
+    batches, net, monitor = EveryBatch(), Scripted([0.6, NAN, 4.0]), retrieval(strict=True)
+    with pytest.raises(ValueError, match="36 of 36 rows of embeddings hold NaN or Inf"):
+        trainer(monitor, batches, max_epochs=3).fit(net, loader(), loader())
+    assert len(batches.outputs) == 8
+    assert is_clean(net, monitor)
+
+
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """Lightning ignores SIGINT once it has seen one."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+def test_an_interrupted_evaluation_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitors = retrieval(source="encoder"), DiscriminantRatioMonitor(source="encoder")
+    net = Net()
+    run = trainer(*monitors)
+    monkeypatch.setattr(retrieval_module, "evaluate_retrieval", interrupt)
+    with pytest.raises(SystemExit):
+        run.fit(net, loader(), loader())
+    assert is_clean(net, *monitors)
+    monkeypatch.undo()
+    [logged] = run.validate(net, loader(), verbose=False)  # and both can be used again
+    assert logged["val/mAP"] == pytest.approx(measured(*net.by_hand(items()))["mAP"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
+@pytest.mark.parametrize("step", ["training_step", "validation_step"])
+def test_an_error_in_a_step_leaves_nothing_behind(step: str, error: type[BaseException]) -> None:
+    monitors = retrieval(source="encoder"), DiscriminantRatioMonitor(source="encoder")
+    net = Net()
+    before: Callable[..., Any] = getattr(net, step)
+
+    def fails(batch: Any, batch_idx: int, *more: Any) -> Any:
+        result = before(batch, batch_idx, *more)
+        if batch_idx == 2:
+            raise error
+        return result
+
+    setattr(net, step, fails)
+    with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
+        trainer(*monitors).fit(net, loader(), loader())
+    assert is_clean(net, *monitors)
+
+
+def test_an_unexpected_error_of_the_evaluation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: Any, **__: Any) -> Any:
+        raise MemoryError("cannot allocate 12 GiB")
+
+    monkeypatch.setattr(retrieval_module, "evaluate_retrieval", out_of_memory)
+    run = trainer(retrieval())
+    with pytest.warns(UserWarning, match="are NaN. MemoryError: cannot allocate 12 GiB"):
+        run.fit(Net(), loader(), loader())
+    assert math.isnan(run.callback_metrics["val/mAP"])
+
+
+def test_embeddings_are_dropped_as_soon_as_they_are_measured() -> None:
+    monitors = retrieval(), DiscriminantRatioMonitor()
+    held: list[int] = []
+
+    class Watch(Callback):
+        def on_validation_batch_end(self, *_: Any) -> None:
+            held.append(len(monitors[0]._stores[0, False]))
+
+        def on_validation_end(self, *_: Any) -> None:
+            held.append(len(monitors[0]._stores) + len(monitors[1]._moments))
+
+    trainer(*monitors, Watch()).fit(Net(), loader(), loader())
+    assert held == [11, 22, 33, 36, 0]
+
+
+# ------------------------------------------------------------------------------------------------------------- ProtoNet
+
+
+@pytest.mark.filterwarnings("ignore:.*Consider setting `persistent_workers")
+def test_a_prototypical_network_and_both_monitors_in_one_fit(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.arange(6).repeat(8)
+    images = torch.randn(6, 1, 4, 4, generator=generator)[labels] + 0.5 * torch.randn(48, 1, 4, 4, generator=generator)
+    data = TensorDataset(images, 3 * labels + 1)
+    sampler = EpisodicBatchSampler(data.tensors[1], ways=4, shots=2, queries=3, episodes=5, seed=1)
+    training = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8))
+    protocol = EpisodeProtocol(ways=3, shots=2, queries=4, episodes=20, seed=5)
+    net = ProtoNet(backbone, "softmax", shots=2, evaluation=protocol)
+    best = ModelCheckpoint(tmp_path, monitor="val/mAP", mode="max")
+    batches = EveryBatch()
+    run = trainer(retrieval(), DiscriminantRatioMonitor(), batches, best, max_epochs=2)
+    run.fit(net, training, loader(data))
+    assert batches.logged == pytest.approx(
+        [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in batches.outputs]
+    )
+    assert len(batches.logged) == 10
+    net.eval()
+    with torch.no_grad():
+        embeddings = net(images)
+    logged = {key: float(value) for key, value in run.callback_metrics.items()}
+    assert logged["val/mAP"] == pytest.approx(measured(embeddings, data.tensors[1])["mAP"], rel=1e-5)
+    assert logged["val/J"] == pytest.approx(float(discriminant_ratio(embeddings, data.tensors[1])), rel=1e-5)
+    assert 0 < logged["val/accuracy"] <= 1
+    assert best.best_model_score is not None
+    assert best.best_model_score > 0
+
+
+def test_a_monitor_that_is_never_validated_does_no_harm() -> None:
+    net, monitor = Net(), RetrievalMonitor()
+    with pytest.warns(UserWarning, match="`validation_step` but have no `val_dataloader`"):
+        trainer(monitor).fit(net, loader())
+    assert is_clean(net, monitor)

@@ -1,0 +1,382 @@
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from rich.progress import Progress
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fewshot_callbacks.callbacks import RetrievalMonitor, _progress
+from fewshot_callbacks.functional import evaluate_retrieval
+from tests.callbacks.models import DIM, Net, Scripted, items, loader, measured, retrieval, scripted, trainer
+
+QUERIES, GALLERY = items(), items(per_class=4, seed=4)
+
+
+def validated(monitor: RetrievalMonitor, net: Net, loaders: Any, **settings: Any) -> dict[str, float]:
+    """All that a validation logs."""
+    run = trainer(monitor, **settings)
+    run.validate(net, loaders, verbose=False)
+    return {key: float(value) for key, value in run.callback_metrics.items()}
+
+
+def keyed(values: dict[str, float], prefix: str = "val", end: str = "") -> dict[str, float]:
+    return {f"{prefix}/{name}{end}": value for name, value in values.items()}
+
+
+def close(values: dict[str, float]) -> Any:
+    return pytest.approx(values, rel=1e-5, nan_ok=True)
+
+
+# ---------------------------------------------------------------------------------------------------- values of one set
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"similarity": "euclidean", "ties": "pessimistic"},
+        {"similarity": "dot", "recall_k": [2], "precisions": [0.2, 0.5], "threshold": 0.1},
+        {"group_size": 3, "grouped_k": (1, 2), "group_seed": 7},
+        {"group_size": 2, "memory_mb": 1},
+    ],
+)
+@pytest.mark.parametrize("batch_size", [1, 7, 36])
+def test_what_is_logged_is_what_the_function_says(settings: dict[str, Any], batch_size: int) -> None:
+    net = Net()
+    monitor = retrieval(**settings)
+    logged = validated(monitor, net, loader(QUERIES, batch_size))
+    expected = measured(*net.by_hand(QUERIES), **settings)
+    assert logged == close(keyed(expected))
+    assert 0 < logged["val/mAP"] < 1
+    assert monitor.report is not None
+    assert monitor.report.metrics() == close({key: expected[key] for key in expected if key != "queries_without_match"})
+
+
+def test_a_test_logs_under_its_own_name() -> None:
+    net = Net()
+    [logged] = trainer(retrieval()).test(net, loader(), verbose=False)
+    assert logged == close(keyed(measured(*net.by_hand(items())), "test"))
+
+
+def test_the_keys_are_the_ones_that_are_promised() -> None:
+    assert set(validated(retrieval(recall_k=(1, 5), precisions=(0.95, 0.9), group_size=2), Net(), loader())) == {
+        *("val/mAP", "val/map@r", "val/r_precision", "val/recall@1", "val/recall@5", "val/grouped_recall@1"),
+        *("val/precision", "val/recall", "val/f1", "val/threshold", "val/queries_without_match"),
+        *("val/recall@precision0.95", "val/recall@precision0.9"),
+    }
+
+
+def test_only_map_is_shown_in_the_progress_bar() -> None:
+    for prog_bar, shown in ((True, {"val/mAP"}), (False, set())):
+        run = trainer(retrieval(prog_bar=prog_bar))
+        run.validate(Net(), loader(), verbose=False)
+        assert set(run.progress_bar_metrics) == shown
+
+
+def test_queries_without_a_match_are_counted_and_noted_once() -> None:
+    points, labels = QUERIES.tensors
+    data = TensorDataset(torch.cat([points, -points[:2]]), torch.cat([labels, torch.tensor([1, 2])]))
+    net, monitor = Net(), retrieval()
+    run = trainer(monitor)
+    with pytest.warns(UserWarning, match="val: 2 of 38 queries have no match and are left out of every mean"):
+        run.validate(net, loader(data), verbose=False)
+    run.validate(net, loader(data), verbose=False)  # where a warning would be an error
+    assert run.callback_metrics["val/queries_without_match"] == 2
+    assert run.callback_metrics["val/mAP"] == pytest.approx(measured(*net.by_hand(data))["mAP"], rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------- queries and galleries
+
+
+def test_each_loader_is_evaluated_by_itself() -> None:
+    net, monitor = Net(), retrieval()
+    expected = [measured(*net.by_hand(data)) for data in (QUERIES, GALLERY)]
+    listed = validated(monitor, net, [loader(QUERIES), loader(GALLERY)])
+    assert listed == close(
+        keyed(expected[0], end="/dataloader_idx_0") | keyed(expected[1], end="/dataloader_idx_1"),
+    )
+    assert set(monitor.reports) == {"/dataloader_idx_0", "/dataloader_idx_1"}
+    assert monitor.report is None
+    named = validated(monitor, net, {"easy": loader(QUERIES), "hard": loader(GALLERY)})
+    assert named == close(keyed(expected[0], end="/easy") | keyed(expected[1], end="/hard"))
+
+
+@pytest.mark.parametrize("gallery", [0, 1, "shop", "dataloader_idx_1"])
+def test_a_gallery_loader_by_index_and_by_name(gallery: int | str) -> None:
+    net = Net()
+    first, second = loader(QUERIES), loader(GALLERY)
+    loaders: Any = {"street": first, "shop": second} if gallery == "shop" else [first, second]
+    asked, searched = (GALLERY, QUERIES) if gallery == 0 else (QUERIES, GALLERY)
+    expected = measured(*net.by_hand(asked), *net.by_hand(searched))
+    assert validated(retrieval(gallery_loader=gallery), net, loaders) == close(keyed(expected))
+    assert expected["mAP"] != pytest.approx(measured(*net.by_hand(asked))["mAP"])
+
+
+def test_several_sets_of_queries_against_one_gallery() -> None:
+    net, third = Net(), items(per_class=2, seed=5)
+    loaders = {"day": loader(QUERIES), "shop": loader(GALLERY), "night": loader(third)}
+    day, night = (measured(*net.by_hand(data), *net.by_hand(GALLERY)) for data in (QUERIES, third))
+    expected = keyed(day, end="/day") | keyed(night, end="/night")
+    assert validated(retrieval(gallery_loader="shop"), net, loaders) == close(expected)
+
+
+class Flagged(Net):
+    """Batches of points, labels and the flag of the gallery, as a mapping."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        points, labels, flag = batch.values() if isinstance(batch, dict) else batch
+        return {"embeddings": self.embed(points), "labels": labels, "in_gallery": flag}
+
+
+class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
+    def __init__(self, data: TensorDataset, flag: Tensor) -> None:
+        self.data, self.flag = data, flag
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        point, label = self.data[index]
+        return {"points": point, "labels": label, "shop": self.flag[index]}
+
+
+@pytest.mark.parametrize("flag", ["in_gallery", "shop", "function"])
+def test_a_flag_for_each_item(flag: str) -> None:
+    net, chosen = Flagged(), (torch.arange(36) % 2 == 0) & (torch.arange(36) < 24)  # two of each class
+    embeddings, labels = net.by_hand(QUERIES)
+    expected = measured(embeddings[~chosen], labels[~chosen], embeddings[chosen], labels[chosen])
+    monitor = retrieval(gallery_flag=(lambda outputs, batch: batch["shop"].long()) if flag == "function" else flag)
+    logged = validated(monitor, net, DataLoader(Rows(QUERIES, chosen), batch_size=7))
+    assert logged == close(keyed(expected))
+    assert monitor.report is not None
+    assert (monitor.report.queries, monitor.report.gallery) == (24, 12)
+
+
+@pytest.mark.filterwarnings("ignore:.*Said once")
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gallery_flag": "nowhere"}, "nor the batch \\(a mapping with the keys 'points', 'labels', 'shop'\\)"),
+        ({"gallery_flag": lambda o, b: b["shop"][:2]}, "gallery_flag has 2 entries for 7 embeddings. One boolean"),
+        ({"gallery_flag": lambda o, b: b["shop"] | True}, "embeddings is empty"),
+        ({"gallery_loader": 0}, r"\(gallery_loader=0\): there is one loader only, so there are no queries"),
+        (
+            {"gallery_loader": 3},
+            r"\(gallery_loader=3\): there is no such loader; there are 'dataloader_idx_0'. Pass one",
+        ),
+        ({"gallery_loader": "shop"}, "gallery_loader='shop'.*an index below 1"),
+    ],
+)
+def test_what_is_wrong_with_a_gallery_is_said_and_the_values_are_nan(settings: dict[str, Any], words: str) -> None:
+    loaders = DataLoader(Rows(QUERIES, torch.arange(36) % 3 == 0), batch_size=7)
+    with pytest.warns(UserWarning, match=f"val/mAP and its companions are NaN. .*{words}"):
+        logged = validated(retrieval(**settings), Flagged(), loaders)
+    assert set(logged) == set(keyed(measured(*Net().by_hand(QUERIES))))
+    assert all(map(math.isnan, logged.values()))
+    with pytest.raises(ValueError, match=words):
+        validated(retrieval(strict=True, **settings), Flagged(), loaders)
+
+
+def test_the_failure_of_one_loader_leaves_the_other() -> None:
+    net, monitor = Net(), retrieval()
+    broken = TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1])
+    with pytest.warns(
+        UserWarning, match=r"val/mAP/dataloader_idx_0 and its.*36 of 36 rows of embeddings hold NaN or Inf"
+    ):
+        logged = validated(monitor, net, [loader(broken), loader(GALLERY)])
+    assert math.isnan(logged["val/mAP/dataloader_idx_0"])
+    assert logged["val/mAP/dataloader_idx_1"] == pytest.approx(measured(*net.by_hand(GALLERY))["mAP"], rel=1e-5)
+    assert set(monitor.reports) == {"/dataloader_idx_1"}
+
+
+def test_a_gallery_that_fails_fails_its_queries() -> None:
+    broken = TensorDataset(GALLERY.tensors[0], GALLERY.tensors[1].float())
+    with pytest.warns(UserWarning, match="labels of validation_step are a tensor .*float32; integers are wanted"):
+        logged = validated(retrieval(gallery_loader=1), Net(), [loader(QUERIES), loader(broken)])
+    assert math.isnan(logged["val/mAP"])
+
+
+def test_no_query_with_a_match() -> None:
+    lone = TensorDataset(QUERIES.tensors[0], torch.arange(36))
+    with pytest.warns(UserWarning, match="none of the 36 queries has another item of its class.*labels occurs once"):
+        logged = validated(retrieval(), Net(), loader(lone))
+    assert math.isnan(logged["val/mAP"])
+    with pytest.raises(ValueError, match="none of the 36 queries has another item of its class"):
+        validated(retrieval(strict=True), Net(), loader(lone))
+
+
+def test_a_batch_with_another_number_of_labels() -> None:
+    class Short(Net):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            points, labels = batch
+            return {"embeddings": self.embed(points), "labels": labels[: 11 - batch_idx]}
+
+    with pytest.warns(
+        UserWarning, match=r"validation_step gave 11 embeddings, but labels of shape \(10,\); one for each"
+    ):
+        logged = validated(retrieval(), Short(), loader())
+    assert math.isnan(logged["val/mAP"])
+
+
+def test_a_report_does_not_outlive_the_evaluation_that_fails() -> None:
+    monitor = retrieval()
+    validated(monitor, Net(), loader())
+    assert monitor.report is not None
+    with pytest.warns(UserWarning, match="are NaN"):
+        validated(monitor, Net(), loader(TensorDataset(QUERIES.tensors[0] * math.nan, QUERIES.tensors[1])))
+    assert monitor.report is None
+
+
+# --------------------------------------------------------------------------------------------------------- number types
+
+
+def test_half_precision_is_stored_as_it_comes() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        net = Net()
+        embeddings, labels = net.by_hand(QUERIES)
+    assert embeddings.dtype == torch.bfloat16
+    seen: list[torch.dtype] = []
+    monitor = retrieval()
+    monitor._gather = lambda *a, _gather=monitor._gather, **k: _keep_dtype(_gather(*a, **k), seen)  # type: ignore[method-assign]
+    logged = validated(monitor, net, loader(), precision="bf16-mixed")
+    assert seen == [torch.bfloat16]
+    assert logged == close(keyed(measured(embeddings, labels)))
+
+
+def _keep_dtype(pair: tuple[Tensor, Tensor], seen: list[torch.dtype]) -> tuple[Tensor, Tensor]:
+    seen.append(pair[0].dtype)
+    return pair
+
+
+def test_double_precision_is_kept() -> None:
+    """Embeddings whose classes float32 cannot tell apart."""
+
+    class Fine(Net):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            points, labels = batch
+            return {"embeddings": 1.0 + 1e-12 * scripted(points.double(), labels, 50.0), "labels": labels}
+
+    settings = {"similarity": "euclidean"}
+    logged = validated(retrieval(**settings), Fine(), loader(), precision="64-true")
+    assert logged["val/mAP"] == 1.0
+    embeddings = 1.0 + 1e-12 * scripted(QUERIES.tensors[0].double(), QUERIES.tensors[1], 50.0)
+    assert evaluate_retrieval(embeddings.float(), QUERIES.tensors[1], group_size=2, **settings).mAP < 0.5
+
+
+# --------------------------------------------------------------------------------------------------- settings and monitors
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"gallery_loader": 1, "gallery_flag": "g"}, "two ways to say the same. Pass one of them"),
+        ({"recall_k": (0,)}, "RetrievalMonitor.*recall_k"),
+        ({"precisions": (1.5,)}, "RetrievalMonitor.*precisions"),
+        ({"threshold": math.nan}, "RetrievalMonitor.*threshold"),
+        ({"group_size": 1}, "RetrievalMonitor.*group_size"),
+        ({"memory_mb": 0}, "RetrievalMonitor.*memory_mb"),
+        ({"prefix": ""}, r"RetrievalMonitor\(prefix=''\): the keys need a first part"),
+    ],
+)
+def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RetrievalMonitor(**settings)
+
+
+def test_two_monitors_with_different_prefixes() -> None:
+    net = Net()
+    monitors = retrieval(), retrieval(prefix="far", similarity="euclidean")
+    assert monitors[0].state_key != monitors[1].state_key
+    run = trainer(*monitors)
+    run.validate(net, loader(), verbose=False)
+    embeddings, labels = net.by_hand(items())
+    expected = keyed(measured(embeddings, labels))
+    expected |= keyed(measured(embeddings, labels, similarity="euclidean"), "far")
+    assert {key: float(value) for key, value in run.callback_metrics.items()} == close(expected)
+
+
+@pytest.mark.parametrize("prefixes", [(None, None), ("far", "far"), (None, "val"), ("test", None)])
+def test_two_monitors_that_would_log_the_same_keys_are_refused(prefixes: tuple[str | None, str | None]) -> None:
+    """Lightning would log their mean."""
+    expected = "Two RetrievalMonitors in one Trainer would log under the same keys, .* Give them different prefixes"
+    with pytest.raises(ValueError, match=expected):
+        trainer(*(retrieval(prefix=prefix) for prefix in prefixes)).validate(Net(), loader(), verbose=False)
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+
+
+def run_with(bar: Any, **settings: Any) -> dict[str, float]:
+    callbacks = [retrieval()] if bar is None else [retrieval(), bar]
+    run = trainer(*callbacks, enable_progress_bar=bar is not None, **settings)
+    run.fit(Scripted([1.0]), loader(), loader())
+    return {"val/mAP": float(run.callback_metrics["val/mAP"])}
+
+
+BARS = {
+    "tqdm": TQDMProgressBar,
+    "rich": RichProgressBar,
+    "tqdm off": lambda: TQDMProgressBar(refresh_rate=0),
+    "rich off": lambda: RichProgressBar(refresh_rate=0),
+    "none": lambda: None,
+}
+
+
+@pytest.mark.parametrize("bar", BARS)
+@pytest.mark.parametrize("long", [True, False])
+def test_a_long_evaluation_is_shown_on_the_trainers_bar_and_a_short_one_is_not(
+    bar: str, long: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_progress, "QUIET_SECONDS", 0.0 if long else 1000.0)
+    tasks: list[tuple[str, int]] = []
+    monkeypatch.setattr(_progress, "tqdm", _tqdm_spy(_progress.tqdm, tasks))
+    shown = BARS[bar]()
+    monkeypatch.setattr(Progress, "add_task", _rich_spy(Progress.add_task, tasks))
+    logged = run_with(shown)
+    assert logged["val/mAP"] == pytest.approx(measured(*_scripted())["mAP"], rel=1e-5)
+    ours = [task for task in tasks if task[0] == "Retrieval of val"]
+    assert len(ours) == (1 if long and "off" not in bar and bar != "none" else 0)
+    assert all(total >= 36 * 35 / 2 for _, total in ours)
+    text = "".join(capfd.readouterr())
+    assert ("Retrieval of val" in text) == (bool(ours) and bar == "tqdm") or bar == "rich"
+    if bar == "rich":  # nothing of ours stays on the Trainer's bar
+        assert not [task for task in shown.progress.tasks if task.description == "Retrieval of val"]
+
+
+def _tqdm_spy(real: Any, tasks: list[tuple[str, int]]) -> Any:
+    def made(**settings: Any) -> Any:
+        tasks.append((settings["desc"], settings["total"]))
+        return real(**settings)
+
+    return made
+
+
+def _rich_spy(real: Any, tasks: list[tuple[str, int]]) -> Any:
+    def add_task(
+        self: Progress, words: str, start: bool = True, total: float = 100, *more: Any, **settings: Any
+    ) -> Any:
+        tasks.append((words, int(total)))
+        return real(self, words, start, total, *more, **settings)
+
+    return add_task
+
+
+def _scripted() -> tuple[Tensor, Tensor]:
+    points, labels = items().tensors
+    return scripted(points, labels, 1.0), labels
+
+
+def test_dimension_of_the_embeddings_is_that_of_the_layer() -> None:
+    assert Net().by_hand(items())[0].shape == (36, DIM)
+    with pytest.raises(ValueError, match=re.escape("holds embeddings of dimension 5; this batch has dimension 6")):
+        validated(retrieval(strict=True), _Growing(), loader())
+
+
+class _Growing(Net):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        points, labels = batch
+        return {"embeddings": torch.nn.functional.pad(self.embed(points), (0, min(batch_idx, 1))), "labels": labels}

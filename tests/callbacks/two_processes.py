@@ -1,0 +1,97 @@
+"""Run by `test_distributed.py`, with a folder as its argument: two processes, which write what each of them has seen."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import TensorDataset
+
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
+from tests.callbacks.models import EveryBatch, EveryEpoch, Net, Scripted, items, loader, retrieval, trainer
+
+ITEMS, QUALITY = 25, [0.0, 4.0, 0.3]
+PARALLEL = {"strategy": "ddp", "devices": 2, "num_nodes": 1}
+
+
+def uneven() -> TensorDataset:
+    """25 items: DistributedSampler repeats the first one, so that each of two processes gets 13."""
+    points, labels = items().tensors
+    return TensorDataset(points[:ITEMS], labels[:ITEMS])
+
+
+def shorter() -> TensorDataset:
+    return items(per_class=2, seed=4)
+
+
+def seeded() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+class FailsOnRankOne(Net):
+    """NaN embeddings, or none at all, in the process of rank 1 only."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        outputs = super().validation_step(batch, batch_idx)
+        if self.global_rank == 0:
+            return outputs
+        return None if self.how == "nothing" else {**outputs, "embeddings": outputs["embeddings"] * math.nan}
+
+
+class Flagged(Net):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        points, labels = batch
+        return {"embeddings": self.embed(points), "labels": labels, "gallery": points[:, 0] > 0.3}
+
+
+def validate(net: Net, loaders: Any, *monitors: Callback) -> dict[str, Any]:
+    run = trainer(*monitors, **PARALLEL)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.validate(net, loaders, verbose=False)
+    said = [str(warning.message) for warning in caught if "NaN" in str(warning.message)]
+    return {"said": said} | {key: float(value) for key, value in run.callback_metrics.items()}
+
+
+def fit(folder: Path) -> dict[str, Any]:
+    epochs, batches = EveryEpoch(), EveryBatch()
+    best = ModelCheckpoint(folder / "checkpoints", monitor="val/mAP", mode="max", filename="{epoch}")
+    run = trainer(retrieval(), DiscriminantRatioMonitor(), epochs, batches, best, **PARALLEL, max_epochs=3)
+    run.fit(Scripted(QUALITY), loader(uneven()), loader(uneven()))
+    steps = [(step["embeddings"].tolist(), step["labels"].tolist()) for step in batches.outputs]
+    return {"mAP": epochs.values, "best": Path(best.best_model_path).name, "J": batches.logged, "steps": steps}
+
+
+def main(folder: Path) -> None:
+    random_state = random.getstate()
+    monitors = retrieval, DiscriminantRatioMonitor
+    seen = {
+        "one": validate(seeded(), loader(uneven()), *(monitor() for monitor in monitors)),
+        "two": validate(seeded(), [loader(uneven()), loader(shorter())], *(monitor() for monitor in monitors)),
+        "gallery": validate(seeded(), [loader(shorter()), loader(uneven())], retrieval(gallery_loader=1)),
+    }
+    torch.manual_seed(0)
+    seen["flag"] = validate(Flagged(), loader(uneven()), retrieval(gallery_flag="gallery"))
+    for how in ("nan", "nothing"):
+        seen[how] = validate(FailsOnRankOne(how), loader(uneven()), *(monitor() for monitor in monitors))
+    seen["fit"] = fit(folder)
+    seen["random is untouched"] = random.getstate() == random_state
+    rank = torch.distributed.get_rank()
+    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,90 @@
+import json
+
+import pytest
+
+from fewshot_callbacks.cli import demo
+from fewshot_callbacks.cli.curves import smooth
+from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.data.glyphs import GlyphSet, load_splits
+
+QUICK = ["--epochs", "1", "--episodes", "2", "--test_episodes", "10"]
+
+
+def first_classes(glyphs: GlyphSet, classes: int) -> GlyphSet:
+    keep = glyphs.labels < classes
+    return GlyphSet(
+        glyphs.images[keep],
+        glyphs.labels[keep],
+        glyphs.faces[keep],
+        glyphs.characters[:classes],
+        glyphs.scripts[:classes],
+        glyphs.face_names,
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_glyphs():
+    """The whole demo on the first 30 classes of each split."""
+    splits = {name: first_classes(glyphs, 30) for name, glyphs in load_splits().items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fewshot_callbacks.data.glyphs.load_splits", lambda *_: splits)
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, _few_glyphs):
+    folder = tmp_path_factory.mktemp("demo") / "first"
+    assert main(["demo", "--output", str(folder), *QUICK]) == 0
+    return folder
+
+
+def test_it_leaves_curves_logs_checkpoints_and_results(finished, capsys):
+    assert (finished / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    rows = json.loads((finished / "results.json").read_text())
+    assert [row["name"] for row in rows] == ["random", "softmax", "dr"]
+    assert all(row["episodes"] == 10 for row in rows)
+    assert len({row["episodes_hash"] for row in rows}) == 1
+    assert all(0 < row["retrieval"]["metrics"]["mAP"] < 1 for row in rows)
+    for head in demo.HEADS:
+        assert (finished / head / "best.ckpt").stat().st_size > 0
+        assert "train/J" in (finished / head / "metrics.csv").read_text().splitlines()[0]
+        assert list((finished / head / "tensorboard").glob("events*"))
+    assert not list(finished.parent.glob("*incomplete*"))
+
+
+def test_the_same_seed_gives_the_same_results(finished, tmp_path):
+    again = tmp_path / "again"
+    assert main(["demo", "--output", str(again), *QUICK]) == 0
+
+    def values(folder):
+        rows = json.loads((folder / "results.json").read_text())
+        for row in rows:
+            del row["retrieval"]["seconds"]
+        return rows
+
+    assert values(again) == values(finished)
+
+
+def test_ctrl_c_leaves_what_was_there(finished, tmp_path, monkeypatch, capsys):
+    target = tmp_path / "demo"
+    target.mkdir()
+    (target / demo.MARKER).write_text("an earlier demo")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "evaluate_random", interrupted)
+    assert main(["demo", "--output", str(target), *QUICK]) == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+    assert (target / demo.MARKER).read_text() == "an earlier demo"
+
+
+def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert main(["demo", "--output", str(tmp_path), *QUICK]) == 1
+    assert "holds files of something else" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_smooth_passes_over_what_is_undefined():
+    assert smooth([2.0, float("nan"), 2.0]) == pytest.approx([2.0, 2.0, 2.0])

@@ -1,0 +1,98 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.functional.retrieval import evaluate_retrieval
+
+
+@pytest.fixture
+def stored(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 25
+    embeddings = (rng.normal(size=(25, 16))[labels] + 0.7 * rng.normal(size=(200, 16))).astype(np.float32)
+    path = tmp_path / "embeddings.npz"
+    np.savez(path, embeddings=embeddings, labels=labels)
+    return path, embeddings, labels
+
+
+def test_json_is_the_report(stored, capsys):
+    path, embeddings, labels = stored
+    assert main(["evaluate", str(path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    expected = evaluate_retrieval(embeddings, labels)
+    assert printed["metrics"] == pytest.approx(expected.metrics())
+    assert printed["intervals"]["mAP"] == pytest.approx(list(expected.intervals["mAP"]))
+    assert printed["queries"] == 200
+    assert printed["J"] > 0
+
+
+def test_table_shows_every_metric_and_the_notes(stored, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    path, embeddings, labels = stored
+    labels[0] = 99
+    np.savez(path, embeddings=embeddings, labels=labels)
+    assert main(["evaluate", str(path)]) == 0
+    screen = capsys.readouterr().out
+    report = evaluate_retrieval(embeddings, labels)
+    for name, value in report.metrics().items():
+        assert name in screen
+        assert f"{value:.4f}" in screen
+    assert "1 of 200 queries have no match" in screen
+
+
+def test_gallery_and_options(tmp_path, capsys):
+    rng = np.random.default_rng(1)
+    arrays = {
+        "embeddings": rng.normal(size=(20, 8)),
+        "labels": np.arange(20) % 4,
+        "gallery": rng.normal(size=(50, 8)),
+        "gallery_labels": np.arange(50) % 5,
+    }
+    np.savez(tmp_path / "two.npz", **arrays)
+    words = [
+        "--json",
+        "--similarity",
+        "euclidean",
+        "--recall_k",
+        "[1, 3]",
+        "--precisions",
+        "[0.5]",
+        "--group_size",
+        "2",
+    ]
+    assert main(["evaluate", str(tmp_path / "two.npz"), *words]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    report = evaluate_retrieval(
+        *arrays.values(), similarity="euclidean", recall_k=(1, 3), precisions=(0.5,), group_size=2
+    )
+    assert {k: v for k, v in printed["metrics"].items() if v is not None} == pytest.approx(
+        {k: v for k, v in report.metrics().items() if not math.isnan(v)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "does not exist. Write one with numpy.savez"),
+        (lambda path: path.write_text("hello"), "is no .npz file of plain arrays"),
+        (lambda path: path.write_bytes(b""), "is no .npz file of plain arrays"),
+        (lambda path: np.savez(path, x=np.zeros(3), labels=np.zeros(3)), "holds 'x', 'labels', but not 'embeddings'"),
+        (
+            lambda path: np.savez(path, embeddings=np.full((4, 2), np.nan), labels=np.zeros(4, int)),
+            "4 of 4 rows of embeddings hold NaN or Inf",
+        ),
+        (lambda path: np.savez(path, embeddings=np.zeros((4, 2)), labels=np.zeros(4)), "integer labels"),
+        (lambda path: np.savez(path, embeddings=np.array([None]), labels=np.zeros(1, int)), "plain arrays"),
+    ],
+)
+def test_bad_files_end_with_a_sentence_and_status_1(make, words, tmp_path, capsys):
+    path = tmp_path / "file.npz"
+    make(path)
+    assert main(["evaluate", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""

@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fewshot_callbacks.cli.main import main
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+TINY = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--data.episodes=2", "--data.test_episodes=5"]
+QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
+@pytest.mark.parametrize("config", ["protonet_dr_glyphs", "protonet_softmax_glyphs"])
+def test_fit_then_test_from_the_checkpoint(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", str(CONFIGS / f"{config}.yaml"), *TINY, *QUIET]
+    assert main(["fit", *words]) == 0
+    (best,) = tmp_path.glob("runs/**/best.ckpt")
+    (saved,) = tmp_path.glob("runs/**/config.yaml")
+    assert yaml.safe_load(saved.read_text())["model"]["head"] == config.split("_")[1]
+    assert main(["validate", *words, "--ckpt_path", str(best)]) == 0
+    assert main(["test", *words, "--ckpt_path", str(best)]) == 0
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_is_accepted_and_says_why(path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--config", str(path), "--print_config"])
+    assert stop.value.code == 0
+    assert "fewshot_callbacks" in capsys.readouterr().out
+    assert path.read_text().startswith("#")
+
+
+def test_a_wrong_setting_is_named(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), "--model.heat=dr"])
+    assert stop.value.code == 2
+    assert "heat" in capsys.readouterr().err

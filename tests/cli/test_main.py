@@ -1,0 +1,115 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fewshot_callbacks.cli import main as command
+from fewshot_callbacks.cli.main import COMMANDS, main
+from fewshot_callbacks.cli.plan import _bytes, _duration
+
+
+def test_without_words_it_explains_itself(capsys):
+    assert main([]) == 2
+    screen = capsys.readouterr().out
+    for name, text in COMMANDS.items():
+        assert name in screen
+        assert text.split()[0] in screen
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert name in capsys.readouterr().out
+
+
+def test_an_unknown_command_names_the_known_ones(capsys):
+    with pytest.raises(SystemExit) as stop:
+        command(["evalute"])
+    assert stop.value.code == 2
+    assert "evaluate" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert "fewshot_callbacks 0." in capsys.readouterr().out
+
+
+def test_an_interrupt_says_so(monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fewshot_callbacks.cli.plan.run", interrupted)
+    assert main(["plan"]) == 130
+    assert "Interrupted." in capsys.readouterr().err
+
+
+def test_plan_of_the_whole_logo_set(capsys):
+    words = ["--queries", "158652", "--gallery", "158652", "--dim", "512"]
+    assert main(["plan", *words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["pairs"] == 158652**2
+    assert plan["floating_point_operations"] == 2 * 512 * 158652**2
+    assert plan["matrix_bytes"] == 4 * 158652**2
+    assert plan["memory_bytes"] == 512 * 2**20
+    assert main(["plan", *words]) == 0
+    screen = capsys.readouterr().out
+    assert "25,170,457,104" in screen
+    assert "101 GB" in screen
+
+
+def test_plan_refuses_what_is_not_positive(capsys):
+    assert main(["plan", "--queries", "-3", "--dim", "8"]) == 1
+    assert "queries=-3 must be positive" in capsys.readouterr().err
+
+
+def test_units():
+    assert [_bytes(n) for n in (5, 5000, 5e6, 5e9, 5e12)] == ["5 B", "5 kB", "5 MB", "5 GB", "5 TB"]
+    assert [_duration(s) for s in (0.25, 12, 600, 9000)] == ["250 ms", "12.0 s", "10 min", "2.5 h"]
+
+
+def in_fresh_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_adds_little():
+    """At most 0.3 s beyond torch and lightning is promised; what is imported is asserted, which no machine's load moves."""
+    added = in_fresh_python(
+        "import sys, torch, lightning.pytorch; before = set(sys.modules); import fewshot_callbacks;"
+        "print(*sorted(m for m in set(sys.modules) - before if not m.startswith('fewshot_callbacks')))"
+    ).split()
+    assert len(added) < 10, added
+
+
+def test_the_maths_needs_neither_lightning_nor_torchvision():
+    loaded = in_fresh_python(
+        "import sys; from fewshot_callbacks import evaluate_retrieval, discriminant_ratio;"
+        "print(*[m for m in ('lightning', 'torchvision', 'torchmetrics', 'matplotlib', 'rich') if m in sys.modules])"
+    ).split()
+    assert loaded == []
+
+
+def test_nothing_of_ours_imports_torchvision_before_an_image_model_or_folder():
+    """What lightning and torchmetrics import is theirs; a torchvision that is broken afterwards must not matter."""
+    out = in_fresh_python(
+        "import sys, lightning.pytorch, torchmetrics\n"
+        "for name in [m for m in sys.modules if m.split('.')[0] == 'torchvision']: del sys.modules[name]\n"
+        "sys.modules['torchvision'] = None\n"
+        "import fewshot_callbacks as f\n"
+        "for name in f.__all__: getattr(f, name)\n"
+        "f.ProtoNet('conv4', in_channels=1); print('fine')"
+    )
+    assert out.strip() == "fine"
+
+
+def test_public_names_are_complete_and_sorted():
+    import fewshot_callbacks
+
+    assert list(fewshot_callbacks.__all__) == sorted(fewshot_callbacks.__all__)
+    assert {name for names in fewshot_callbacks._HOME.values() for name in names} == set(fewshot_callbacks.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fewshot_callbacks.nothing

@@ -1,0 +1,237 @@
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.functional import ClassMoments
+from fewshot_callbacks.functional import discriminant_ratio as functional
+from fewshot_callbacks.metrics import DiscriminantRatio
+from tests.metrics import two_processes
+
+NAMES = torch.tensor([0, 3, -7, 2**61, 2**63 - 1, -(2**63)])
+
+
+@st.composite
+def cut_sets(draw):
+    """Items with labels and where to cut them into batches, some of them empty."""
+    items = draw(st.integers(1, 30))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    labels = NAMES[torch.randint(0, draw(st.integers(1, 6)), (items,), generator=generator)]
+    embeddings = torch.randn(items, 3, generator=generator) + draw(st.sampled_from([0.0, 1e4]))
+    cuts = sorted(draw(st.lists(st.integers(0, items), max_size=5)))
+    return embeddings, labels, list(zip([0, *cuts], [*cuts, items], strict=True))
+
+
+def fill(metric, embeddings, labels, cuts):
+    for start, stop in cuts:
+        metric.update(embeddings[start:stop], labels[start:stop])
+    return metric
+
+
+def made(items=40, classes=4):
+    generator = torch.Generator().manual_seed(items)
+    labels = torch.arange(items) % classes
+    centres = torch.randn(classes, 5, generator=generator)
+    return centres[labels] + torch.randn(items, 5, generator=generator), labels
+
+
+@settings(max_examples=80, deadline=None)
+@given(cut_sets(), st.booleans(), st.booleans())
+def test_equals_the_function_over_any_cut(case, normalize, skip_singletons):
+    embeddings, labels, cuts = case
+    options = {"normalize": normalize, "skip_singletons": skip_singletons}
+    metric = fill(DiscriminantRatio(**options), embeddings, labels, cuts)
+    expected = functional(embeddings.double(), labels, **options).float()
+    # one class is not separated at all: what is left of 0 is rounding
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=1e-9, equal_nan=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cut_sets())
+def test_forward_gives_the_batch_and_keeps_the_whole(case):
+    embeddings, labels, cuts = case
+    metric = DiscriminantRatio()
+    for start, stop in cuts:
+        of_batch = metric(embeddings[start:stop], labels[start:stop])
+        expected = functional(embeddings[start:stop].double(), labels[start:stop]).float()
+        torch.testing.assert_close(of_batch, expected, rtol=1e-5, atol=1e-9, equal_nan=True)
+    expected = functional(embeddings.double(), labels).float()
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=1e-9, equal_nan=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut_sets(), cut_sets())
+def test_merging_two_metrics_equals_one(case, other_case):
+    # the labels of both reach from one end of int64 to the other: their differences overflow
+    (embeddings, labels, cuts), (others, other_labels, other_cuts) = case, other_case
+    metric = fill(DiscriminantRatio(), embeddings, labels, cuts)
+    metric.merge_state(fill(DiscriminantRatio(), others, other_labels, other_cuts))
+    expected = ClassMoments.of(torch.cat([embeddings, others]), torch.cat([labels, other_labels]))
+    torch.testing.assert_close(
+        metric.compute(), expected.discriminant_ratio().float(), rtol=1e-5, atol=1e-9, equal_nan=True
+    )
+
+
+def test_states_of_two_ranks_with_labels_at_both_ends_of_int64():
+    # 0 .. 2^63 - 1 .. -2 .. 0: each step is positive if the difference is taken in int64
+    embeddings, labels = torch.randn(8, 3), torch.tensor([0, 2**63 - 1, 0, 2**63 - 1, -2, 0, -2, 0])
+    metric = fill(DiscriminantRatio(), embeddings, labels, [(0, 4)])
+    metric.merge_state(fill(DiscriminantRatio(), embeddings, labels, [(4, 8)]))
+    torch.testing.assert_close(metric.compute(), functional(embeddings.double(), labels).float())
+
+
+def test_state_grows_with_classes_not_with_items():
+    metric = DiscriminantRatio()
+    for _ in range(5):
+        metric.update(*made(200))
+    state = metric.metric_state
+    assert {name: [tuple(part.shape) for part in parts] for name, parts in state.items()} == {
+        "class_labels": [(4,)],
+        "counts": [(4,)],
+        "means": [(4, 5)],
+        "scatter": [(4,)],
+    }
+    assert state["means"][0].dtype == torch.float64
+
+
+def test_within_scatter_is_the_mean_squared_distance_to_the_class_mean():
+    embeddings, labels = made()
+    metric = fill(DiscriminantRatio(), embeddings, labels - 9, [(0, 13), (13, 40)])
+    found = metric.within_scatter()
+    assert list(found) == [-9, -8, -7, -6]
+    for label in range(4):
+        members = embeddings[labels == label].double()
+        expected = (members - members.mean(0)).square().sum(1).mean()
+        assert found[label - 9] == pytest.approx(float(expected), rel=1e-9)
+    assert DiscriminantRatio().within_scatter() == {}
+
+
+def test_reset_forgets_everything():
+    embeddings, labels = made()
+    metric = fill(DiscriminantRatio(), 100 * embeddings, labels + 1, [(0, 40)])
+    metric.compute()
+    metric.reset()
+    assert metric.within_scatter() == {}
+    fill(metric, embeddings, labels, [(0, 20), (20, 40)])
+    torch.testing.assert_close(metric.compute(), functional(embeddings, labels), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.deepcopy,
+        lambda metric: pickle.loads(pickle.dumps(metric)),
+        lambda metric: metric.clone(),
+        lambda m: m.cpu(),
+    ],
+    ids=["deepcopy", "pickle", "clone", "cpu"],
+)
+def test_a_copy_goes_on_from_there(copied):
+    embeddings, labels = made()
+    metric = copied(fill(DiscriminantRatio(normalize=True), embeddings, labels, [(0, 20)]))
+    fill(metric, embeddings, labels, [(20, 40)])
+    expected = functional(embeddings, labels, normalize=True)
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=0)
+
+
+def test_a_saved_state_goes_on_from_there():
+    embeddings, labels = made()
+    first, second = DiscriminantRatio(), DiscriminantRatio()
+    for metric in (first, second):
+        metric.persistent(True)
+    fill(first, embeddings, labels, [(0, 20)])
+    second.load_state_dict(first.state_dict())
+    fill(second, embeddings, labels, [(20, 40)])
+    torch.testing.assert_close(second.compute(), functional(embeddings, labels), rtol=1e-5, atol=0)
+
+
+def test_state_moves_with_the_metric():
+    metric = fill(DiscriminantRatio(), *made(), [(0, 40)]).to("meta")
+    assert {part.device.type for parts in metric.metric_state.values() for part in parts} == {"meta"}
+
+
+def test_compute_before_update_is_nan_and_says_so():
+    with pytest.warns(UserWarning, match="called before the ``update`` method"):
+        assert DiscriminantRatio().compute().isnan()
+    metric = DiscriminantRatio()
+    metric.update(torch.empty(0, 5), torch.empty(0, dtype=torch.long))
+    assert metric.compute().isnan()
+    metric.update(*made())  # an empty batch fixes no dimension
+    assert metric.compute() > 0
+
+
+def test_nothing_to_say_is_nan():
+    metric = DiscriminantRatio()
+    metric.update(torch.randn(3, 2), torch.arange(3))
+    assert metric.compute().isnan()
+    metric.update(torch.randn(1, 2), torch.tensor([1]))
+    assert metric.compute() > 0
+
+
+def test_holds_no_graph_and_no_view():
+    embeddings, labels = made()
+    metric = DiscriminantRatio()
+    metric.update(embeddings.requires_grad_(), labels)
+    expected = metric.compute()
+    with torch.no_grad():
+        embeddings.fill_(0)
+        labels.fill_(0)
+    metric.update(torch.empty(0, 5), torch.empty(0, dtype=torch.long))  # forgets the cached value
+    assert torch.equal(metric.compute(), expected)
+    assert not any(part.requires_grad for parts in metric.metric_state.values() for part in parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.bool])
+def test_any_integer_labels_and_half_precision(dtype):
+    embeddings, labels = made(classes=2)
+    metric = DiscriminantRatio()
+    metric.update(embeddings.half(), labels.to(dtype))
+    expected = functional(embeddings.half().double(), labels).float()
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "labels", "message"),
+    [
+        (
+            torch.ones(4),
+            torch.arange(4),
+            r"DiscriminantRatio needs embeddings of shape \(items, dim\); got shape \(4,\)",
+        ),
+        (torch.ones(4, 2, 2), torch.arange(4), r"Flatten what belongs to one item: embeddings.flatten\(1\)"),
+        (torch.ones(4, 2), torch.ones(4), r"DiscriminantRatio needs integer labels; got torch.float32"),
+        (torch.ones(4, 2), torch.arange(3), r"DiscriminantRatio: 4 embeddings, but 3 labels"),
+        (torch.ones(4, 2), torch.ones(4, 3).long(), r"labels has shape \(4, 3\). Pass labels.argmax"),
+    ],
+)
+def test_refusals_leave_the_state_alone(embeddings, labels, message):
+    metric = fill(DiscriminantRatio(), *made(), [(0, 40)])
+    expected = metric.within_scatter()
+    with pytest.raises(ValueError, match=message):
+        metric.update(embeddings, labels)
+    assert metric.within_scatter() == expected
+
+
+class TestTwoProcesses:
+    @pytest.mark.parametrize("name", two_processes.SHARDS)
+    def test_both_ranks_get_the_value_of_one_process(self, on_two_ranks, name):
+        embeddings, labels = two_processes.items(24 if name == "even" else 23)
+        alone = fill(DiscriminantRatio(), embeddings, labels, [(0, len(labels))])
+        for answers in on_two_ranks:
+            value, scatter = answers["discriminant_ratio"][name]
+            torch.testing.assert_close(value, alone.compute(), rtol=1e-6, atol=0)
+            assert scatter == pytest.approx(alone.within_scatter(), rel=1e-9)
+
+    def test_each_process_goes_on_with_its_own_state(self, on_two_ranks):
+        embeddings, labels = two_processes.items(23)
+        more = torch.tensor([0.0, 1.0]).repeat_interleave(2)[:, None].expand(4, 5)
+        expected = functional(torch.cat([embeddings, more]), torch.cat([labels, torch.tensor([7, 8, 7, 8])]))
+        for answers in on_two_ranks:
+            torch.testing.assert_close(answers["discriminant_ratio"]["continued"], expected, rtol=1e-5, atol=0)
+
+    def test_nothing_anywhere_is_nan(self, on_two_ranks):
+        assert all(math.isnan(answers["discriminant_ratio"]["nothing"]) for answers in on_two_ranks)

@@ -1,0 +1,183 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.metrics import EmbeddingStore
+from tests.metrics import two_processes
+
+
+def filled(*sizes, dim=4, dtype=torch.float32):
+    store, parts = EmbeddingStore(), []
+    for size in sizes:
+        parts.append((torch.randn(size, dim).to(dtype), torch.randint(-5, 5, (size,)) * 2**58))
+        store.append(*parts[-1])
+    embeddings, labels = zip(*parts, strict=True)
+    return store, torch.cat(embeddings), torch.cat(labels)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=6))
+def test_hands_out_what_came_in_in_order(sizes):
+    store, embeddings, labels = filled(*sizes)
+    assert len(store) == sum(sizes)
+    for _ in range(2):  # asking takes nothing away
+        found, found_labels = store.gather()
+        assert torch.equal(found, embeddings)
+        assert torch.equal(found_labels, labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_keeps_the_dtype_of_the_model(dtype):
+    store, embeddings, _ = filled(3, 2, dtype=dtype)
+    found, labels = store.gather()
+    assert found.dtype == dtype
+    assert torch.equal(found, embeddings)
+    assert labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool])
+def test_labels_of_any_integer_dtype_become_int64(dtype):
+    store, labels = EmbeddingStore(), torch.tensor([0, 1, 1]).to(dtype)
+    store.append(torch.ones(3, 2), labels)
+    store.append(torch.ones(1, 2), torch.tensor([2**62 + 1]))
+    found = store.gather()[1]
+    assert found.dtype == torch.int64
+    assert found.tolist() == [0, 1, 1, 2**62 + 1]
+
+
+def test_holds_copies_not_views():
+    embeddings, labels, positions = torch.randn(4, 3), torch.arange(4), torch.arange(4)
+    store, expected = EmbeddingStore(), embeddings.clone()
+    store.append(embeddings, labels, positions)
+    for tensor in (embeddings, labels, positions):
+        tensor.zero_()
+    found, found_labels = store.gather()
+    assert torch.equal(found, expected)
+    assert found_labels.tolist() == [0, 1, 2, 3]
+    (batch,) = store._batches
+    assert batch.positions.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "view", [lambda big: big[:4, :3], lambda big: big[::250, ::33], lambda big: big[:1, :3].expand(4, 3)]
+)
+def test_a_slice_does_not_keep_what_it_was_cut_from(view):
+    big, labels = torch.randn(1000, 100), torch.arange(1000)
+    store = EmbeddingStore()
+    store.append(view(big)[:4], labels[:4])
+    (batch,) = store._batches
+    assert batch.embeddings.untyped_storage().nbytes() == batch.embeddings.numel() * 4
+    assert batch.embeddings.data_ptr() != big.data_ptr()
+    assert batch.labels.untyped_storage().nbytes() == 4 * 8
+    assert torch.equal(batch.embeddings, view(big)[:4])
+
+
+def test_holds_no_graph():
+    weights = torch.randn(4, 3, requires_grad=True)
+    store = EmbeddingStore()
+    store.append(weights * 2, torch.arange(4))
+    assert not store.gather()[0].requires_grad
+
+
+def test_clear_forgets_everything_also_the_dimension():
+    store, _, _ = filled(3, 4)
+    store.clear()
+    assert len(store) == 0
+    assert [part.shape for part in store.gather()] == [(0, 0), (0,)]
+    store.append(torch.ones(2, 9), torch.arange(2))
+    assert store.gather()[0].shape == (2, 9)
+
+
+def test_nothing_stored():
+    embeddings, labels = EmbeddingStore().gather(dataset_size=10)
+    assert embeddings.shape == (0, 0)
+    assert labels.shape == (0,)
+    assert labels.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            (torch.ones(4), torch.arange(4)),
+            r"EmbeddingStore needs embeddings of shape \(items, dim\); got shape \(4,\)",
+        ),
+        ((torch.ones(2, 3, 5), torch.arange(2)), r"Flatten what belongs to one item: embeddings.flatten\(1\)"),
+        ((torch.ones(2, 5), torch.arange(2)), r"holds embeddings of dimension 4; this batch has dimension 5. Every"),
+        ((torch.ones(2, 4), torch.arange(3)), r"EmbeddingStore: 2 embeddings, but 3 labels"),
+        ((torch.ones(2, 4), torch.ones(2)), r"EmbeddingStore needs integer labels; got torch.float32"),
+        ((torch.ones(2, 4), torch.ones(2, 7).long()), r"labels has shape \(2, 7\). Pass labels.argmax\(dim=1\)"),
+        (
+            (torch.ones(2, 4), torch.arange(2), torch.arange(3)),
+            r"one position for each of the 2 embeddings; got .* \(3,\)",
+        ),
+    ],
+)
+def test_refusals_leave_the_store_alone(arguments, message):
+    store, embeddings, _ = filled(3)
+    with pytest.raises(ValueError, match=message):
+        store.append(*arguments)
+    assert len(store) == 3
+    assert torch.equal(store.gather()[0], embeddings)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="copies through pinned memory need a GPU")
+class TestFromCuda:
+    def test_arrives_as_it_left(self):
+        store, whole = EmbeddingStore(), torch.randn(10, 4, device="cuda").half()
+        labels = torch.arange(10, device="cuda")
+        for part in torch.arange(10).split(3):
+            source = whole[part.cuda()]
+            store.append(source, labels[part.cuda()])
+            source.zero_()  # comes after the copy on the same stream
+        embeddings, found = store.gather()
+        assert torch.equal(embeddings, whole.cpu())
+        assert not embeddings.is_pinned()
+        assert found.tolist() == list(range(10))
+
+    def test_another_dimension_is_refused_while_the_first_batch_is_on_its_way(self):
+        store = EmbeddingStore()
+        store.append(torch.ones(2, 4, device="cuda"), torch.arange(2, device="cuda"))
+        with pytest.raises(ValueError, match=r"holds embeddings of dimension 4; this batch has dimension 5"):
+            store.append(torch.ones(2, 5, device="cuda"), torch.arange(2, device="cuda"))
+
+
+class TestTwoProcesses:
+    @pytest.mark.parametrize("n", [1, 22, 23])
+    def test_the_padding_of_the_sampler_is_dropped_and_the_order_restored(self, on_two_ranks, n):
+        embeddings, labels = two_processes.items(n)
+        for answers in on_two_ranks:
+            found, found_labels = answers["embedding_store"][f"sampler {n}"]
+            assert torch.equal(found, embeddings.half())
+            assert torch.equal(found_labels, labels)
+
+    def test_the_padding_is_there_without_the_size_of_the_data_set(self, on_two_ranks):
+        embeddings, _ = two_processes.items(23)
+        for answers in on_two_ranks:
+            found, _ = answers["embedding_store"]["padded 23"]
+            assert torch.equal(found, torch.cat([embeddings, embeddings[:1]]).half())
+
+    def test_positions_of_a_part_of_the_items(self, on_two_ranks):
+        embeddings, labels = two_processes.items(23)
+        kept = labels != labels[0]
+        for answers in on_two_ranks:
+            found, found_labels = answers["embedding_store"]["some"]
+            assert torch.equal(found, embeddings[kept])
+            assert torch.equal(found_labels, labels[kept])
+
+    @pytest.mark.parametrize("name", two_processes.SHARDS)
+    def test_both_ranks_get_every_item_once(self, on_two_ranks, name):
+        embeddings, labels = two_processes.items(24 if name == "even" else 23)
+        first, second = (answers["embedding_store"][name] for answers in on_two_ranks)
+        assert torch.equal(first[0], second[0])
+        assert torch.equal(first[1], second[1])
+        rows = {(*row, label) for row, label in zip(embeddings.tolist(), labels.tolist(), strict=True)}
+        assert {(*row, label) for row, label in zip(first[0].tolist(), first[1].tolist(), strict=True)} == rows
+        assert len(first[0]) == len(embeddings)
+
+    def test_nothing_anywhere(self, on_two_ranks):
+        for answers in on_two_ranks:
+            embeddings, labels = answers["embedding_store"]["nothing"]
+            assert embeddings.shape == (0, 0)
+            assert labels.shape == (0,)

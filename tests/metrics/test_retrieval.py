@@ -1,0 +1,165 @@
+import copy
+import dataclasses
+import itertools
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.metrics import RetrievalEvaluation
+from tests.metrics import two_processes
+
+SETTINGS = {"group_size": 2, "recall_k": (1, 3)}
+
+
+def made(items=30, classes=5):
+    generator = torch.Generator().manual_seed(items)
+    number = torch.arange(items) % classes
+    centres = torch.randn(classes, 6, generator=generator)
+    return centres[number] + torch.randn(items, 6, generator=generator), number - 2**61
+
+
+def fill(metric, embeddings, labels, size):
+    for batch in zip(embeddings.split(size), labels.split(size), strict=True):
+        metric.update(*batch)
+    return metric
+
+
+def same(found, expected):
+    """The metrics of a report, as float64 scalars."""
+    assert list(found) == list(expected)
+    for name, value in found.items():
+        assert value.dtype == torch.float64
+        assert value.item() == pytest.approx(float(expected[name]), abs=1e-12, nan_ok=True), name
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 24), st.lists(st.integers(0, 24), max_size=4), st.sampled_from(["cosine", "euclidean"]))
+def test_equals_the_function_over_any_cut(items, cuts, similarity):
+    embeddings, labels = made(items, 4 if items >= 8 else 1)
+    options = SETTINGS | {"similarity": similarity}
+    metric = RetrievalEvaluation(options)
+    bounds = sorted({0, items, *(min(cut, items) for cut in cuts)})
+    for start, stop in itertools.pairwise(bounds):
+        metric.update(embeddings[start:stop], labels[start:stop])
+    expected = evaluate_retrieval(embeddings, labels, **options)
+    same(metric.compute(), expected.metrics())
+    assert metric.report == expected
+
+
+def test_reset_forgets_everything():
+    embeddings, labels = made()
+    metric = fill(RetrievalEvaluation(SETTINGS), torch.ones(9, 3), torch.zeros(9, dtype=torch.long), 4)
+    metric.compute()
+    metric.reset()
+    fill(metric, embeddings, labels, 7)
+    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.deepcopy,
+        lambda metric: pickle.loads(pickle.dumps(metric)),
+        lambda metric: metric.clone(),
+        lambda m: m.cpu(),
+    ],
+    ids=["deepcopy", "pickle", "clone", "cpu"],
+)
+def test_a_copy_goes_on_from_there(copied):
+    embeddings, labels = made()
+    metric = copied(fill(RetrievalEvaluation(SETTINGS), embeddings[:20], labels[:20], 8))
+    fill(metric, embeddings[20:], labels[20:], 8)
+    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+
+
+def test_what_is_kept_is_a_compact_copy_in_the_dtype_of_the_model():
+    embeddings, labels = made()
+    wide = torch.cat([embeddings, embeddings], dim=1).half().requires_grad_()
+    metric = RetrievalEvaluation(SETTINGS)
+    metric.update(wide[:, :6], labels)
+    expected = evaluate_retrieval(embeddings.half(), labels.clone(), **SETTINGS)
+    with torch.no_grad():
+        wide.fill_(0)
+        labels.fill_(0)
+    same(metric.compute(), expected.metrics())
+    (kept,) = metric.embeddings
+    assert kept.dtype == torch.float16
+    assert not kept.requires_grad
+    assert kept.untyped_storage().nbytes() == kept.numel() * 2
+
+
+def test_settings_are_copied_and_handed_on():
+    options = {"recall_k": (2,), "group_size": None, "precisions": (0.5,)}
+    metric = RetrievalEvaluation(options)
+    options["recall_k"] = (9,)
+    fill(metric, *made(), 10)
+    assert "recall@2" in metric.compute()
+    assert "recall@precision0.5" in metric.compute()
+    assert not any(name.startswith("grouped") for name in metric.compute())
+
+
+def test_forward_gives_the_batch_and_keeps_the_whole():
+    embeddings, labels = made(40, 5)
+    metric = RetrievalEvaluation(SETTINGS)
+    for batch in zip(embeddings.split(20), labels.split(20), strict=True):
+        same(metric(*batch), evaluate_retrieval(*batch, **SETTINGS).metrics())
+    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+
+
+def test_the_report_is_that_of_the_last_compute():
+    embeddings, labels = made()
+    metric = RetrievalEvaluation(SETTINGS)
+    assert metric.report is None
+    fill(metric, embeddings[:20], labels[:20], 10).compute()
+    assert metric.report.queries == 20
+    fill(metric, embeddings[20:], labels[20:], 10).compute()
+    assert metric.report.queries == 30
+    assert dataclasses.is_dataclass(metric.report)
+
+
+def test_compute_before_update_says_what_to_call():
+    metric = RetrievalEvaluation()
+    with (
+        pytest.warns(UserWarning, match="called before the ``update`` method"),
+        pytest.raises(ValueError, match=r"no batch was added. Call update\(embeddings, labels\) first"),
+    ):
+        metric.compute()
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "labels", "message"),
+    [
+        (
+            torch.ones(4),
+            torch.arange(4),
+            r"RetrievalEvaluation needs embeddings of shape \(items, dim\); got .* \(4,\)",
+        ),
+        (torch.ones(4, 2, 2), torch.arange(4), r"Flatten what belongs to one item: embeddings.flatten\(1\)"),
+        (torch.ones(4, 2), torch.ones(4), r"RetrievalEvaluation needs integer labels; got torch.float32"),
+        (torch.ones(4, 2), torch.arange(3), r"RetrievalEvaluation: 4 embeddings, but 3 labels"),
+    ],
+)
+def test_refusals_leave_the_state_alone(embeddings, labels, message):
+    metric = fill(RetrievalEvaluation(SETTINGS), *made(), 10)
+    with pytest.raises(ValueError, match=message):
+        metric.update(embeddings, labels)
+    assert len(metric.embeddings) == len(metric.labels) == 3
+
+
+class TestTwoProcesses:
+    @pytest.mark.parametrize("name", two_processes.SHARDS)
+    def test_both_ranks_get_the_value_of_one_process(self, on_two_ranks, name):
+        embeddings, labels = two_processes.items(24 if name == "even" else 23)
+        expected = evaluate_retrieval(embeddings, labels, **SETTINGS).metrics()
+        for answers in on_two_ranks:
+            same(answers["retrieval"][name], expected)
+
+    def test_half_precision(self, on_two_ranks):
+        embeddings, labels = two_processes.items(23)
+        expected = evaluate_retrieval(embeddings.half(), labels, **SETTINGS).metrics()
+        for answers in on_two_ranks:
+            same(answers["retrieval"]["half"], expected)
