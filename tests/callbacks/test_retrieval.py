@@ -38,7 +38,7 @@ def close(values: dict[str, float]) -> Any:
     "settings",
     [
         {},
-        {"similarity": "euclidean", "ties": "pessimistic"},
+        {"similarity": "euclidean"},
         {"similarity": "dot", "recall_k": [2], "precisions": [0.2, 0.5], "threshold": 0.1},
         {"group_size": 3, "grouped_k": (1, 2), "group_seed": 7},
         {"group_size": 2, "memory_mb": 1},
@@ -54,6 +54,21 @@ def test_what_is_logged_is_what_the_function_says(settings: dict[str, Any], batc
     assert 0 < logged["val/mAP"] < 1
     assert monitor.report is not None
     assert monitor.report.metrics() == close({key: expected[key] for key in expected if key != "queries_without_match"})
+
+
+def test_the_rule_for_ties_is_handed_on() -> None:
+    class Coarse(Net):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            points, labels = batch
+            return {"embeddings": points.sign(), "labels": labels}
+
+    points, labels = QUERIES.tensors
+    maps = []
+    for ties in ("pessimistic", "expected", "optimistic"):
+        with pytest.warns(UserWarning, match="of 36 queries have relevant items that tie with irrelevant ones"):
+            maps.append(validated(retrieval(ties=ties), Coarse(), loader())["val/mAP"])
+        assert maps[-1] == pytest.approx(measured(points.sign(), labels, ties=ties)["mAP"], rel=1e-5)
+    assert maps[0] < maps[1] < maps[2]
 
 
 def test_a_test_logs_under_its_own_name() -> None:

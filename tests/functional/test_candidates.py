@@ -31,7 +31,7 @@ def found(case):
 
 
 class TestFindCandidates:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=45, deadline=None)
     @given(sets())
     def test_items_stand_in_classes(self, case):
         candidates = found(case)
@@ -52,7 +52,7 @@ class TestFindCandidates:
         assert len(set(names.values())) == len(names) == candidates.classes
         assert candidates.classes == len(set(case["query_labels"].tolist()) | set(case["gallery_labels"].tolist()))
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=30, deadline=None)
     @given(sets())
     def test_classes_are_ordered_by_what_there_is_to_find(self, case):
         candidates = found(case)
@@ -60,7 +60,7 @@ class TestFindCandidates:
         sizes = [in_gallery[case["query_labels"][query]] for query in candidates.query_order.tolist()]
         assert sizes == sorted(sizes)
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=45, deadline=None)
     @given(sets())
     def test_excluded_are_the_item_itself_its_copies_and_its_group(self, case):
         candidates = found(case)
@@ -90,7 +90,7 @@ ROWS = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-30, 1e30, 1 / 3])
 
 
 class TestRowNumbers:
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=45, deadline=None)
     @given(
         st.integers(1, 3).flatmap(lambda d: st.lists(st.lists(ROWS, min_size=d, max_size=d), min_size=1, max_size=12))
     )

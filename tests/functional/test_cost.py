@@ -25,7 +25,7 @@ def test_one_by_hand():
 sizes = st.integers(1, 300_000)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(sizes, sizes, st.integers(1, 4096), st.floats(0.01, 4096), st.integers(0, 5000))
 def test_tiles_cover_every_pair_once(queries, gallery, dim, memory_mb, relevant):
     plan = plan_evaluation(queries, gallery, dim, memory_mb=memory_mb, relevant=relevant)
@@ -36,7 +36,7 @@ def test_tiles_cover_every_pair_once(queries, gallery, dim, memory_mb, relevant)
     assert plan.tiles * rows * columns >= plan.pairs
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(2**20, 2**34), st.integers(1, 2048), st.integers(0, 500))
 def test_a_tile_keeps_to_its_budget(memory_bytes, dim, relevant):
     size = choose_tile_size(memory_bytes, dim, relevant)

@@ -56,7 +56,7 @@ def batches(draw, dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.fl
 
 
 class TestDefinition:
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(batches(), st.booleans())
     def test_equals_loops(self, batch, skip_singletons):
         embeddings, labels = batch
@@ -289,7 +289,7 @@ def assert_same_moments(found, expected):
 
 
 class TestClassMoments:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=50, deadline=None)
     @given(cut_sets(), st.randoms(use_true_random=False))
     def test_any_cut_in_any_order_equals_one_shot(self, case, random):
         embeddings, labels, cuts = case
@@ -300,7 +300,7 @@ class TestClassMoments:
             parts.append(left.merge(right))
         assert_same_moments(parts[0], ClassMoments.of(embeddings, labels))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=30, deadline=None)
     @given(batches(), st.booleans())
     def test_equals_loops(self, batch, skip_singletons):
         embeddings, labels = batch

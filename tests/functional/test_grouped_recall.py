@@ -49,7 +49,7 @@ def grouped_cases(draw):
     return case, draw(st.integers(2, 4)), draw(st.integers(0, 5)), draw(st.integers(1, 3))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=56, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(grouped_cases())
 def test_equals_loops_over_groups(drawn):
     case, group_size, seed, repeats = drawn
@@ -109,7 +109,7 @@ class TestSplit:
             assert len(split.unique()) == 40
             assert bool(torch.isin(split, torch.arange(43) * 2**55 - 2**60).all())
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=35, deadline=None)
     @given(st.sets(st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=30), st.randoms(use_true_random=False))
     def test_depends_on_the_set_of_labels_alone(self, names, random):
         once = sorted(names)

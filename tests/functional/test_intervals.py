@@ -66,7 +66,7 @@ class TestMeanInterval:
 
 
 class TestClusteredMeanInterval:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(values_and_clusters)
     def test_equals_loops(self, pairs):
         values, clusters = zip(*pairs, strict=True)

@@ -61,7 +61,7 @@ def valid(thresholds, counts):
     return counts[thresholds.isfinite()]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(tiles())
 def test_a_tile_is_counted_as_loops_count_it(tile):
     thresholds, error, estimates, weights = tile
@@ -85,7 +85,7 @@ def test_a_tile_is_counted_as_loops_count_it(tile):
     assert torch.equal(valid(thresholds, counts.better_or_tied()), valid(thresholds, expected))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tiles())
 def test_open_pairs_in_float64_are_exactly_those_within_the_error(tile):
     thresholds, error, estimates, weights = tile
@@ -100,7 +100,7 @@ def test_open_pairs_in_float64_are_exactly_those_within_the_error(tile):
     assert set(zip(rows.tolist(), columns.tolist(), strict=True)) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tiles())
 def test_single_pairs_are_counted_as_a_tile(tile):
     thresholds, error, estimates, weights = tile
@@ -118,7 +118,7 @@ def test_single_pairs_are_counted_as_a_tile(tile):
         assert torch.equal(*of_both)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tiles())
 def test_known_keys_are_counted_with_their_ties(tile):
     thresholds, _, estimates, weights = tile
@@ -136,7 +136,7 @@ def test_known_keys_are_counted_with_their_ties(tile):
     assert torch.equal(valid(thresholds, counts.better_or_tied()), valid(thresholds, not_below))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tiles(), st.integers(0, 12))
 def test_rungs_together_give_the_counts_of_the_keys(tile, cut):
     # estimates off by at most the error, in two tiles; open pairs by their keys: as the whole pass does it

@@ -127,7 +127,7 @@ tied_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tied_groups, st.sampled_from(TIES), st.integers(1, 20))
 def test_closed_forms_equal_the_mean_over_all_orders(groups, ties, k):
     ranks = ranks_of(groups)
@@ -144,7 +144,7 @@ def test_closed_forms_equal_the_mean_over_all_orders(groups, ties, k):
     assert depends_on_ties(ranks).item() == any(r and n for r, n in groups)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(tied_groups, st.integers(1, 20))
 def test_expected_lies_between_the_worst_and_the_best(groups, k):
     ranks, cut = ranks_of(groups), torch.tensor([k])

@@ -39,7 +39,7 @@ def made(items=40, classes=4):
     return centres[labels] + torch.randn(items, 5, generator=generator), labels
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=36, deadline=None)
 @given(cut_sets(), st.booleans(), st.booleans())
 def test_equals_the_function_over_any_cut(case, normalize, skip_singletons):
     embeddings, labels, cuts = case
@@ -50,7 +50,7 @@ def test_equals_the_function_over_any_cut(case, normalize, skip_singletons):
     torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=1e-9, equal_nan=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=18, deadline=None)
 @given(cut_sets())
 def test_forward_gives_the_batch_and_keeps_the_whole(case):
     embeddings, labels, cuts = case
@@ -63,7 +63,7 @@ def test_forward_gives_the_batch_and_keeps_the_whole(case):
     torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=1e-9, equal_nan=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=27, deadline=None)
 @given(cut_sets(), cut_sets())
 def test_merging_two_metrics_equals_one(case, other_case):
     # the labels of both reach from one end of int64 to the other: their differences overflow

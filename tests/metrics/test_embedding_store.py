@@ -16,7 +16,7 @@ def filled(*sizes, dim=4, dtype=torch.float32):
     return store, torch.cat(embeddings), torch.cat(labels)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=18, deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6))
 def test_hands_out_what_came_in_in_order(sizes):
     store, embeddings, labels = filled(*sizes)
