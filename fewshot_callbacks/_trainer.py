@@ -12,7 +12,8 @@ from torch.utils.data import DistributedSampler
 def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
     """The loaders of the validation or test that runs now, in the order of `dataloader_idx`, by name.
 
-    Loaders that were given as a dictionary keep their keys; those of a list are `dataloader_idx_0` and so on.
+    Loaders that were given as a dictionary keep their keys; those of a list, or nested ones, are `dataloader_idx_0` and
+    so on. A `CombinedLoader` that draws from several at a time is one stream of batches, and so is one loader.
     """
     # Not `Trainer.val_dataloaders`: in `validate` after `fit` it still gives the loaders of `fit`.
     if trainer.state.fn == TrainerFn.TESTING:
@@ -24,7 +25,9 @@ def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
     combined = loop._combined_loader
     if combined is None:
         return {}
-    if isinstance(combined.iterables, dict):
+    if combined._mode != "sequential":
+        return {"dataloader_idx_0": combined}
+    if isinstance(combined.iterables, dict) and len(combined.iterables) == len(combined.flattened):
         return {str(name): loader for name, loader in combined.iterables.items()}
     return {f"dataloader_idx_{i}": loader for i, loader in enumerate(combined.flattened)}
 

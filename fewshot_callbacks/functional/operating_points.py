@@ -3,7 +3,8 @@
 Precision, recall and F1 at a threshold, the threshold of the best F1, and recall at a fixed precision, exact and in
 bounded memory. All pairs are never held. A histogram of the whole range, made while the pairs pass for the ranks, leaves
 only a narrow stretch of scores in which the answer can lie (a threshold outside it is proved to be worse); one more walk
-over the pairs looks at the scores inside that stretch alone.
+over the pairs looks at the scores inside that stretch alone. Where many are in it, a walk between the two narrows it
+down with a finer histogram of more exact estimates.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional.ranks import RankingPass, Tile
-from fewshot_callbacks.functional.similarity import rounded
+from fewshot_callbacks.functional.similarity import DOUBLE, SINGLE, rounded
 
 BINS = 8192
+FINE_BINS = 2**20
+FEW_KEYS = 50_000
+"""More negatives than these are first narrowed down by a finer histogram, before their keys are looked at."""
+
 MOST_STRETCHES = 8
 
 
@@ -67,38 +72,55 @@ class PooledDecisions:
 
 
 class PooledHistogram:
-    """First look: counts of relevant pairs (by key) and of negatives (by estimate) in evenly spaced bins.
+    """Counts of relevant pairs (by key) and of negatives (by estimate) in evenly spaced bins.
 
     A negative's key lies in the bin of its estimate or in one beside it: a bin is at least twice as wide as the error.
+
+    Args:
+        walk: the pairs; its estimates must be those of `rung` or better.
+        stretch: the keys to look at; by default all. What lies above is counted, what lies below is not.
+        bins: at most so many.
+        rung: how exact the estimates are.
     """
 
-    def __init__(self, walk: RankingPass) -> None:
-        low, high = walk.scores.key_range
-        error = walk.scores.largest_error
-        margin = max(error, 1e-6 * (high - low), 1e-300)
-        bins = 2 * max(1, min(BINS, int((high - low) / (2 * error)) if error else BINS) // 2)
-        self.walk = walk
+    def __init__(
+        self, walk: RankingPass, stretch: _Stretch | None = None, bins: int = BINS, rung: int = SINGLE
+    ) -> None:
+        low, high = walk.scores.key_range if stretch is None else stretch
+        error = walk.scores.largest_error(rung)
+        bins = 2 * max(1, min(bins, int((high - low) / (2 * error)) if error else bins) // 2)
+        # two spare bins at either end, so that what matters is in none that has no neighbour
+        margin = max(2 * (high - low) / bins, 2 * error, 1e-300)
+        self.walk, self.rung = walk, rung
         self.edges = torch.linspace(
             low - margin, high + margin, bins + 1, dtype=torch.float64, device=walk.scores.device
         )
         self.positives = torch.zeros(bins, dtype=torch.int64, device=walk.scores.device)
         self.negatives = torch.zeros_like(self.positives)
+        self._positives_above = self._negatives_above = 0
+        self._positives_below = 0
 
     def relevant(self, keys: Float[Tensor, "pairs"]) -> None:
         """Count the keys of relevant pairs."""
         place = torch.searchsorted(self.edges, keys, right=True) - 1
-        self.positives += torch.bincount(place, minlength=len(self.positives))
+        inside = (place >= 0) & (place < len(self.positives))
+        self.positives += torch.bincount(place[inside], minlength=len(self.positives))
+        self._positives_above += int((place >= len(self.positives)).count_nonzero())
+        self._positives_below += int((place < 0).count_nonzero())
 
     def tile(self, tile: Tile) -> None:
         """Count the estimates of a tile of negatives."""
         low, high, bins = float(self.edges[0]), float(self.edges[-1]), len(self.negatives)
+        above = tile.estimates > high
         if tile.weights is None and tile.estimates.device.type == "cpu":
-            # -inf is ignored; a tile has at most 2**23 pairs, which a float32 counter holds exactly
+            # what lies outside is ignored; a tile has at most 2**23 pairs, which a float32 counter holds exactly
             self.negatives += torch.histc(tile.estimates, bins=bins, min=low, max=high).long()
+            self._negatives_above += int(above.count_nonzero())
             return
         place = ((tile.estimates - low) * (bins / (high - low))).clamp(0, bins - 1).long()
         weights = torch.ones_like(place) if tile.weights is None else tile.weights.expand_as(place)
-        weights = weights.masked_fill(tile.estimates == -torch.inf, 0)
+        self._negatives_above += int(weights[above].sum())
+        weights = weights.masked_fill(above | (tile.estimates < low), 0)
         self.negatives.index_add_(0, place.view(-1), weights.reshape(-1))
 
     def cells(self) -> _Cells:
@@ -106,14 +128,18 @@ class PooledHistogram:
         accepted = _from_above(self.negatives)  # by estimate; the key may lie one bin further up or down
         padded = torch.nn.functional.pad(accepted, (1, 2))
         padded[0] = accepted[0]
+        padded += self._negatives_above
+        inside = _from_above(self.positives)
+        spare = torch.ones_like(self.positives, dtype=torch.bool)
+        spare[1:-1] = False
         return _Cells(
             low=self.edges[:-1],
             high=torch.nextafter(self.edges[1:], self.edges[:-1]),
-            candidate=self.positives > 0,
-            tp=_from_above(self.positives),
+            candidate=(self.positives > 0) & ~spare,
+            tp=inside + self._positives_above,
             fewest_fp=padded[3:],
             most_fp=padded[:-3],
-            relevant=int(self.positives.sum()),
+            relevant=int(inside[0]) + self._positives_above + self._positives_below,
         )
 
 
@@ -126,6 +152,7 @@ class _Groups:
 
     def __init__(self, stretches: Sequence[_Stretch], walk: RankingPass, capacity: int) -> None:
         self.stretches, self.walk, self.capacity = stretches, walk, capacity
+        self.rung = SINGLE
         bounds = [-math.inf, *(bound for stretch in stretches for bound in stretch), math.inf]
         gaps = [(low, high) for low, high in zip(bounds[::2], bounds[1::2], strict=True) if low < high]
         device = walk.scores.device
@@ -290,7 +317,12 @@ def decide(
             decisive |= cells.at_precision(precision, low, high)
         if isinstance(looks, _Groups) and bool((cells.low == cells.high)[decisive].all()):
             break
-        looks = _Groups(_stretches(cells, decisive, borders), walk, capacity)
+        if looks is histogram and _negatives_in(cells, decisive) > FEW_KEYS:
+            around = decisive.nonzero().flatten()
+            hull = _Stretch(float(cells.low[around[0]]), float(cells.high[around[-1]]))
+            looks = PooledHistogram(walk, hull, FINE_BINS, DOUBLE)
+        else:
+            looks = _Groups(_stretches(cells, decisive, borders), walk, capacity)
         walk.scan(looks)
 
     def point(threshold: float, tp: int, fp: int) -> OperatingPoint:
@@ -333,6 +365,11 @@ def _stretches(cells: _Cells, decisive: Bool[Tensor, "cells"], borders: Sequence
         elif all(run.low != border for run in runs):
             runs.append(_Stretch(border, math.nextafter(border, math.inf)))
     return sorted(runs)
+
+
+def _negatives_in(cells: _Cells, decisive: Bool[Tensor, "cells"]) -> int:
+    """At most so many negatives lie in these cells."""
+    return int((cells.most_fp - cells.fewest_fp)[decisive].sum())
 
 
 def _from_above(counts: Int[Tensor, "cells"]) -> Int[Tensor, "cells"]:

@@ -80,6 +80,10 @@ class Observer(Protocol):
     def tile(self, tile: Tile) -> None:
         """See a tile of negatives."""
 
+    @property
+    def rung(self) -> int:
+        """How exact the estimates must be, at least."""
+
 
 @dataclass(frozen=True)
 class TileSize:
@@ -211,8 +215,8 @@ class RankingPass:
                 parts.append(self.scores.keys(queries, gallery).masked_fill_(excluded, torch.inf))
             yield torch.cat(parts, dim=1), row
 
-    def tiles(self, block: range, relevant: int) -> Iterator[Tile]:
-        """The tiles of a block of queries against all negatives of the gallery."""
+    def tiles(self, block: range, relevant: int, rung: int) -> Iterator[Tile]:
+        """The tiles of a block of queries against all negatives of the gallery, at this rung or a more exact one."""
         rows = self.candidates.query_order[block.start : block.stop]
         row_class = self.candidates.query_class[block.start : block.stop]
         size = choose_tile_size(self.memory_bytes, self.scores.dim, relevant)
@@ -220,13 +224,14 @@ class RankingPass:
         for start in range(0, len(self._entries), size.gallery):
             columns = self._entries[start : start + size.gallery]
             column_class = self._entry_class[start : start + size.gallery]
-            estimates, error = self.scores.tile(rows, columns, self._first_rung)
+            rung_now = max(rung, self._first_rung)
+            estimates, error = self.scores.tile(rows, columns, rung_now)
             if bool(column_class[0] <= row_class[-1]) and bool(column_class[-1] >= row_class[0]):
                 estimates.masked_fill_(row_class[:, None] == column_class[None, :], -torch.inf)
             if self.candidates.across_classes:
                 estimates.masked_fill_(self.candidates.excluded(rows[:, None], columns[None, :]), -torch.inf)
             weights = None if self._weights is None else self._weights[start : start + size.gallery]
-            yield Tile(rows, columns, estimates, error, weights, exact=self._first_rung == EXACT)
+            yield Tile(rows, columns, estimates, error, weights, exact=rung_now == EXACT)
             self.pairs_done += round(len(rows) * len(columns) * share)
             if self._progress is not None:
                 self._progress(min(self.pairs_done, self.pairs_total), self.pairs_total)
@@ -262,7 +267,7 @@ class RankingPass:
                 observer.relevant(thresholds[thresholds.isfinite()])
             counts = Counts.zeros(thresholds)
             if thresholds.shape[1] or observer is not None:
-                for tile in self.tiles(block, thresholds.shape[1]):
+                for tile in self.tiles(block, thresholds.shape[1], SINGLE if observer is None else observer.rung):
                     if observer is not None:
                         observer.tile(tile)
                     if thresholds.shape[1]:
@@ -277,13 +282,13 @@ class RankingPass:
         for block in self.blocks():
             thresholds = self.relevant_keys(block)
             observer.relevant(thresholds[thresholds.isfinite()])
-            for tile in self.tiles(block, thresholds.shape[1]):
+            for tile in self.tiles(block, thresholds.shape[1], observer.rung):
                 observer.tile(tile)
 
     def _count(self, counts: Counts, tile: Tile) -> None:
         rows, columns = count_tile(counts, tile.estimates, tile.error, tile.weights)
         open_share = len(rows) / tile.estimates.numel()
-        if self._first_rung == SINGLE and open_share > MANY_OPEN:
+        if tile.estimates.dtype == torch.float32 and open_share > MANY_OPEN:
             estimates, error = self.scores.tile(tile.rows, tile.columns, DOUBLE)
             weights = None if tile.weights is None else tile.weights[columns]
             still = count_pairs(counts, rows, estimates[rows, columns], error, weights)

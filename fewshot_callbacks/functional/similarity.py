@@ -181,11 +181,10 @@ class ScoreTiles:
         reach = (self._centred_norm(self.queries, rows) + self._largest_centred_norm) ** 2
         return 2 * relative * reach + 4 * truncated * (self.dim + reach) + smallest
 
-    @property
-    def largest_error(self) -> float:
-        """No estimate of any rung lies further from its key than this."""
+    def largest_error(self, rung: int) -> float:
+        """No estimate of this rung, or of a more exact one, lies further from its key than this."""
         parts = torch.arange(len(self.queries), device=self.device).split(ROWS_AT_ONCE)
-        return max(float(self._error(part, SINGLE).max()) for part in parts)
+        return max(float(self._error(part, rung).max()) for part in parts)
 
     def _centred_norm(self, vectors: Tensor, index: Tensor) -> Tensor:
         unit = self._query_unit

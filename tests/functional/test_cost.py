@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.cost import plan_evaluation
 from fewshot_callbacks.functional.ranks import RankingPass, choose_tile_size
-from fewshot_callbacks.functional.similarity import ScoreTiles
+from fewshot_callbacks.functional.similarity import SINGLE, ScoreTiles
 
 
 def test_one_by_hand():
@@ -54,13 +54,20 @@ def test_more_memory_means_fewer_tiles():
     assert tiles[0] > tiles[-1]
 
 
-def test_is_what_the_pass_does():
-    labels = torch.arange(600) % 60
-    embeddings = torch.randn(600, 8)
+def test_is_what_the_pass_does(monkeypatch):
+    labels, embeddings = torch.arange(600) % 60, torch.randn(600, 8)
     plan = plan_evaluation(600, 600, 8, memory_mb=0.25, relevant=10)
     tiles = ScoreTiles(embeddings, embeddings, "cosine")
     walk = RankingPass(tiles, find_candidates(labels, labels, same_set=True), int(0.25 * 2**20))
-    seen = [tile.estimates.shape for block in walk.blocks() for tile in walk.tiles(block, 10)]
+    seen, tile = [], tiles.tile
+
+    def spy(rows, columns, rung):
+        if rung == SINGLE:  # not what is looked at again more exactly
+            seen.append((len(rows), len(columns)))
+        return tile(rows, columns, rung)
+
+    monkeypatch.setattr(tiles, "tile", spy)
+    assert sum(len(ranks.queries) for ranks in walk.run()) == 600
     assert sum(rows * columns for rows, columns in seen) == plan.pairs == walk.pairs
     assert plan.tiles > 10
     # the pass makes blocks of queries of about the planned size, never larger ones
