@@ -14,6 +14,8 @@ hook = install_import_hook("fewshot_callbacks", "tests.typechecker.typechecked")
 
 import torch  # noqa: E402 - after the hook
 
+torch.set_num_threads(1)  # on a busy machine, threads that wait for each other make small tensors ten times slower
+
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
@@ -57,6 +58,8 @@ def non_finite_rows(embeddings: Tensor) -> Tensor:
 
 def check_labels(labels: Tensor, items: int, name: str, of: str, call: str) -> Tensor:
     """Labels as int64 on the CPU; refuse floats, wrong shapes and wrong lengths."""
+    if labels.dtype in UNSIGNED:
+        raise ValueError(f"{call}: {name} are {labels.dtype}, which torch can hardly compute with. Pass {name}.long().")
     if labels.dtype not in LABEL_DTYPES:
         raise ValueError(
             f"{call} needs integer {name}; got {labels.dtype}. Floating-point labels lose identities above 2**24: "

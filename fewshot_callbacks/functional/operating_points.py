@@ -91,7 +91,7 @@ class PooledHistogram:
         bins = 2 * max(1, min(bins, int((high - low) / (2 * error)) if error else bins) // 2)
         # two spare bins at either end, so that what matters is in none that has no neighbour
         margin = max(2 * (high - low) / bins, 2 * error, 1e-300)
-        self.walk, self.rung = walk, rung
+        self.walk, self.rung, self._whole = walk, rung, stretch is None
         self.edges = torch.linspace(
             low - margin, high + margin, bins + 1, dtype=torch.float64, device=walk.scores.device
         )
@@ -130,12 +130,13 @@ class PooledHistogram:
         padded[0] = accepted[0]
         padded += self._negatives_above
         inside = _from_above(self.positives)
-        spare = torch.ones_like(self.positives, dtype=torch.bool)
-        spare[1:-1] = False
+        candidate = self.positives > 0
+        if not self._whole:  # the end bins are spare: of their negatives some are outside
+            candidate[0] = candidate[-1] = False
         return _Cells(
             low=self.edges[:-1],
             high=torch.nextafter(self.edges[1:], self.edges[:-1]),
-            candidate=(self.positives > 0) & ~spare,
+            candidate=candidate,
             tp=inside + self._positives_above,
             fewest_fp=padded[3:],
             most_fp=padded[:-3],

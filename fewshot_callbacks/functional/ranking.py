@@ -46,8 +46,7 @@ def average_precision(
         reached = tied if cut is None else (cut[:, None] - above).clamp(min=0).minimum(tied)
         # sum over the places i = 1 ... reached of (m + 1 + (i - 1) others) / (k + i), for an item that is at each
         # place with probability 1 / n
-        harmonic = _harmonic(above + reached) - _harmonic(above)
-        harmonic = torch.where(reached == 1, 1 / (above + 1), harmonic)
+        harmonic = _harmonic_between(above, reached)
         precision = ((relevant_above + 1) * harmonic + others * (reached - (above + 1) * harmonic)) / tied
     else:
         found = relevant_above + ranks.place_in_tie
@@ -112,9 +111,15 @@ def _rank(ranks: RankBlock, ties: Ties) -> Float[Tensor, "queries columns"]:
     return (rank + ranks.negatives_tied if ties == "pessimistic" else rank).double()
 
 
-def _harmonic(n: Float[Tensor, "queries columns"]) -> Tensor:
-    """1 + 1/2 + ... + 1/n, up to a constant."""
-    return torch.digamma(n + 1)
+def _harmonic_between(k: Float[Tensor, "queries columns"], n: Float[Tensor, "queries columns"]) -> Tensor:
+    """1 / (k + 1) + ... + 1 / (k + n), without the loss of digits of a difference of two large sums."""
+    near = torch.digamma(k.clamp(max=40) + n + 1) - torch.digamma(k.clamp(max=40) + 1)
+    # the expansion of H_m around ln(m + 1/2); what it leaves out is below 1e-14 from k = 40 on
+    start, end = 1 / (k + 0.5), 1 / (k + n + 0.5)
+    far = torch.log1p(n * start)
+    for power, factor in ((2, 1 / 24), (4, -7 / 960), (6, 31 / 8064)):
+        far = far + factor * (end**power - start**power)
+    return torch.where(n == 1, 1 / (k + 1), torch.where(k < 40, near, far))
 
 
 def _sum_valid(ranks: RankBlock, values: Tensor) -> Float[Tensor, "queries"]:

@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, check_labels
+from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall
-from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval
+from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, normal_quantile
 from fewshot_callbacks.functional.operating_points import OperatingPoint, PooledHistogram, decide
 from fewshot_callbacks.functional.ranking import (
     Ties,
@@ -230,13 +231,14 @@ def evaluate_retrieval(
         ties=ties,
         memory_mb=memory_mb,
     )
+    normal_quantile(confidence)  # refuses what is no probability, before the work is done
     same_set = gallery is None
     queries, query_labels, items, item_labels = _inputs(embeddings, labels, gallery, gallery_labels)
     codes = _exclusion_codes(same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups)
     if threshold_bounds is None:
         threshold_bounds = (0.0, 1.0) if similarity == "cosine" else (-math.inf, math.inf)
 
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), _full_precision():
+    with full_precision():
         tiles = ScoreTiles(queries, items, similarity)
         candidates = find_candidates(query_labels, item_labels, same_set=same_set, **codes)
         walk = RankingPass(tiles, candidates, int(memory_mb * 2**20), progress)
@@ -464,14 +466,3 @@ def _notes(walk: RankingPass, per_query: _PerQuery, matched: Tensor) -> list[str
     if tied > 0.01 * len(matched) and walk.distinct_rows != 1:
         notes.append(f"{tied} of {len(matched)} queries have relevant items that tie with irrelevant ones.")
     return notes
-
-
-class _full_precision:  # noqa: N801 - reads as a statement
-    """Float32 products in float32: a user's `torch.set_float32_matmul_precision("medium")` must not loosen the bound."""
-
-    def __enter__(self) -> None:
-        self._before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_float32_matmul_precision(self._before)

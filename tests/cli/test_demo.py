@@ -5,34 +5,12 @@ import pytest
 from fewshot_callbacks.cli import demo
 from fewshot_callbacks.cli.curves import smooth
 from fewshot_callbacks.cli.main import main
-from fewshot_callbacks.data.glyphs import GlyphSet, load_splits
 
 QUICK = ["--epochs", "1", "--episodes", "2", "--test_episodes", "10"]
 
 
-def first_classes(glyphs: GlyphSet, classes: int) -> GlyphSet:
-    keep = glyphs.labels < classes
-    return GlyphSet(
-        glyphs.images[keep],
-        glyphs.labels[keep],
-        glyphs.faces[keep],
-        glyphs.characters[:classes],
-        glyphs.scripts[:classes],
-        glyphs.face_names,
-    )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_glyphs():
-    """The whole demo on the first 30 classes of each split."""
-    splits = {name: first_classes(glyphs, 30) for name, glyphs in load_splits().items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fewshot_callbacks.data.glyphs.load_splits", lambda *_: splits)
-        yield
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, _few_glyphs):
+def finished(tmp_path_factory, few_glyphs):
     folder = tmp_path_factory.mktemp("demo") / "first"
     assert main(["demo", "--output", str(folder), *QUICK]) == 0
     return folder

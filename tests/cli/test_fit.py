@@ -12,7 +12,7 @@ QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
 @pytest.mark.parametrize("config", ["protonet_dr_glyphs", "protonet_softmax_glyphs"])
-def test_fit_then_test_from_the_checkpoint(config, tmp_path, monkeypatch):
+def test_fit_then_test_from_the_checkpoint(config, few_glyphs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--config", str(CONFIGS / f"{config}.yaml"), *TINY, *QUIET]
     assert main(["fit", *words]) == 0
