@@ -20,7 +20,7 @@ from torch import Tensor
 from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, check_labels
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.intervals import Interval, normal_quantile
+from fewshot_callbacks.functional.intervals import Interval, exact_mean, normal_quantile
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
 from fewshot_callbacks.functional.ranks import RankingPass
 from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity, check_similarity
@@ -197,14 +197,12 @@ def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "memb
 
 def _recalls(walk: RankingPass, ks: Sequence[int], ties: Ties) -> Float[Tensor, "ks"] | None:
     """Mean Recall@K over the queries with a match; None if there is none."""
-    found = torch.stack(
-        [
-            torch.cat(parts)
-            for parts in zip(*([recall_at_k(ranks, k, ties) for k in ks] for ranks in walk.run()), strict=True)
-        ]
-    )
-    matched = found[:, ~found[0].isnan()]  # (ks, queries)
-    return matched.mean(dim=1).cpu() if matched.shape[1] else None
+    blocks = [torch.stack([recall_at_k(ranks, k, ties) for k in ks]) for ranks in walk.run()]
+    found = torch.cat(blocks, dim=1)  # (ks, queries)
+    matched = found[:, ~found[0].isnan()]
+    if not matched.shape[1]:
+        return None
+    return torch.tensor([exact_mean(values) for values in matched], dtype=torch.float64)
 
 
 def _summary(

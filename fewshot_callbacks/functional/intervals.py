@@ -30,6 +30,17 @@ def normal_quantile(confidence: float) -> float:
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
+def exact_mean(values: Float[Tensor, "n"]) -> float:
+    """The mean, rounded once: the same bits in whatever order the values come. NaN for no values.
+
+    Examples:
+        >>> import torch
+        >>> exact_mean(torch.tensor([1e16, 1.0, -1e16, 1.0], dtype=torch.float64))
+        0.5
+    """
+    return math.fsum(values.tolist()) / len(values) if len(values) else math.nan
+
+
 def mean_interval(values: Float[Tensor, "n"], confidence: float = 0.95) -> Interval:
     """Interval of the mean of independent values, by the central limit theorem: mean ± z s / sqrt(n).
 

@@ -123,7 +123,10 @@ def _harmonic_between(k: Float[Tensor, "queries columns"], n: Float[Tensor, "que
 
 
 def _sum_valid(ranks: RankBlock, values: Tensor) -> Float[Tensor, "queries"]:
-    return values.masked_fill(~ranks.valid, 0.0).sum(dim=1)
+    """The sum over the relevant items, one after the other, so that columns that are not valid do not change its bits."""
+    if values.shape[1] == 0:
+        return values.new_zeros(len(values))
+    return values.masked_fill(~ranks.valid, 0.0).cumsum(dim=1)[:, -1]
 
 
 def _or_nan(count: Tensor) -> Float[Tensor, "queries"]:

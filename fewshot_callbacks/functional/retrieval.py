@@ -16,7 +16,7 @@ from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, ch
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall
-from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, normal_quantile
+from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, exact_mean, normal_quantile
 from fewshot_callbacks.functional.operating_points import OperatingPoint, PooledHistogram, decide
 from fewshot_callbacks.functional.ranking import (
     Ties,
@@ -280,7 +280,7 @@ def evaluate_retrieval(
                 )
             except ValueError as error:  # a group without a match: the other metrics stand
                 notes.append(str(error))
-    means = {name: float(values[matched].mean()) for name, values in per_query.values.items()}
+    means = {name: exact_mean(values[matched]) for name, values in per_query.values.items()}
     intervals = {
         name: clustered_mean_interval(values[matched], query_labels[matched], confidence)
         for name, values in per_query.values.items()
