@@ -154,8 +154,12 @@ class EvaluationMonitor(Callback, ABC):
 
     def _end(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.sanity_checking:
-            for error in self._failed.values():
-                self._policy.handle(error, "The sanity check shows that validation cannot be measured.")
+            try:
+                self._check_loaders(trainer)
+            except ValueError as error:
+                self._failed.setdefault(0, error)
+            for failure in self._failed.values():
+                self._policy.handle(failure, "The sanity check shows that validation cannot be measured.")
             self._begin()
         else:
             everywhere = gather_objects({loader: _portable(error) for loader, error in self._failed.items()})
@@ -165,6 +169,9 @@ class EvaluationMonitor(Callback, ABC):
                 self._measure(trainer, pl_module, stage, failed)
             finally:
                 self._begin()
+
+    def _check_loaders(self, trainer: Trainer) -> None:
+        """Refuse loaders that the settings do not fit; a monitor with such settings says how."""
 
     def _log(self, pl_module: LightningModule, key: str, value: float, *, prog_bar: bool = False) -> None:
         """Log a value that every rank has."""
@@ -194,5 +201,7 @@ def items_dealt(trainer: Trainer, loader: int) -> int | None:
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that another process can be sent."""
-    return error if type(error) is ValueError else RuntimeError(f"{type(error).__name__}: {error}")
+    """An error that another process can be sent; on one process the error itself, with its traceback."""
+    return (
+        error if type(error) is ValueError or process_count() == 1 else RuntimeError(f"{type(error).__name__}: {error}")
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, items_dealt, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
-from fewshot_callbacks.functional._checks import check_labels
+from fewshot_callbacks.functional._checks import check_labels, non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, discriminant_ratio
 from fewshot_callbacks.metrics.embedding_store import gather_objects, process_count
 
@@ -130,6 +130,13 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     ) -> None:
         labels = check_labels(labels, len(embeddings), "labels", "embeddings", self._policy.owner)
         embeddings = embeddings.cpu()
+        bad = non_finite_rows(embeddings)
+        if len(bad):
+            raise ValueError(
+                f"{len(bad)} of the {len(embeddings)} embeddings of a batch are not finite (NaN or Inf), the first at item "
+                f"{positions.start + int(bad[0])}. Find the step that made them: a diverged loss, a division by a zero "
+                "norm, float16 overflow."
+            )
         if self.normalize:
             embeddings = torch.nn.functional.normalize(embeddings.double(), dim=1)
         dealt = items_dealt(self._trainer, loader)
@@ -152,8 +159,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                 value = float(whole.discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons))
                 if math.isnan(value):
                     reason = (
-                        f"Each of the {len(whole.counts)} classes has one item, all embeddings are equal (collapsed), or "
-                        "some are not finite."
+                        f"Each of the {len(whole.counts)} classes has one item. J compares items of one class: validate on "
+                        "a set with several of each."
+                        if int(whole.counts.max()) == 1
+                        else "All embeddings are equal: the model has collapsed."
                     )
                     self._policy.handle(ValueError(reason), f"{key} is NaN.")
             self._log(pl_module, key, value)

@@ -107,7 +107,13 @@ class EmbeddingReader:
     def _found(self, outputs: Any, batch: Any, step: str) -> tuple[Any, Any]:
         """Embeddings and labels, whatever they are."""
         if callable(self.source):
-            result = self.source(outputs, batch)
+            try:
+                result = self.source(outputs, batch)
+            except Exception as error:
+                raise ValueError(
+                    f"{self.owner}: the function given as source raised {type(error).__name__}: {error}. {step} returned "
+                    f"{_describe(outputs)}, and the batch is {_describe(batch)}."
+                ) from error
             if not (isinstance(result, Sequence) and len(result) == 2):
                 raise ValueError(
                     f"{self.owner}: the function given as source returned {_describe(result)}; it must return "
@@ -162,7 +168,8 @@ class EmbeddingReader:
                 return batch[self.labels]
             except (KeyError, IndexError, TypeError) as error:
                 raise ValueError(
-                    f"{self.owner}(labels={self.labels!r}): the batch is {_describe(batch)} and has no such entry."
+                    f"{self.owner}(labels={self.labels!r}): the batch is {_describe(batch)} and has no such entry. "
+                    "Pass a key or a position that it has, or a function of the batch."
                 ) from error
         if isinstance(outputs, Mapping) and key in outputs:
             return outputs[key]
@@ -180,9 +187,16 @@ class EmbeddingReader:
             if not isinstance(value, Tensor):
                 raise ValueError(f"{self.owner}: the {name} of {step} are {_describe(value)}, not a tensor.")
         if embeddings.ndim != 2 or not embeddings.is_floating_point():
+            fix = (
+                "Pass embeddings.float()."
+                if embeddings.ndim == 2
+                else "Flatten what belongs to one item: embeddings.flatten(1)."
+                if embeddings.ndim > 2
+                else "Has a squeeze() dropped a dimension? For items of one number each: embeddings[:, None]."
+            )
             raise ValueError(
                 f"{self.owner}: the embeddings of {step} are {_describe(embeddings)}; one floating-point vector for each "
-                "item is wanted, (items, dim). Flatten what belongs to one item: embeddings.flatten(1)."
+                f"item is wanted, (items, dim). {fix}"
             )
         if labels.shape != embeddings.shape[:1]:
             raise ValueError(

@@ -51,7 +51,7 @@ class RetrievalMonitor(EvaluationMonitor):
         group_size: labels in a group for Grouped Recall; null leaves it out.
         group_seed: of the split of the labels into groups, the same at every epoch.
         ties: what equal scores count as: `expected`, `optimistic` or `pessimistic`.
-        memory_mb: bound on the memory used beyond the embeddings, in MiB.
+        memory_mb: bound on the memory used beyond the embeddings, in MB.
         prefix: first part of the keys; by default `val` or `test`.
         prog_bar: show mAP in the progress bar.
         strict: raise an error where nothing can be computed. By default the fit goes on, the values are NaN, and a
@@ -168,6 +168,9 @@ class RetrievalMonitor(EvaluationMonitor):
             outcome: RetrievalReport | Exception
             outcome = failure or self._evaluate(trainer, f"{prefix}{suffix}", loader, gallery)
             self._publish(pl_module, prefix, suffix, outcome)
+
+    def _check_loaders(self, trainer: Trainer) -> None:
+        self._gallery_index(trainer)
 
     def _gallery_index(self, trainer: Trainer) -> int | None:
         if self.gallery_loader is None:

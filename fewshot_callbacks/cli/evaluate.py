@@ -40,7 +40,9 @@ def parser() -> ArgumentParser:
         prog="fewshot evaluate",
         description=(
             "Exact retrieval metrics of embeddings in an .npz file: arrays 'embeddings' (items, dim) and 'labels' (items,); "
-            "optionally 'gallery' and 'gallery_labels'. Without a gallery each item is a query against all others."
+            "optionally 'gallery' and 'gallery_labels'. Without a gallery each item is a query against all others. "
+            "Also read, if there: 'query_ids' and 'gallery_ids' (an item is no candidate of itself), 'query_groups' and "
+            "'gallery_groups'."
         ),
     )
     options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
@@ -51,7 +53,7 @@ def parser() -> ArgumentParser:
     options.add_argument("--threshold", type=float | None, default=None, help="accept pairs from this score on")
     options.add_argument("--group_size", type=int | None, default=10, help="labels in a group for Grouped Recall")
     options.add_argument("--ties", type=Ties, default="expected", help="what equal scores count as")
-    options.add_argument("--memory_mb", type=float, default=512, help="budget beyond the embeddings, in MiB")
+    options.add_argument("--memory_mb", type=float, default=512, help="budget beyond the embeddings, in MB")
     return options
 
 
@@ -74,6 +76,10 @@ def run(arguments: Sequence[str]) -> None:
             ties=options.ties,
             memory_mb=options.memory_mb,
             progress=progress,
+            query_ids=arrays.get("query_ids"),
+            gallery_ids=arrays.get("gallery_ids"),
+            query_groups=arrays.get("query_groups"),
+            gallery_groups=arrays.get("gallery_groups"),
         )
     j = discriminant_ratio_of(arrays)
     if options.json:
@@ -90,16 +96,16 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     Raises:
         ValueError: if it is no such file, or an array is missing; names those that are there.
     """
+    how = "Write one with numpy.savez(path, embeddings=..., labels=...)."
     if not file.exists():
-        raise ValueError(f"{file} does not exist. Write one with numpy.savez(path, embeddings=..., labels=...).")
+        raise ValueError(f"{file} does not exist. {how}")
+    if not file.is_file() or not zipfile.is_zipfile(file):
+        raise ValueError(f"{file} is no .npz file of plain arrays. {how}")
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (zipfile.BadZipFile, ValueError, AttributeError, EOFError) as error:
-        raise ValueError(
-            f"{file} is no .npz file of plain arrays ({error}). Write one with numpy.savez(path, embeddings=..., "
-            "labels=...)."
-        ) from error
+        raise ValueError(f"{file} is no .npz file of plain arrays ({error}). {how}") from error
     missing = [name for name in ("embeddings", "labels") if name not in arrays]
     if missing:
         raise ValueError(

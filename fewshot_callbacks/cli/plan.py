@@ -23,7 +23,7 @@ def parser() -> ArgumentParser:
     options.add_argument("--queries", type=int, required=True, help="number of queries")
     options.add_argument("--gallery", type=int, help="number of gallery items; the queries themselves if left out")
     options.add_argument("--dim", type=int, required=True, help="components of an embedding")
-    options.add_argument("--memory_mb", type=float, default=512, help="budget beyond the embeddings, in MiB")
+    options.add_argument("--memory_mb", type=float, default=512, help="budget beyond the embeddings, in MB")
     options.add_argument("--json", action="store_true", help="print the numbers as JSON")
     return options
 

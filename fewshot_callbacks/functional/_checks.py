@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,10 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     """`value` as a detached tensor: a tensor, a NumPy array or a list of numbers."""
     if isinstance(value, Tensor):
         return value.detach()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        # torch takes no negative strides, no foreign byte order, and warns of arrays that cannot be written to
+        native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
+        value = native if native.flags.writeable else native.copy()
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -28,7 +33,7 @@ def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
     """Refuse what is no finite, non-empty, floating (items, dim) matrix; say what is wrong with it and what to do."""
     if embeddings.ndim != 2:
         hint = (
-            f"For a single item pass {name}[None]."
+            f"For a single item pass {name}[None]; for items of one number each {name}[:, None]."
             if embeddings.ndim == 1
             else f"Flatten what belongs to one item: {name}.flatten(1)."
             if embeddings.ndim > 2
@@ -59,7 +64,7 @@ def non_finite_rows(embeddings: Tensor) -> Tensor:
 def check_labels(labels: Tensor, items: int, name: str, of: str, call: str) -> Tensor:
     """Labels as int64 on the CPU; refuse floats, wrong shapes and wrong lengths."""
     if labels.dtype in UNSIGNED:
-        raise ValueError(f"{call}: {name} are {labels.dtype}, which torch can hardly compute with. Pass {name}.long().")
+        raise ValueError(f"{call}: {name} are {labels.dtype}, which torch can hardly compute with. Pass them as int64.")
     if labels.dtype not in LABEL_DTYPES:
         raise ValueError(
             f"{call} needs integer {name}; got {labels.dtype}. Floating-point labels lose identities above 2**24: "
@@ -73,3 +78,31 @@ def check_labels(labels: Tensor, items: int, name: str, of: str, call: str) -> T
             f"{call}: {items} {of}, but {len(labels)} {name}. Both must come from the same items in the same order."
         )
     return labels.to(device="cpu", dtype=torch.int64)
+
+
+def exclusion_codes(
+    call: str,
+    same_set: bool,
+    queries: int,
+    items: int,
+    query_ids: Any,
+    gallery_ids: Any,
+    query_groups: Any,
+    gallery_groups: Any,
+) -> dict[str, Tensor | None]:
+    """Ids and groups of both sides as checked int64 codes, by the name of the argument; None where none was given."""
+    if same_set and (query_ids is not None or gallery_ids is not None):
+        raise ValueError(f"{call}: ids are for two sets; with one set an item is never its own candidate.")
+    if same_set and gallery_groups is None:
+        gallery_groups = query_groups
+    codes: dict[str, Tensor | None] = {}
+    pairs = {"ids": (query_ids, gallery_ids), "groups": (query_groups, gallery_groups)}
+    for kind, (of_queries, of_items) in pairs.items():
+        if (of_queries is None) != (of_items is None):
+            raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
+        for side, code, length in (("query", of_queries, queries), ("gallery", of_items, items)):
+            name = f"{side}_{kind}"
+            codes[name] = (
+                None if code is None else check_labels(as_tensor(code, name, call), length, name, f"{side} items", call)
+            )
+    return codes

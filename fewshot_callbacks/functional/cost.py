@@ -41,7 +41,7 @@ def plan_evaluation(
         queries: number of queries; for one set (leave-one-out) equal to `gallery`.
         gallery: number of gallery items.
         dim: components of an embedding.
-        memory_mb: budget beyond the embeddings, in MiB.
+        memory_mb: budget beyond the embeddings, in MB.
         relevant: relevant items of a typical query; many of them make tiles narrower.
 
     Raises:
@@ -57,7 +57,7 @@ def plan_evaluation(
             raise ValueError(f"plan_evaluation: {name}={value} must be positive.")
     if relevant < 0:
         raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
-    memory_bytes = int(memory_mb * 2**20)
+    memory_bytes = int(memory_mb * 10**6)
     size = choose_tile_size(memory_bytes, dim, relevant)
     pairs = queries * gallery
     return EvaluationPlan(

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, check_labels
+from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, check_labels, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.intervals import Interval, exact_mean, normal_quantile
@@ -96,6 +96,10 @@ def grouped_recall(
     seed: int = 0,
     similarity: Similarity = "cosine",
     ties: Ties = "expected",
+    query_ids: Any | None = None,
+    gallery_ids: Any | None = None,
+    query_groups: Any | None = None,
+    gallery_groups: Any | None = None,
     confidence: float = 0.95,
     memory_mb: float = 512,
 ) -> GroupedRecall:
@@ -115,6 +119,10 @@ def grouped_recall(
         seed: of the split, which depends on the set of labels only.
         similarity: see `Similarity`.
         ties: what equal scores count as, see `functional.ranking`.
+        query_ids: (queries,) identity of each query; with `gallery_ids`, the same item in both sets is no candidate.
+        gallery_ids: (gallery,) identity of each gallery item.
+        query_groups: (queries,) candidates of the query's own group are neither hit nor miss.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
         confidence: of the interval.
         memory_mb: bound on the memory beyond the embeddings.
 
@@ -160,6 +168,9 @@ def grouped_recall(
             )
         item_labels = as_tensor(gallery_labels, "gallery_labels", call)
         item_labels = check_labels(item_labels, len(items), "gallery_labels", "gallery items", call)
+    codes = exclusion_codes(
+        call, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
+    )
     splits = label_groups(query_labels, group_size, seed, repeats)
     distinct = query_labels.unique()
     query_code = torch.searchsorted(distinct, query_labels)
@@ -177,8 +188,16 @@ def grouped_recall(
                 own = queries[mine]
                 with full_precision():
                     tiles = ScoreTiles(own, own if same_set else items[theirs], similarity)
-                    candidates = find_candidates(query_labels[mine], item_labels[theirs], same_set=same_set)
-                    recall = _recalls(RankingPass(tiles, candidates, int(memory_mb * 2**20)), ks, ties)
+                    candidates = find_candidates(
+                        query_labels[mine],
+                        item_labels[theirs],
+                        same_set=same_set,
+                        **{
+                            name: None if code is None else code[mine if name.startswith("query") else theirs]
+                            for name, code in codes.items()
+                        },
+                    )
+                    recall = _recalls(RankingPass(tiles, candidates, int(memory_mb * 10**6)), ks, ties)
             if recall is None:
                 raise ValueError(
                     f"{call}: none of the {len(mine)} queries of group {group} (labels {split[group].tolist()}) has a "

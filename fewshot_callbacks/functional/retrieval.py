@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, check_labels
+from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, check_labels, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall
@@ -201,7 +201,7 @@ def evaluate_retrieval(
             hit nor miss.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
         confidence: of the intervals.
-        memory_mb: bound on the memory used beyond the embeddings, in MiB.
+        memory_mb: bound on the memory used beyond the embeddings, in MB.
         progress: called with the pairs done and the pairs to do.
 
     Returns:
@@ -234,34 +234,38 @@ def evaluate_retrieval(
     normal_quantile(confidence)  # refuses what is no probability, before the work is done
     same_set = gallery is None
     queries, query_labels, items, item_labels = _inputs(embeddings, labels, gallery, gallery_labels)
-    codes = _exclusion_codes(same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups)
+    codes = exclusion_codes(
+        _CALL, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
+    )
+    any_code = any(code is not None for code in codes.values())
     if threshold_bounds is None:
         threshold_bounds = (0.0, 1.0) if similarity == "cosine" else (-math.inf, math.inf)
 
     with full_precision():
         tiles = ScoreTiles(queries, items, similarity)
         candidates = find_candidates(query_labels, item_labels, same_set=same_set, **codes)
-        walk = RankingPass(tiles, candidates, int(memory_mb * 2**20), progress)
+        walk = RankingPass(tiles, candidates, int(memory_mb * 10**6), progress)
         histogram = PooledHistogram(walk)
         per_query = _PerQuery(len(queries), recall_k, ties)
         for ranks in walk.run(histogram):
             per_query.add(ranks)
         matched = per_query.relevant > 0
         if not bool(matched.any()):
-            raise ValueError(_no_match(len(queries), query_labels, item_labels, same_set))
+            raise ValueError(_no_match(len(queries), query_labels, item_labels, same_set, any_code=any_code))
         pooled = decide(
             histogram,
             precisions=precisions,
             bounds=threshold_bounds,
             thresholds=() if threshold is None else (threshold,),
-            capacity=max(1000, int(memory_mb * 2**20) // 4 // 200),
+            capacity=max(1000, int(memory_mb * 10**6) // 4 // 200),
         )
         grouped, notes = None, _notes(walk, per_query, matched)
         distinct = len(query_labels.unique())
         if group_size is not None and distinct < 2 * group_size:
             notes.append(
-                f"Grouped Recall needs at least two groups of group_size={group_size} labels; there are {distinct} "
-                f"labels. Use group_size <= {max(distinct // 2, 2)}."
+                f"Grouped Recall is left out: two groups of group_size={group_size} labels need {2 * group_size}, and the "
+                f"queries have {distinct}. "
+                + (f"Use group_size <= {distinct // 2}." if distinct >= 4 else "Pass group_size=None.")
             )
         if group_size is not None and distinct >= 2 * group_size:
             try:
@@ -275,6 +279,10 @@ def evaluate_retrieval(
                     seed=group_seed,
                     similarity=similarity,
                     ties=ties,
+                    query_ids=codes["query_ids"],
+                    gallery_ids=codes["gallery_ids"],
+                    query_groups=codes["query_groups"],
+                    gallery_groups=codes["gallery_groups"],
                     confidence=confidence,
                     memory_mb=memory_mb,
                 )
@@ -408,35 +416,7 @@ def _computable(vectors: Tensor) -> Tensor:
     return vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()
 
 
-def _exclusion_codes(
-    same_set: bool,
-    queries: int,
-    items: int,
-    query_ids: Any,
-    gallery_ids: Any,
-    query_groups: Any,
-    gallery_groups: Any,
-) -> dict[str, Int[Tensor, "items"] | None]:
-    if same_set and (query_ids is not None or gallery_ids is not None):
-        raise ValueError(f"{_CALL}: ids are for two sets; with one set an item is never its own candidate.")
-    if same_set and gallery_groups is None:
-        gallery_groups = query_groups
-    codes: dict[str, Tensor | None] = {}
-    pairs = {"ids": (query_ids, gallery_ids), "groups": (query_groups, gallery_groups)}
-    for kind, (of_queries, of_items) in pairs.items():
-        if (of_queries is None) != (of_items is None):
-            raise ValueError(f"{_CALL}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
-        for side, code, length in (("query", of_queries, queries), ("gallery", of_items, items)):
-            name = f"{side}_{kind}"
-            codes[name] = (
-                None
-                if code is None
-                else check_labels(as_tensor(code, name, _CALL), length, name, f"{side} items", _CALL)
-            )
-    return codes
-
-
-def _no_match(queries: int, query_labels: Tensor, item_labels: Tensor, same_set: bool) -> str:
+def _no_match(queries: int, query_labels: Tensor, item_labels: Tensor, same_set: bool, *, any_code: bool) -> str:
     where = "another item of its class" if same_set else "an item of its class in the gallery"
     labels, shared = query_labels.unique(), len(torch.isin(query_labels.unique(), item_labels).nonzero())
     fact = (
@@ -444,6 +424,11 @@ def _no_match(queries: int, query_labels: Tensor, item_labels: Tensor, same_set:
         if same_set and len(labels) == queries
         else f"{shared} of the queries' {len(labels)} labels occur in the gallery"
     )
+    if any_code and (shared if not same_set else len(labels) < queries):
+        return (
+            f"{_CALL}: none of the {queries} queries has {where} that ids or groups do not exclude, so nothing can be "
+            "retrieved. Check that a group is not a whole class, and an id not shared by different items."
+        )
     return (
         f"{_CALL}: none of the {queries} queries has {where} ({fact}), so nothing can be retrieved. Check that labels "
         "name classes, not items, and that the set holds at least two items of some class."

@@ -94,7 +94,11 @@ def test_a_gallery_loader_and_a_flag(ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("how", "map_words", "j_words"),
     [
-        ("nan", "12 of 25 rows of embeddings hold NaN or Inf, the first at index 1", "some are not finite"),
+        (
+            "nan",
+            "12 of 25 rows of embeddings hold NaN or Inf, the first at index 1",
+            "embeddings of a batch are not finite",
+        ),
         ("nothing", "found no embeddings: validation_step returned None", "found no embeddings: validation_step retu"),
     ],
 )

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from fewshot_callbacks.callbacks import RetrievalMonitor
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, FailurePolicy, read_flag
 from tests.callbacks.models import Net, hooks, items, loader, measured, retrieval, said, trainer
 
@@ -370,3 +371,19 @@ def test_every_source_gives_the_same_values(returns: Any, settings: dict[str, An
 def test_an_unknown_submodule_ends_the_fit_before_it_starts() -> None:
     with pytest.raises(ValueError, match=r"Net has no submodule of that name. It has, for instance, encoder"):
         trainer(retrieval(source="encder")).validate(Net(), loader(), verbose=False)
+
+
+def test_a_function_that_fails_is_named_with_what_it_was_given() -> None:
+    reader = EmbeddingReader(lambda outputs, batch: (outputs["z"], batch[1]), None, "Monitor")
+    with pytest.raises(ValueError, match=r"source raised KeyError: 'z'. step returned a mapping with the keys 'loss'"):
+        reader.read({"loss": torch.zeros(())}, [1, 2], "step")
+
+
+def test_a_wrong_gallery_loader_shows_in_the_sanity_check() -> None:
+    net = Net()
+    with pytest.warns(UserWarning) as warned:  # noqa: PT030 - again after the epoch, in other words
+        trainer(RetrievalMonitor(source="encoder", gallery_loader=3, group_size=None), num_sanity_val_steps=1).fit(
+            net, loader(), [loader(), loader()]
+        )
+    words = [str(warning.message) for warning in warned]
+    assert any("sanity check shows" in text and "there is no such loader; there are" in text for text in words)

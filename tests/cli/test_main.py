@@ -55,7 +55,7 @@ def test_plan_of_the_whole_logo_set(capsys):
     assert plan["pairs"] == 158652**2
     assert plan["floating_point_operations"] == 2 * 512 * 158652**2
     assert plan["matrix_bytes"] == 4 * 158652**2
-    assert plan["memory_bytes"] == 512 * 2**20
+    assert plan["memory_bytes"] == 512 * 10**6
     assert main(["plan", *words]) == 0
     screen = capsys.readouterr().out
     assert "25,170,457,104" in screen

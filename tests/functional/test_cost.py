@@ -17,7 +17,7 @@ def test_one_by_hand():
     assert plan.floating_point_operations == 512_000_000  # 2 * 2e6 * 128
     assert (plan.query_bytes, plan.gallery_bytes) == (1000 * 128 * 4, 2000 * 128 * 4)
     assert plan.matrix_bytes == 8_000_000
-    assert plan.memory_bytes == 512 * 2**20
+    assert plan.memory_bytes == 512 * 10**6
     assert plan.tile == (1000, 2000)
     assert plan.tiles == 1
 
@@ -58,7 +58,7 @@ def test_is_what_the_pass_does(monkeypatch):
     labels, embeddings = torch.arange(600) % 60, torch.randn(600, 8)
     plan = plan_evaluation(600, 600, 8, memory_mb=0.25, relevant=10)
     tiles = ScoreTiles(embeddings, embeddings, "cosine")
-    walk = RankingPass(tiles, find_candidates(labels, labels, same_set=True), int(0.25 * 2**20))
+    walk = RankingPass(tiles, find_candidates(labels, labels, same_set=True), int(0.25 * 10**6))
     seen, tile = [], tiles.tile
 
     def spy(rows, columns, rung):

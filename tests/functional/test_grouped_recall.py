@@ -306,3 +306,20 @@ class TestRefusals:
         report = evaluate_retrieval(queries, labels, gallery, gallery_labels, group_size=5)
         assert report.grouped is None
         assert any("has a match" in note for note in report.notes)
+
+
+def test_ids_and_groups_exclude_in_the_groups_too():
+    labels = torch.arange(60) % 20
+    embeddings = torch.randn(60, 8)
+    ids = torch.arange(60)
+    alone = grouped_recall(embeddings, labels, group_size=5)
+    copies = grouped_recall(
+        embeddings, labels, embeddings.clone(), labels, group_size=5, query_ids=ids, gallery_ids=ids
+    )
+    assert copies.at == alone.at
+    report = evaluate_retrieval(
+        embeddings, labels, embeddings.clone(), labels, group_size=5, query_ids=ids, gallery_ids=ids
+    )
+    assert report.grouped_recall_at == alone.at
+    pairs = grouped_recall(embeddings, labels, group_size=5, query_groups=ids % 40)  # one of two matches is excluded
+    assert pairs.at != alone.at
