@@ -70,7 +70,7 @@ def _table(plan: EvaluationPlan, speed: float) -> Table:
     )
     both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
     table.add_row("embeddings", both, "queries and gallery in float32; held once if they are one set")
-    table.add_row("memory beyond them", _bytes(plan.memory_bytes), "the budget; it does not grow with the data")
+    table.add_row("memory beyond them", _bytes(plan.memory_bytes), "the budget by which tiles are sized")
     table.add_row("matrix avoided", _bytes(plan.matrix_bytes), "what all similarities at once would take")
     table.add_row("tiles", f"{plan.tiles:,}", f"of up to {plan.tile[0]:,} x {plan.tile[1]:,} pairs")
     return table
