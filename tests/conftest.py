@@ -1,6 +1,9 @@
 """Every test runs with the shapes in the signatures checked, on one seed, and leaves no cache behind."""
 
+import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +12,16 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 from jaxtyping import install_import_hook
 
 import tests.typechecker  # noqa: F401 - the hook looks it up by name
+
+# the hook wraps every function, and numba cannot compile a wrapper: the kernels come in before it
+KERNELS = "fewshot_callbacks.functional.kernels.compiled"
+spec = importlib.util.spec_from_file_location(
+    KERNELS, Path(__file__).parents[1] / "fewshot_callbacks/functional/kernels/compiled.py"
+)
+assert spec is not None
+assert spec.loader is not None
+sys.modules[KERNELS] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[KERNELS])
 
 hook = install_import_hook("fewshot_callbacks", "tests.typechecker.typechecked")
 

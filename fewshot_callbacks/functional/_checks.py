@@ -80,6 +80,42 @@ def check_labels(labels: Tensor, items: int, name: str, of: str, call: str) -> T
     return labels.to(device="cpu", dtype=torch.int64)
 
 
+def check_sets(
+    call: str, embeddings: Any, labels: Any, gallery: Any, gallery_labels: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Checked queries, labels, gallery and labels, on the CPU and in a dtype that the pass computes with.
+
+    With one set the gallery is the very tensor of the queries.
+    """
+    queries = as_tensor(embeddings, "embeddings", call).cpu()
+    check_embeddings(queries, "embeddings", call)
+    query_labels = check_labels(as_tensor(labels, "labels", call), len(queries), "labels", "embeddings", call)
+    if gallery is None:
+        if gallery_labels is not None:
+            raise ValueError(f"{call}: gallery_labels without gallery. Pass both, or neither for leave-one-out.")
+        queries = _computable(queries)
+        return queries, query_labels, queries, query_labels
+    if gallery_labels is None:
+        raise ValueError(f"{call}: gallery without gallery_labels. Pass the label of each gallery item.")
+    items = as_tensor(gallery, "gallery", call).cpu()
+    check_embeddings(items, "gallery", call)
+    if items.shape[1] != queries.shape[1]:
+        raise ValueError(
+            f"{call}: embeddings have dimension {queries.shape[1]}, the gallery has {items.shape[1]}. Both must come "
+            "from the same model."
+        )
+    item_labels = as_tensor(gallery_labels, "gallery_labels", call)
+    item_labels = check_labels(item_labels, len(items), "gallery_labels", "gallery items", call)
+    queries, items = _computable(queries), _computable(items)
+    common = torch.promote_types(queries.dtype, items.dtype)
+    return queries.to(common), query_labels, items.to(common), item_labels
+
+
+def _computable(vectors: Tensor) -> Tensor:
+    """Half precision as float32, which holds each of its values; rows one after the other in memory."""
+    return (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).contiguous()
+
+
 def exclusion_codes(
     call: str,
     same_set: bool,

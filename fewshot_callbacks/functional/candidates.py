@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional.kernels import compiled_kernels
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -38,6 +40,11 @@ class Candidates:
     def classes(self) -> int:
         """How many labels there are, queries' and gallery's together."""
         return len(self.query_start) - 1
+
+    @property
+    def relevant_pairs(self) -> int:
+        """Pairs of one class, those of an item with itself included."""
+        return int((self.query_start.diff() * self.gallery_start.diff()).sum())
 
     def excluded(self, queries: Tensor, gallery: Tensor) -> Bool[Tensor, "*pairs"]:
         """Whether the pairs of these indices (broadcast against each other) are excluded."""
@@ -122,7 +129,16 @@ def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
         pattern = bits(rows).long()
         return ((pattern ^ (pattern >> 29)) * odd).sum(dim=1)  # the low bits of short numbers are all zero
 
-    hashes = torch.cat([mixed(part) for part in vectors.split(4096)])
+    compiled = compiled_kernels() if vectors.device.type == "cpu" else None
+    if compiled is None:
+        hashes = torch.cat([mixed(part) for part in vectors.split(4096)])
+    else:
+        hashes = torch.empty(len(vectors), dtype=torch.int64)
+        for start in range(0, len(vectors), 4096):
+            part = slice(start, start + 4096)
+            compiled.row_hashes(bits(vectors[part]).numpy(), odd.numpy(), hashes[part].numpy())
+    if len(hashes.unique()) == len(hashes):
+        return torch.arange(len(hashes), device=hashes.device)
     number = hashes.unique(return_inverse=True)[1]
     first = torch.full_like(number, len(number)).scatter_reduce_(
         0, number, torch.arange(len(number), device=number.device), "amin"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fewshot_callbacks.functional.ranks import choose_tile_size
+from fewshot_callbacks.functional.ranks import choose_layout
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def plan_evaluation(
     if relevant < 0:
         raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
     memory_bytes = int(memory_mb * 10**6)
-    size = choose_tile_size(memory_bytes, dim, relevant)
+    size = choose_layout(memory_bytes, queries, gallery, dim, relevant)
     pairs = queries * gallery
     return EvaluationPlan(
         queries=queries,
@@ -70,6 +70,6 @@ def plan_evaluation(
         gallery_bytes=4 * dim * gallery,
         matrix_bytes=4 * pairs,
         memory_bytes=memory_bytes,
-        tile=(min(size.queries, queries), min(size.gallery, gallery)),
-        tiles=math.ceil(queries / size.queries) * math.ceil(gallery / size.gallery),
+        tile=(min(size.rows, queries), min(size.columns, gallery)),
+        tiles=math.ceil(queries / size.rows) * math.ceil(gallery / size.columns),
     )

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, check_labels, exclusion_codes
+from fewshot_callbacks.functional._checks import check_sets, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.intervals import Interval, exact_mean, normal_quantile
@@ -149,25 +149,8 @@ def grouped_recall(
     normal_quantile(confidence)  # a wrong confidence is refused before the work, not after it
     if not memory_mb > 0:
         raise ValueError(f"{call}: memory_mb={memory_mb} must be positive; the default is 512.")
-    if (gallery is None) != (gallery_labels is None):
-        raise ValueError(
-            f"{call}: gallery and gallery_labels belong together. Pass both, or neither for leave-one-out."
-        )
-    queries = as_tensor(embeddings, "embeddings", call).cpu()
-    check_embeddings(queries, "embeddings", call)
-    query_labels = check_labels(as_tensor(labels, "labels", call), len(queries), "labels", "embeddings", call)
     same_set = gallery is None
-    items, item_labels = queries, query_labels
-    if not same_set:
-        items = as_tensor(gallery, "gallery", call).cpu()
-        check_embeddings(items, "gallery", call)
-        if items.shape[1] != queries.shape[1]:
-            raise ValueError(
-                f"{call}: embeddings have dimension {queries.shape[1]}, the gallery has {items.shape[1]}. Both must come "
-                "from the same model."
-            )
-        item_labels = as_tensor(gallery_labels, "gallery_labels", call)
-        item_labels = check_labels(item_labels, len(items), "gallery_labels", "gallery items", call)
+    queries, query_labels, items, item_labels = check_sets(call, embeddings, labels, gallery, gallery_labels)
     codes = exclusion_codes(
         call, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
     )

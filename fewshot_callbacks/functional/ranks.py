@@ -4,31 +4,56 @@ A rank is a count, so nothing is sorted and no row of scores is kept. The releva
 tiles of estimates stream past and are compared with them. Where an estimate lies closer to a threshold than its proved
 error, a more exact rung decides (see `similarity`). The counts therefore depend on the vectors alone: not on the size
 of the tiles, the threads, the device or the order of the data.
+
+With one set the score of a pair serves both its items, so that each tile is made once for two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional.candidates import Candidates, row_numbers
-from fewshot_callbacks.functional.kernels import Counts, count_pairs, count_tile
-from fewshot_callbacks.functional.similarity import DOUBLE, EXACT, SINGLE, ScoreTiles
+from fewshot_callbacks.functional.kernels.reference import Counts
+from fewshot_callbacks.functional.similarity import DOUBLE, HALF, SINGLE, ScoreTiles
+from fewshot_callbacks.functional.workers import Task, run_tasks
 
 Progress = Callable[[int, int], None]
 """Called with the number of pairs that are done and the number that there are."""
 
-MANY_OPEN = 0.002
-"""Share of a tile's pairs from which a float64 product of the whole tile is cheaper than their keys one by one."""
+Rung = Literal["bfloat16", "float32", "float64"]
 
-MANY_KEYS = 0.01
-"""Share of a tile's pairs from which the exact product of the whole tile is cheaper than their keys one by one."""
+_RUNGS = {"bfloat16": HALF, "float32": SINGLE, "float64": DOUBLE}
+_forced: list[int] = []
+
+
+@contextmanager
+def first_rung(rung: Rung) -> Iterator[None]:
+    """Make the pass begin with products of this precision inside the block; by default it takes what is fastest.
+
+    The results are the same; this serves tests and measurements. `"bfloat16"` stands for the half precision of the device.
+    """
+    if rung not in _RUNGS:
+        raise ValueError(f"rung={rung!r} is unknown. Choose one of {', '.join(_RUNGS)}.")
+    _forced.append(_RUNGS[rung])
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def forced_rung() -> int | None:
+    """What `first_rung` asks for."""
+    return _forced[-1] if _forced else None
 
 
 @dataclass(frozen=True)
@@ -55,53 +80,103 @@ class RankBlock:
     """1 ... relevant_tied: a number for this item among those equal to it"""
 
 
-class Tile(NamedTuple):
-    """Estimated keys of some queries against some negatives; -inf where the pair is no negative candidate."""
+@dataclass(frozen=True)
+class Panel:
+    """Some entries in the order of their classes. An entry stands for all equal items of one class.
 
-    rows: Int[Tensor, "queries"]
-    """indices of the queries"""
-    columns: Int[Tensor, "candidates"]
-    """indices of the gallery items"""
-    estimates: Float[Tensor, "queries candidates"]
-    error: Float[Tensor, "queries"]
-    weights: Int[Tensor, "candidates"] | None
-    """how many equal items of one class each column stands for"""
-    exact: bool
-    """the estimates are the keys themselves"""
+    A panel of queries has `counts`; one that is only searched has none.
+    """
+
+    first: int
+    """place of the first entry among all"""
+    index: Int[Tensor, "entries"]
+    """of one of the equal items"""
+    classes: Int[Tensor, "entries"]
+    weight: Int[Tensor, "entries"]
+    """how many equal items there are"""
+    counts: Counts | None = None
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def relevant(self) -> Int[Tensor, "entries"]:
+        """How many relevant candidates each query has."""
+        if self.counts is None:
+            return torch.zeros_like(self.index)
+        return self.counts.thresholds.isfinite().sum(dim=1)
 
 
 @runtime_checkable
-class Observer(Protocol):
-    """Something that looks at all pairs as they pass."""
+class Look(Protocol):
+    """Something that looks at all pairs as they pass, whatever their query."""
 
-    def relevant(self, keys: Float[Tensor, "pairs"]) -> None:
-        """See the keys of relevant pairs."""
-
-    def tile(self, tile: Tile) -> None:
-        """See a tile of negatives."""
-
-    @property
-    def rung(self) -> int:
-        """How exact the estimates must be, at least."""
+    def relevant(self, keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None) -> None:
+        """See the keys of relevant pairs, each of which stands for `weights` pairs (one by default)."""
 
 
 @dataclass(frozen=True)
-class TileSize:
-    """How much of the matrix of all pairs is looked at at once."""
+class Layout:
+    """How the matrix of all pairs is cut up, so that what is held at once fits a budget."""
 
-    queries: int
-    gallery: int
+    rows: int
+    """queries in a panel"""
+    columns: int
+    """gallery entries in a panel"""
+    block: int
+    """queries whose counters are held at once"""
+    bytes: int
+    """memory that this takes, beyond the embeddings"""
 
 
-def choose_tile_size(memory_bytes: int, dim: int, relevant: int) -> TileSize:
-    """The tile that fits the budget.
+PART_ROWS = 256
+"""Rows of a panel whose scores are made at once."""
 
-    A quarter of it goes to the counters of the queries (160 bytes for each relevant item), half to the tile
-    (48 bytes for each pair) and a quarter to the operands of the product (24 bytes for each component).
+COUNTER_BYTES = 8 + 4 + 4
+"""A threshold and two counters for each relevant item of a query."""
+
+
+def choose_layout(
+    memory_bytes: int, queries: int, gallery: int, dim: int, relevant: float, *, threads: int = 1
+) -> Layout:
+    """The largest panels, and the most counters, that fit the budget.
+
+    Args:
+        memory_bytes: the budget, beyond the embeddings.
+        queries: number of queries.
+        gallery: number of gallery items.
+        dim: components of an embedding.
+        relevant: relevant items of a query, the mean over queries.
+        threads: each works on tiles of its own.
     """
-    queries = max(1, min(2048, memory_bytes // 4 // (160 * (relevant + 1))))
-    gallery = min(memory_bytes // 2 // (48 * queries), memory_bytes // 4 // (24 * dim), 2**23 // queries)
-    return TileSize(queries, max(16, min(16384, gallery)))
+    per_query = COUNTER_BYTES * (relevant + 1) + 40
+    fixed = 8 * 2**20  # histograms and other small things
+    panel = 2048
+    while panel > 16:
+        if panel >= 64 and panel * 4 * threads > max(queries, gallery, 512 * threads):
+            panel //= 2  # enough panels for all threads to be busy
+            continue
+        if fixed + threads * _panel_bytes(panel, dim, relevant) <= memory_bytes / 2:
+            break
+        panel //= 2
+    working = fixed + threads * _panel_bytes(panel, dim, relevant)
+    # a sorted copy of a panel's relevant keys, its ranks and the metrics made of them: some 160 bytes for each
+    ranks = min(queries, panel) * 160 * (relevant + 1)
+    left = max(0.0, memory_bytes * 0.9 - max(working, ranks))
+    block = int(min(queries, max(16, left // per_query)))
+    return Layout(
+        rows=min(panel, block),
+        columns=panel,
+        block=block,
+        bytes=int(max(working, ranks) + block * per_query),
+    )
+
+
+def _panel_bytes(panel: int, dim: int, relevant: float) -> float:
+    """What one thread needs: the scores of some rows, in parts, two operands, and two tables of thresholds."""
+    parts = math.ceil(dim / 128) + 2
+    scores = 4 * parts * min(PART_ROWS, panel) * panel
+    return scores + 2 * panel * (8 * dim + 8 * relevant + 2200)
 
 
 class RankingPass:
@@ -118,199 +193,330 @@ class RankingPass:
         self, tiles: ScoreTiles, candidates: Candidates, memory_bytes: int, progress: Progress | None = None
     ) -> None:
         self.scores, self.candidates, self.memory_bytes = tiles, candidates, memory_bytes
-        self._progress = progress
-        self._first_rung = SINGLE
-        self._repeats = False
-        self._find_repeats()
+        self.progress = progress
+        self.same_set = tiles.queries is tiles.gallery
+        self.threads = torch.get_num_threads() if tiles.compiled is not None else 1
+        self._find_entries()
+        relevant = candidates.relevant_pairs / max(1, len(candidates.query_order))
+        self.layout = choose_layout(
+            memory_bytes,
+            len(self._query_entries),
+            len(self._gallery_entries),
+            tiles.dim,
+            relevant,
+            threads=self.threads,
+        )
+        # one tile serves both of its items where all counters are held at once, and nobody is excluded by a code
+        self.both = self.same_set and self.layout.block >= len(self._query_entries) and not candidates.across_classes
         self.pairs = len(candidates.query_order) * len(candidates.gallery_order)
         self.pairs_done, self.pairs_total = 0, self.pairs
+        self.rung: int | None = None
+        self._held: list[Panel] = []
+        self._compiled_keys: Callable[..., None] | None = None
+        if tiles.compiled is not None and not self.repeats and not candidates.across_classes:
+            pairs, gallery = tiles.pairs(), candidates.gallery_order.numpy()
 
-    def _find_repeats(self) -> None:
-        """Let one column stand for all equal items of a class, where there are enough of them to matter."""
-        candidates = self.candidates
-        self._entries, self._entry_class = candidates.gallery_order, candidates.gallery_class
-        self._weights: Tensor | None = None
+            def class_keys(queries: Any, first: int, start: Any, stop: Any, out: Any) -> None:
+                assert tiles.compiled is not None
+                tiles.compiled.class_keys(pairs, queries, first, start, stop, gallery, self.same_set, out)
+
+            self._compiled_keys = class_keys
+
+    def _find_entries(self) -> None:
+        """Let one entry stand for all equal items of a class, where there are enough of them to matter."""
+        candidates, device = self.candidates, self.scores.device
         numbers = row_numbers(self.scores.gallery)
-        self.distinct_rows = rows = int(numbers.max()) + 1
-        if rows > 0.9 * len(numbers):
-            return
-        self._repeats = True
-        self._gallery_number = numbers
-        same_set = self.scores.queries is self.scores.gallery
-        self._query_number = numbers if same_set else row_numbers(self.scores.queries)
-        if candidates.across_classes:
-            return
-        key = candidates.gallery_class * rows + numbers[candidates.gallery_order]
-        _, entry, weights = key.unique(return_inverse=True, return_counts=True)
-        first = torch.full_like(weights, len(key)).scatter_reduce_(
-            0, entry, torch.arange(len(key), device=key.device), "amin"
+        self.distinct_rows = int(numbers.max()) + 1
+        self.repeats = self.distinct_rows <= 0.9 * len(numbers)
+        query_numbers = numbers if self.same_set or not self.repeats else row_numbers(self.scores.queries)
+        self.gallery_numbers, self.query_numbers = numbers.to(device), query_numbers.to(device)
+        merge = self.repeats and not candidates.across_classes
+        self._gallery_entries = _entries(
+            candidates.gallery_order, candidates.gallery_class, numbers if merge else None, device
         )
-        self._entries, self._entry_class = candidates.gallery_order[first], candidates.gallery_class[first]
-        self._weights = weights
+        self._query_entries = (
+            self._gallery_entries
+            if self.same_set
+            else _entries(candidates.query_order, candidates.query_class, query_numbers if merge else None, device)
+        )
 
-    # ---------------------------------------------------------------------------------------------------------- walking
+    # ---------------------------------------------------------------------------------------------------------- panels
+
+    @property
+    def entry_pairs(self) -> int:
+        """Pairs of entries; fewer than pairs of items where items repeat."""
+        return len(self._query_entries) * len(self._gallery_entries)
 
     def blocks(self) -> Iterator[range]:
-        """Runs of places of queries, each small enough for its counters, together all queries."""
-        start, queries = 0, len(self.candidates.query_order)
+        """Runs of query entries whose counters are held at once, together all of them."""
+        start, queries = 0, len(self._query_entries)
         while start < queries:
-            # classes are ordered by size: the last query of the block has the most relevant items
-            stop = min(start + 2048, queries)
-            while stop - start > (fitting := self._rows_that_fit(stop - 1)):
+            # classes are ordered by size: the last query of a block has the most relevant items
+            stop = min(start + self.layout.block, queries)
+            while stop - start > (fitting := self._queries_that_fit(stop - 1)):
                 stop = start + max(fitting, (stop - start) // 2)
+            if self.both:
+                stop = queries
             yield range(start, stop)
             start = stop
 
-    def _rows_that_fit(self, place: int) -> int:
-        query_class = self.candidates.query_class[place]
-        relevant = self.candidates.gallery_start[query_class + 1] - self.candidates.gallery_start[query_class]
-        return choose_tile_size(self.memory_bytes, self.scores.dim, int(relevant)).queries
+    def _queries_that_fit(self, entry: int) -> int:
+        query_class = self._query_entries.classes[entry]
+        candidates = self.candidates
+        relevant = int(candidates.gallery_start[query_class + 1] - candidates.gallery_start[query_class])
+        return choose_layout(
+            self.memory_bytes,
+            len(self._query_entries),
+            len(self._gallery_entries),
+            self.scores.dim,
+            relevant,
+            threads=self.threads,
+        ).block
 
-    def relevant_keys(self, block: range) -> Float[Tensor, "queries columns"]:
-        """The keys of each query's relevant candidates, ascending, with +inf behind the last."""
+    def query_panels(self, block: range) -> list[Panel]:
+        """The panels of a block of queries, with thresholds and empty counters."""
+        if self._held:
+            return self._held
+        size = self.layout.rows
+        if not self.both:  # at least one panel for each thread
+            size = max(16, min(size, math.ceil(len(block) / self.threads)))
+        bare = [
+            self._query_entries.panel(range(start, min(start + size, block.stop)))
+            for start in range(block.start, block.stop, size)
+        ]
+        thresholds: list[Tensor] = [torch.empty(0)] * len(bare)
+
+        def fill(number: int) -> None:
+            thresholds[number] = self.relevant_keys(bare[number].index, bare[number].classes, bare[number].first)
+
+        if self._compiled_keys is not None:
+            tasks = [Task(frozenset[int](), lambda _, number=number: fill(number), 1) for number in range(len(bare))]
+            run_tasks(tasks, [None] * min(self.threads, len(bare)), lambda _: None)
+        else:
+            for number in range(len(bare)):
+                fill(number)
+        panels = [
+            replace(panel, counts=Counts.zeros(keys, torch.int32)) for panel, keys in zip(bare, thresholds, strict=True)
+        ]
+        if self.both:
+            self._held = panels
+        return panels
+
+    def gallery_panels(self) -> list[Panel]:
+        """The panels of the gallery."""
+        size, entries = self.layout.columns, len(self._gallery_entries)
+        return [
+            self._gallery_entries.panel(range(start, min(start + size, entries))) for start in range(0, entries, size)
+        ]
+
+    def sample(self, queries: int, gallery: int, seed: int = 0) -> tuple[Panel, Panel]:
+        """Some queries with thresholds, and some gallery entries, drawn at random."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def drawn(entries: _Entries, count: int) -> Panel:
+            chosen = torch.randperm(len(entries), generator=generator)[:count].sort().values.to(entries.index.device)
+            return Panel(0, entries.index[chosen], entries.classes[chosen], entries.weight[chosen])
+
+        panel = drawn(self._query_entries, queries)
+        thresholds = self.relevant_keys(panel.index, panel.classes)
+        return replace(panel, counts=Counts.zeros(thresholds, torch.int32)), drawn(self._gallery_entries, gallery)
+
+    def positives(self) -> Iterator[tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]]:
+        """The keys of all relevant pairs, and how many pairs each stands for (None: one), in pieces."""
+        for block in self.blocks():
+            for panel in self.query_panels(block):
+                yield panel_positives(panel, weighted=self.repeats)
+
+    # ------------------------------------------------------------------------------------------------------- thresholds
+
+    def relevant_keys(
+        self, queries: Int[Tensor, "queries"], classes: Int[Tensor, "queries"], first: int | None = None
+    ) -> Float[Tensor, "queries columns"]:
+        """The keys of each query's relevant candidates, ascending, with +inf behind the last.
+
+        Args:
+            queries: indices of queries.
+            classes: their class numbers, ascending.
+            first: the place of the first among all, where the others follow it.
+        """
         candidates, device = self.candidates, self.scores.device
-        query_class = candidates.query_class[block.start : block.stop]
-        present, rows_of = query_class.unique_consecutive(return_counts=True)
+        if self._compiled_keys is not None and (first is not None or not self.same_set):
+            start, stop = candidates.gallery_start[classes], candidates.gallery_start[classes + 1]
+            keys = np.empty((len(queries), int((stop - start).max())))
+            self._compiled_keys(queries.numpy(), first or 0, start.numpy(), stop.numpy(), keys)
+            keys.sort(axis=1)
+            return _without_last_columns(torch.from_numpy(keys))
+        present, rows_of = classes.unique_consecutive(return_counts=True)
         starts = candidates.gallery_start[present].tolist()
         widths = candidates.gallery_start.diff()[present].tolist()
-        thresholds = torch.full((len(block), max(widths, default=0)), torch.inf, dtype=torch.float64, device=device)
-        place = block.start
+        thresholds = torch.full((len(queries), max(widths, default=0)), torch.inf, dtype=torch.float64, device=device)
+        place = 0
         shapes = zip(rows_of.tolist(), widths, starts, strict=True)
         runs = ((shape, list(run)) for shape, run in groupby(shapes, key=lambda entry: entry[:2]))
         for (rows, width), run in runs:
-            first, blocks = run[0][2], len(run)
+            blocks = len(run)
             if width:
-                for keys, offset in self._class_blocks(place, first, blocks, rows, width):
-                    thresholds[place - block.start + offset : place - block.start + offset + len(keys), :width] = keys
+                first = torch.tensor([start for _, _, start in run], device=device)
+                own = queries[place : place + blocks * rows].view(blocks, rows)
+                for keys, offset in self._class_blocks(own, first, width):
+                    thresholds[place + offset : place + offset + len(keys), :width] = keys
             place += blocks * rows
-        return thresholds.sort(dim=1).values
+        return _without_last_columns(thresholds.sort(dim=1).values)
 
     def _class_blocks(
-        self, place: int, first: int, blocks: int, rows: int, width: int
+        self, queries: Int[Tensor, "blocks rows"], first: Int[Tensor, "blocks"], width: int
     ) -> Iterator[tuple[Float[Tensor, "queries columns"], int]]:
-        """Keys of queries x gallery of classes of one shape that follow each other; excluded pairs are +inf.
-
-        Yields a part of the rows and where it begins.
-        """
-        query_order, gallery_order = self.candidates.query_order, self.candidates.gallery_order
+        """Keys of queries x gallery of classes of one shape; excluded pairs are +inf. Also where the part begins."""
+        blocks, rows = queries.shape
+        gallery_order = self.candidates.gallery_order
         per_vector = 8 * self.scores.dim * 8  # a few float64 slices of each vector
         at_once = max(1, self.memory_bytes // 4 // (per_vector * (rows + width) + 32 * rows * width))
         if at_once > 1 or blocks > 1:
+            at_once = min(at_once, max(1, 2**22 // (per_vector * (rows + width))) * 4)
             for block in range(0, blocks, at_once):
-                some = min(at_once, blocks - block)
-                queries = query_order[place + block * rows :][: some * rows].view(some, rows)
-                gallery = gallery_order[first + block * width :][: some * width].view(some, width)
-                keys = self.scores.batched_keys(queries, gallery)
-                excluded = self.candidates.excluded(queries.unsqueeze(2), gallery.unsqueeze(1))
+                some = queries[block : block + at_once]
+                gallery = gallery_order[first[block : block + at_once, None] + torch.arange(width, device=first.device)]
+                keys = self.scores.batched_keys(some, gallery)
+                excluded = self.candidates.excluded(some.unsqueeze(2), gallery.unsqueeze(1))
                 yield keys.masked_fill_(excluded, torch.inf).flatten(0, 1), block * rows
             return
         columns_at_once = max(16, self.memory_bytes // 8 // per_vector)
         rows_at_once = max(1, min(columns_at_once, self.memory_bytes // 8 // (32 * width)))
+        start = int(first[0])
         for row in range(0, rows, rows_at_once):
-            queries = query_order[place + row : place + min(row + rows_at_once, rows)]
+            part = queries[0, row : row + rows_at_once]
             parts = []
             for column in range(0, width, columns_at_once):
-                gallery = gallery_order[first + column : first + min(column + columns_at_once, width)]
-                excluded = self.candidates.excluded(queries.unsqueeze(1), gallery.unsqueeze(0))
-                parts.append(self.scores.keys(queries, gallery).masked_fill_(excluded, torch.inf))
+                gallery = gallery_order[start + column : start + min(column + columns_at_once, width)]
+                excluded = self.candidates.excluded(part.unsqueeze(1), gallery.unsqueeze(0))
+                parts.append(self.scores.keys(part, gallery).masked_fill_(excluded, torch.inf))
             yield torch.cat(parts, dim=1), row
-
-    def tiles(self, block: range, relevant: int, rung: int) -> Iterator[Tile]:
-        """The tiles of a block of queries against all negatives of the gallery, at this rung or a more exact one."""
-        rows = self.candidates.query_order[block.start : block.stop]
-        row_class = self.candidates.query_class[block.start : block.stop]
-        size = choose_tile_size(self.memory_bytes, self.scores.dim, relevant)
-        share = len(self.candidates.gallery_order) / len(self._entries)
-        for start in range(0, len(self._entries), size.gallery):
-            columns = self._entries[start : start + size.gallery]
-            column_class = self._entry_class[start : start + size.gallery]
-            rung_now = max(rung, self._first_rung)
-            estimates, error = self.scores.tile(rows, columns, rung_now)
-            if bool(column_class[0] <= row_class[-1]) and bool(column_class[-1] >= row_class[0]):
-                estimates.masked_fill_(row_class[:, None] == column_class[None, :], -torch.inf)
-            if self.candidates.across_classes:
-                estimates.masked_fill_(self.candidates.excluded(rows[:, None], columns[None, :]), -torch.inf)
-            weights = None if self._weights is None else self._weights[start : start + size.gallery]
-            yield Tile(rows, columns, estimates, error, weights, exact=rung_now == EXACT)
-            self.pairs_done += round(len(rows) * len(columns) * share)
-            if self._progress is not None:
-                self._progress(min(self.pairs_done, self.pairs_total), self.pairs_total)
-
-    def keys_of(self, tile: Tile, rows: Int[Tensor, "pairs"], columns: Int[Tensor, "pairs"]) -> Float[Tensor, "pairs"]:
-        """The keys of some pairs of a tile, by the cheapest exact way."""
-        if tile.exact:
-            return tile.estimates[rows, columns]
-        query, gallery = tile.rows[rows], tile.columns[columns]
-        back: Tensor | None = None
-        if self._repeats:
-            width = int(self._gallery_number.max()) + 1
-            pair = self._query_number[query] * width + self._gallery_number[gallery]
-            distinct, back = pair.unique(return_inverse=True)
-            first = torch.full_like(distinct, len(pair)).scatter_reduce_(
-                0, back, torch.arange(len(pair), device=pair.device), "amin"
-            )
-            query, gallery = query[first], gallery[first]
-            rows, columns = rows[first], columns[first]
-        if len(query) > MANY_KEYS * tile.estimates.numel():
-            keys = self.scores.keys(tile.rows, tile.columns)[rows, columns]
-        else:
-            keys = self.scores.pair_keys(query, gallery)
-        return keys if back is None else keys[back]
 
     # --------------------------------------------------------------------------------------------------------- counting
 
-    def run(self, observer: Observer | None = None) -> Iterator[RankBlock]:
-        """Walk over all pairs once and yield the ranks, block of queries by block."""
+    def run(self, look: Look | None = None) -> Iterator[RankBlock]:
+        """Walk over all pairs once and yield the ranks, some queries at a time."""
+        walker = self._walker()
         for block in self.blocks():
-            thresholds = self.relevant_keys(block)
-            if observer is not None:
-                observer.relevant(thresholds[thresholds.isfinite()])
-            counts = Counts.zeros(thresholds)
-            if thresholds.shape[1] or observer is not None:
-                for tile in self.tiles(block, thresholds.shape[1], SINGLE if observer is None else observer.rung):
-                    if observer is not None:
-                        observer.tile(tile)
-                    if thresholds.shape[1]:
-                        self._count(counts, tile)
+            panels = self.query_panels(block)
+            if look is not None:
+                for panel in panels:
+                    look.relevant(*panel_positives(panel, weighted=self.repeats))
+            wanted = look is not None or any(panel.counts.thresholds.shape[1] for panel in panels if panel.counts)
+            if wanted:
+                walker.walk(self, panels, look)
             else:  # no query of this block has a match, and nobody else looks at its pairs
-                self.pairs_done += len(block) * len(self.candidates.gallery_order)
-            yield _rank_block(self.candidates.query_order[block.start : block.stop], counts)
+                self.done(sum(int(panel.weight.sum()) for panel in panels) * len(self.candidates.gallery_order))
+            for panel in panels:
+                yield from self._rank_blocks(panel)
 
-    def scan(self, observer: Observer) -> None:
-        """Walk over all pairs once more, for an observer alone."""
+    def scan(self, look: Look) -> None:
+        """Walk over all pairs once more, for a look alone."""
         self.pairs_total += self.pairs
+        walker = self._walker()
         for block in self.blocks():
-            thresholds = self.relevant_keys(block)
-            observer.relevant(thresholds[thresholds.isfinite()])
-            for tile in self.tiles(block, thresholds.shape[1], observer.rung):
-                observer.tile(tile)
+            panels = self.query_panels(block)
+            for panel in panels:
+                look.relevant(*panel_positives(panel, weighted=self.repeats))
+            walker.walk(self, panels, look, counting=False)
 
-    def _count(self, counts: Counts, tile: Tile) -> None:
-        rows, columns = count_tile(counts, tile.estimates, tile.error, tile.weights)
-        open_share = len(rows) / tile.estimates.numel()
-        if tile.estimates.dtype == torch.float32 and open_share > MANY_OPEN:
-            estimates, error = self.scores.tile(tile.rows, tile.columns, DOUBLE)
-            weights = None if tile.weights is None else tile.weights[columns]
-            still = count_pairs(counts, rows, estimates[rows, columns], error, weights)
-            rows, columns = rows[still], columns[still]
-        if len(rows):
-            weights = None if tile.weights is None else tile.weights[columns]
-            counts.add_keys(rows, self.keys_of(tile, rows, columns), weights)
-        if open_share > 0.5 and not self._repeats:  # the next tile is likely to be as close: start one rung higher
-            self._first_rung = min(self._first_rung + 1, EXACT)
+    def _walker(self) -> Walker:
+        if self.scores.compiled is not None:
+            from fewshot_callbacks.functional.compiled_walk import CompiledWalk  # noqa: PLC0415 - needs numba
+
+            return CompiledWalk()
+        from fewshot_callbacks.functional.torch_walk import TorchWalk  # noqa: PLC0415
+
+        return TorchWalk()
+
+    def done(self, pairs: int) -> None:
+        """Note pairs of items as done, and tell whoever wants to know."""
+        self.pairs_done += pairs
+        if self.progress is not None:
+            self.progress(min(self.pairs_done, self.pairs_total), self.pairs_total)
+
+    def _rank_blocks(self, panel: Panel) -> Iterator[RankBlock]:
+        assert panel.counts is not None
+        width = panel.counts.thresholds.shape[1]
+        rows = max(16, min(self.memory_bytes // 4 // (200 * (width + 1)), 2**21 // (width + 1)))
+        for start in range(0, len(panel), rows):
+            part = slice(start, start + rows)
+            counts = Counts(*(table[part] for table in (panel.counts.thresholds, panel.counts.hits, panel.counts.ties)))
+            block = _rank_block(panel.index[part], counts)
+            yield self._of_all_copies(block, panel.first + start)
+
+    def _of_all_copies(self, block: RankBlock, first: int) -> RankBlock:
+        """The same ranks for every query that an entry stands for."""
+        entries, rows = self._query_entries, len(block.queries)
+        if entries.by_entry is None or entries.start is None:
+            return block
+        members = entries.by_entry[entries.start[first] : entries.start[first + rows]]
+        row = torch.arange(rows, device=members.device).repeat_interleave(entries.weight[first : first + rows])
+        return RankBlock(members, *(getattr(block, field.name)[row] for field in fields(block)[1:]))
+
+
+@runtime_checkable
+class Walker(Protocol):
+    """What makes the tiles and counts them."""
+
+    def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
+        """Take a block of queries past the whole gallery."""
+
+
+@dataclass(frozen=True)
+class _Entries:
+    index: Int[Tensor, "entries"]
+    classes: Int[Tensor, "entries"]
+    weight: Int[Tensor, "entries"]
+    by_entry: Int[Tensor, "items"] | None = None
+    """indices of all items, those of one entry next to each other; None where each is an entry of its own"""
+    start: Int[Tensor, "entries1"] | None = None
+    """where those of each entry begin"""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def panel(self, part: range) -> Panel:
+        some = slice(part.start, part.stop)
+        return Panel(part.start, self.index[some], self.classes[some], self.weight[some])
+
+
+def _entries(order: Tensor, classes: Tensor, numbers: Tensor | None, device: torch.device) -> _Entries:
+    order, classes = order.to(device), classes.to(device)
+    if numbers is None:
+        return _Entries(order, classes, torch.ones_like(order))
+    code = classes * (int(numbers.max()) + 1) + numbers.to(device)[order]
+    _, entry, weight = code.unique(return_inverse=True, return_counts=True)
+    by_entry = entry.argsort(stable=True)
+    start = torch.nn.functional.pad(weight.cumsum(0), (1, 0))
+    first = by_entry[start[:-1]]
+    return _Entries(order[first], classes[first], weight, order[by_entry], start)
+
+
+def _without_last_columns(ordered: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries fewer"]:
+    """Ascending rows without the columns that are +inf in all: with one set, the item itself is one in each row."""
+    most = int(ordered.isfinite().sum(dim=1).max()) if ordered.numel() else 0
+    return ordered[:, :most].contiguous()
+
+
+def panel_positives(panel: Panel, *, weighted: bool) -> tuple[Tensor, Tensor | None]:
+    """The keys of a panel's relevant pairs, and the number of pairs each stands for where that is not one."""
+    assert panel.counts is not None
+    valid = panel.counts.thresholds.isfinite()
+    weights = panel.weight[:, None].expand_as(valid)[valid] if weighted else None
+    return panel.counts.thresholds[valid], weights
 
 
 def _rank_block(queries: Tensor, counts: Counts) -> RankBlock:
     thresholds = counts.thresholds
     valid = thresholds.isfinite()
     relevant = valid.sum(dim=1)
-    if thresholds.shape[1]:
+    column = torch.arange(thresholds.shape[1], device=thresholds.device).expand_as(thresholds)
+    below, not_above = column, column + 1
+    if bool((valid[:, 1:] & (thresholds[:, 1:] == thresholds[:, :-1])).any()):
         below = torch.searchsorted(thresholds, thresholds)
         not_above = torch.searchsorted(thresholds, thresholds, right=True).minimum(relevant[:, None])
-    else:
-        below = not_above = torch.zeros_like(thresholds, dtype=torch.int64)
     better = counts.better()
-    column = torch.arange(thresholds.shape[1], device=thresholds.device)
     return RankBlock(
         queries=queries,
         relevant=relevant,

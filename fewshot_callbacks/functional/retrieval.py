@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._checks import as_tensor, check_embeddings, check_labels, exclusion_codes
+from fewshot_callbacks.functional._checks import check_sets, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall
 from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, exact_mean, normal_quantile
-from fewshot_callbacks.functional.operating_points import OperatingPoint, PooledHistogram, decide
+from fewshot_callbacks.functional.operating_points import OperatingPoint, PooledCounts, PooledRequest, decide
 from fewshot_callbacks.functional.ranking import (
     Ties,
     average_precision,
@@ -233,7 +233,7 @@ def evaluate_retrieval(
     )
     normal_quantile(confidence)  # refuses what is no probability, before the work is done
     same_set = gallery is None
-    queries, query_labels, items, item_labels = _inputs(embeddings, labels, gallery, gallery_labels)
+    queries, query_labels, items, item_labels = check_sets(_CALL, embeddings, labels, gallery, gallery_labels)
     codes = exclusion_codes(
         _CALL, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
     )
@@ -245,20 +245,15 @@ def evaluate_retrieval(
         tiles = ScoreTiles(queries, items, similarity)
         candidates = find_candidates(query_labels, item_labels, same_set=same_set, **codes)
         walk = RankingPass(tiles, candidates, int(memory_mb * 10**6), progress)
-        histogram = PooledHistogram(walk)
+        request = PooledRequest(precisions, threshold_bounds, () if threshold is None else (threshold,))
+        first = PooledCounts(walk, request, max(10_000, walk.memory_bytes // 128))
         per_query = _PerQuery(len(queries), recall_k, ties)
-        for ranks in walk.run(histogram):
+        for ranks in walk.run(first):
             per_query.add(ranks)
         matched = per_query.relevant > 0
         if not bool(matched.any()):
             raise ValueError(_no_match(len(queries), query_labels, item_labels, same_set, any_code=any_code))
-        pooled = decide(
-            histogram,
-            precisions=precisions,
-            bounds=threshold_bounds,
-            thresholds=() if threshold is None else (threshold,),
-            capacity=max(1000, int(memory_mb * 10**6) // 4 // 200),
-        )
+        pooled = decide(first)
         grouped, notes = None, _notes(walk, per_query, matched)
         distinct = len(query_labels.unique())
         if group_size is not None and distinct < 2 * group_size:
@@ -383,37 +378,6 @@ def check_settings(
         raise ValueError(f"{call}: group_size={group_size} must be at least 2 labels; None leaves Grouped Recall out.")
     if not memory_mb > 0:
         raise ValueError(f"{call}: memory_mb={memory_mb} must be positive; the default is 512.")
-
-
-def _inputs(embeddings: Any, labels: Any, gallery: Any, gallery_labels: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Checked queries, labels, gallery and labels, in a dtype that the pass computes with."""
-    queries = as_tensor(embeddings, "embeddings", _CALL).cpu()
-    check_embeddings(queries, "embeddings", _CALL)
-    query_labels = check_labels(as_tensor(labels, "labels", _CALL), len(queries), "labels", "embeddings", _CALL)
-    if gallery is None:
-        if gallery_labels is not None:
-            raise ValueError(f"{_CALL}: gallery_labels without gallery. Pass both, or neither for leave-one-out.")
-        queries = _computable(queries)
-        return queries, query_labels, queries, query_labels
-    if gallery_labels is None:
-        raise ValueError(f"{_CALL}: gallery without gallery_labels. Pass the label of each gallery item.")
-    items = as_tensor(gallery, "gallery", _CALL).cpu()
-    check_embeddings(items, "gallery", _CALL)
-    if items.shape[1] != queries.shape[1]:
-        raise ValueError(
-            f"{_CALL}: embeddings have dimension {queries.shape[1]}, the gallery has {items.shape[1]}. Both must come "
-            "from the same model."
-        )
-    item_labels = as_tensor(gallery_labels, "gallery_labels", _CALL)
-    item_labels = check_labels(item_labels, len(items), "gallery_labels", "gallery items", _CALL)
-    queries, items = _computable(queries), _computable(items)
-    common = torch.promote_types(queries.dtype, items.dtype)
-    return queries.to(common), query_labels, items.to(common), item_labels
-
-
-def _computable(vectors: Tensor) -> Tensor:
-    """Half precision as float32, which holds each of its values."""
-    return vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()
 
 
 def _no_match(queries: int, query_labels: Tensor, item_labels: Tensor, same_set: bool, *, any_code: bool) -> str:

@@ -18,17 +18,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import cached_property, reduce
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional.kernels import compiled_kernels
+
 Similarity = Literal["cosine", "dot", "euclidean"]
 """`cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance."""
 
-SINGLE, DOUBLE, EXACT = 0, 1, 2
-"""The rungs of `ScoreTiles.tile`: float32 product, float64 product, the keys themselves."""
+HALF, SINGLE, DOUBLE, EXACT = 0, 1, 2, 3
+"""The rungs of `ScoreTiles.tile`: half-precision product, float32 product, float64 product, the keys themselves."""
+
+PART = 128
+"""Components that one float32 product sums up on the CPU. The error grows with their number, not with the dimension: the
+products of several parts are added afterwards, which costs little and leaves fewer pairs open."""
 
 PAIRS_AT_ONCE = 2048
 ROWS_AT_ONCE = 16384
@@ -47,19 +54,26 @@ class ScoreTiles:
         queries: (queries, dim) floating-point rows, finite, on one device.
         gallery: (gallery, dim) rows of the same dtype and device.
         similarity: see `Similarity`.
+        device: where tiles are computed; the vectors stay where they are and come over in slices. By default their own.
     """
 
-    def __init__(self, queries: Tensor, gallery: Tensor, similarity: Similarity) -> None:
+    def __init__(
+        self, queries: Tensor, gallery: Tensor, similarity: Similarity, device: torch.device | None = None
+    ) -> None:
         check_similarity(similarity)
         self.queries, self.gallery, self.similarity = queries, gallery, similarity
         self.dim = queries.shape[1]
-        self.device = queries.device
+        self.device = queries.device if device is None else device
+        # float16 has three bits more than bfloat16, and cosines stay far inside its range
+        self.half = torch.float16 if self.device.type == "cuda" and similarity == "cosine" else torch.bfloat16
+        self.part = PART if self.device.type == "cpu" else self.dim
+        self.compiled = compiled_kernels() if self.device.type == queries.device.type == "cpu" else None
         slices = 3 if similarity == "euclidean" or torch.float64 in (queries.dtype, gallery.dtype) else 2
         spare = 3 if similarity == "euclidean" else 1  # |q|^2 + |g|^2 - 2 q.g has four terms
-        self._slices = slices
-        self._bits = (53 - spare - math.ceil(math.log2(max(self.dim, 2)))) // 2
-        self._query_scale = _row_scales(queries)
-        self._gallery_scale = self._query_scale if gallery is queries else _row_scales(gallery)
+        self.slices = slices
+        self.bits = (53 - spare - math.ceil(math.log2(max(self.dim, 2)))) // 2
+        self._query_scale = self._row_scales(queries)
+        self._gallery_scale = self._query_scale if gallery is queries else self._row_scales(gallery)
         # One power of two for all pairs keeps dot products and distances in range; it changes no comparison.
         self._query_unit = float(self._query_scale.max())
         self._gallery_unit = float(self._gallery_scale.max())
@@ -69,7 +83,7 @@ class ScoreTiles:
             self._gallery_scale = torch.full_like(self._gallery_scale, self._gallery_unit)
         self._centre = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
         if similarity == "euclidean":  # distances do not change when everything moves; the product's error does
-            self._centre = gallery.mean(dim=0, dtype=torch.float64)
+            self._centre = gallery.mean(dim=0, dtype=torch.float64).to(self.device)
         # squared lengths in units of each vector's own scale, and lengths in the unit of the keys
         self._query_square = self._squares(queries)
         self._gallery_square = self._query_square if gallery is queries else self._squares(gallery)
@@ -116,6 +130,18 @@ class ScoreTiles:
             return score / self._query_unit / self._gallery_unit
         return -((min(score, 0.0) / self._query_unit) ** 2) if score <= 0 else math.inf
 
+    def pairs(self) -> Any:
+        """Queries and gallery as the compiled kernels take them."""
+        assert self.compiled is not None
+        sides = []
+        for vectors, scale, norm, unit, square in (
+            (self.queries, self._query_scale, self._query_norm, self._query_unit, self._query_square),
+            (self.gallery, self._gallery_scale, self._gallery_norm, self._gallery_unit, self._gallery_square),
+        ):
+            factor = torch.where(norm == 0, 0.0, 1 / norm) if self.similarity == "cosine" else scale / unit
+            sides.append(self.compiled.Vectors(vectors.numpy(), (1 / scale).numpy(), factor.numpy(), square.numpy()))
+        return self.compiled.Pairs(*sides, get_args(Similarity).index(self.similarity), self.slices, self.bits)
+
     # ------------------------------------------------------------------------------------------------------------ tiles
 
     def tile(
@@ -130,70 +156,171 @@ class ScoreTiles:
         """
         if rung == EXACT:
             return self.keys(rows, columns), torch.zeros(len(rows), dtype=torch.float64, device=self.device)
-        dtype = torch.float32 if rung == SINGLE else torch.float64
-        left = self._operand(self.queries, rows, self._query_norm, self._query_unit).to(dtype)
-        right = self._operand(self.gallery, columns, self._gallery_norm, self._gallery_unit).to(dtype)
-        if self.similarity != "euclidean":
-            estimates = left @ right.T  # (rows, columns)
+        left, right = self.operand(rows, rung, of_query=True), self.operand(columns, rung, of_query=False)
+        if rung == HALF:
+            estimates = self.half_product(left, right)
+        elif rung == SINGLE:
+            estimates = left[:, : self.part] @ right[:, : self.part].T  # (rows, columns)
+            for start in range(self.part, left.shape[1], self.part):
+                estimates += left[:, start : start + self.part] @ right[:, start : start + self.part].T
         else:
-            # -|q - g|^2 = 2 q.g - |q|^2 - |g|^2, all in one product of two more columns
-            ones = left.new_ones(1)
-            left = torch.cat(
-                [2 * left, -left.double().square().sum(1, keepdim=True).to(dtype), ones.expand(len(left), 1)], 1
-            )
-            right = torch.cat(
-                [right, ones.expand(len(right), 1), -right.double().square().sum(1, keepdim=True).to(dtype)], 1
-            )
             estimates = left @ right.T  # (rows, columns)
-        return estimates, self._error(rows, rung)
+        return estimates, self.error(rows, rung)
 
-    def _operand(self, vectors: Tensor, index: Tensor, norm: Tensor, unit: float) -> Float[Tensor, "items dim"]:
-        """The rows of a product in float64, so that one rounding to the product's dtype is all that they suffer."""
-        rows = vectors[index].double() / unit if self.similarity != "cosine" else vectors[index].double()
+    def operand(self, index: Int[Tensor, "items"], rung: int, *, of_query: bool) -> Float[Tensor, "items components"]:
+        """One side of a product of this rung, ready to be multiplied.
+
+        At `HALF` the two last columns are to be left out of the product for `"euclidean"`: see `half_product`.
+        """
+        vectors = self.queries if of_query else self.gallery
+        norm = self._query_norm if of_query else self._gallery_norm
+        scale = self._query_scale if of_query else self._gallery_scale
+        unit = self._query_unit if of_query else self._gallery_unit
+        dtype = torch.float64 if rung == DOUBLE else torch.float32
+        if self.compiled is not None and self.similarity != "euclidean" and dtype == torch.float32:
+            factor = torch.where(norm == 0, 0.0, 1 / norm) if self.similarity == "cosine" else scale / unit
+            out = torch.empty(len(index), self.dim)
+            self.compiled.operand(vectors.numpy(), index.numpy(), scale.numpy(), factor.numpy(), out.numpy())
+            return out
+        rows = self._rows(vectors, index)
         if self.similarity == "cosine":
-            length = (norm * self._scale_of(vectors))[index].unsqueeze(1)
-            return rows / length.masked_fill(length == 0, 1.0)
-        return rows - self._centre / unit
+            factor = torch.where(norm == 0, 0.0, 1 / norm)[index].to(dtype).unsqueeze(1)
+            rows = self._scaled(rows, scale[index]).to(dtype) * factor
+        elif self.similarity == "dot":
+            rows = self._scaled(rows, unit).to(dtype)
+        else:
+            rows = rows.double() / unit - self._centre / unit
+            square = -rows.square().sum(1, keepdim=True)
+            # -|q - g|^2 = 2 q.g - |q|^2 - |g|^2, all in one product of two more columns
+            ones = torch.ones_like(square)
+            more = (2 * rows, square, ones) if of_query else (rows, ones, square)
+            rows = torch.cat(more, dim=1).to(dtype)
+        return rows
 
-    def _scale_of(self, vectors: Tensor) -> Tensor:
-        return self._query_scale if vectors is self.queries else self._gallery_scale
+    def _scaled(self, rows: Tensor, scale: Tensor | float) -> Tensor:
+        """Rows divided by powers of two, which is exact as long as nothing falls below the smallest number."""
+        if rows.dtype == torch.float32:
+            # a scale beyond float32 would turn what it divides into zero or infinity
+            wide = isinstance(scale, float) and not 2.0**-100 < scale < 2.0**100
+            if isinstance(scale, Tensor):
+                wide = bool(((scale < 2.0**-100) | (scale > 2.0**100)).any())
+            if wide:
+                rows = rows.double()
+        if isinstance(scale, Tensor):
+            return rows / scale.to(rows.dtype).unsqueeze(1)
+        return rows / scale
 
-    def _error(self, rows: Tensor, rung: int) -> Float[Tensor, "rows"]:
-        """Largest distance between an estimate and its key, for each row.
+    def _rows(self, vectors: Tensor, index: Tensor) -> Tensor:
+        """Some vectors, on the device where they are multiplied."""
+        if vectors.device == self.device:
+            return vectors[index]
+        chosen = index.to(vectors.device)
+        if self.device.type != "cuda":
+            return vectors[chosen].to(self.device)
+        buffer = torch.empty((len(chosen), vectors.shape[1]), dtype=vectors.dtype, pin_memory=True)
+        return torch.index_select(vectors, 0, chosen, out=buffer).to(self.device, non_blocking=True)
+
+    def half_product(self, left: Tensor, right: Tensor) -> Float[Tensor, "rows columns"]:
+        """Float32 estimates of the keys from a product in half precision of two operands of `HALF`."""
+        left_half, right_half = left[:, : self.dim].to(self.half), right[:, : self.dim].to(self.half)
+        return self.from_half(left_half @ right_half.T, left, right)
+
+    def from_half(self, product: Tensor, left: Tensor, right: Tensor) -> Float[Tensor, "rows columns"]:
+        """Float32 estimates from the half-precision product of the first `dim` columns of two operands."""
+        estimates: Tensor = product.float()
+        if self.similarity == "euclidean":
+            estimates += left[:, self.dim, None]
+            estimates += right[:, self.dim + 1]
+        return estimates
+
+    def error(self, index: Tensor, rung: int, *, of_query: bool = True) -> Float[Tensor, "items"]:
+        """Largest distance between an estimate and its key, for each item, whatever it is compared with.
 
         A product of length n in a precision with unit roundoff u is off by at most n u / (1 - n u) times
         sum |q_i g_i| <= |q| |g|, in any order of summation, with or without fused multiply-add (Higham, "Accuracy and
-        Stability of Numerical Algorithms", section 3.1); rounding the two operands adds 2 u. The slices that a key
-        leaves out, and what lies below the smallest normal number, come on top.
+        Stability of Numerical Algorithms", section 3.1); rounding the two operands adds a few u. Where products of several
+        parts are added, n is the length of a part plus their number. Operands in half precision move a product by at
+        most |q - q'| |g| + |q'| |g - g'|, and its own rounding to half precision comes on top. So do the slices that a
+        key leaves out, and what lies below the smallest normal number.
         """
+        if rung == HALF:
+            return self._half_error(index, of_query=of_query)
         unit_roundoff = 2.0**-24 if rung == SINGLE else 2.0**-53
-        terms = self.dim + 8
+        columns = self.dim + 2 if self.similarity == "euclidean" else self.dim
+        terms = columns + 12
+        if rung == SINGLE:
+            terms = min(self.part, columns) + math.ceil(columns / self.part) + 12
         relative = 1.02 * (terms * unit_roundoff / (1 - terms * unit_roundoff) + 8 * 2.0**-53)
         # a scaled component is at most 1, and so is off by half a unit of the last slice; a scale is at most twice
         # the largest component, and a row at least as long as that
-        truncated = 4 * math.sqrt(self.dim) * 2.0 ** (-self._bits * self._slices)
+        truncated = 4 * math.sqrt(self.dim) * 2.0 ** (-self.bits * self.slices)
         smallest = self.dim * (2.0**-120 if rung == SINGLE else 2.0**-960)
         if self.similarity == "cosine":
-            return torch.full((len(rows),), relative + truncated + smallest, dtype=torch.float64, device=self.device)
-        lengths = self._query_norm[rows]
+            return torch.full((len(index),), relative + truncated + smallest, dtype=torch.float64, device=self.device)
+        lengths = (self._query_norm if of_query else self._gallery_norm)[index]
+        largest = self._largest_norm if of_query else self._largest_query_norm
         if self.similarity == "dot":
-            return (relative + truncated) * lengths * self._largest_norm + smallest
-        reach = (self._centred_norm(self.queries, rows) + self._largest_centred_norm) ** 2
+            return (relative + truncated) * lengths * largest + smallest
+        largest = self._largest_centred_norm if of_query else self._largest_centred_query_norm
+        reach = (self._centred_norm(self.queries if of_query else self.gallery, index) + largest) ** 2
         return 2 * relative * reach + 4 * truncated * (self.dim + reach) + smallest
+
+    def _half_rounding(self) -> tuple[float, float]:
+        """Unit roundoff of half precision, and how far a vector of length one moves when it is rounded to it."""
+        unit_roundoff = 2.0**-9 if self.half == torch.bfloat16 else 2.0**-11
+        return unit_roundoff, unit_roundoff + math.sqrt(self.dim) * 2.0**-25
+
+    def _half_error(self, index: Tensor, *, of_query: bool) -> Float[Tensor, "items"]:
+        unit_roundoff, moved = self._half_rounding()
+        single = self.error(index, SINGLE, of_query=of_query)
+        if self.similarity == "cosine":
+            product = torch.ones_like(single)
+        elif self.similarity == "dot":
+            lengths = (self._query_norm if of_query else self._gallery_norm)[index]
+            product = lengths * (self._largest_norm if of_query else self._largest_query_norm)
+        else:
+            largest = self._largest_centred_norm if of_query else self._largest_centred_query_norm
+            product = 2 * self._centred_norm(self.queries if of_query else self.gallery, index) * largest
+        relative = 2 * moved + moved * moved + (self.dim + 12) * 2.0**-22
+        # the rounding of the result to half precision comes last; 2**-40 is for what it loses of a number near zero
+        return single + 1.01 * product * (relative + unit_roundoff * (1 + relative)) + 2.0**-40
+
+    def half_low(
+        self, keys: Float[Tensor, "items"], index: Int[Tensor, "items"], *, of_query: bool
+    ) -> Float[Tensor, "items"]:
+        """For each item an estimate of `HALF` that no key from `keys` on falls short of.
+
+        The result of a product is rounded relative to its size, so near a small key less is lost than `error` says.
+        """
+        if self.similarity != "cosine":
+            return keys - self.error(index, HALF, of_query=of_query)
+        unit_roundoff, moved = self._half_rounding()
+        error = 1.01 * (2 * moved + moved * moved + (self.dim + 12) * 2.0**-22)
+        error = error + self.error(index, SINGLE, of_query=of_query)
+        return keys - error - 1.01 * unit_roundoff * (keys.abs() + error) - 2.0**-40
 
     def largest_error(self, rung: int) -> float:
         """No estimate of this rung, or of a more exact one, lies further from its key than this."""
         parts = torch.arange(len(self.queries), device=self.device).split(ROWS_AT_ONCE)
-        return max(float(self._error(part, rung).max()) for part in parts)
+        return max(float(self.error(part, rung).max()) for part in parts)
 
     def _centred_norm(self, vectors: Tensor, index: Tensor) -> Tensor:
         unit = self._query_unit
-        return ((vectors[index].double() - self._centre) / unit).square().sum(dim=1).sqrt() * (1 + 1e-9)
+        return ((self._rows(vectors, index).double() - self._centre) / unit).square().sum(dim=1).sqrt() * (1 + 1e-9)
+
+    @cached_property
+    def _largest_query_norm(self) -> float:
+        return float(self._query_norm.max())
 
     @cached_property
     def _largest_centred_norm(self) -> float:
         parts = torch.arange(len(self.gallery), device=self.device).split(ROWS_AT_ONCE)
         return max(float(self._centred_norm(self.gallery, part).max()) for part in parts)
+
+    @cached_property
+    def _largest_centred_query_norm(self) -> float:
+        parts = torch.arange(len(self.queries), device=self.device).split(ROWS_AT_ONCE)
+        return max(float(self._centred_norm(self.queries, part).max()) for part in parts)
 
     # ------------------------------------------------------------------------------------------------------------- keys
 
@@ -243,10 +370,11 @@ class ScoreTiles:
 
     def _split(self, vectors: Tensor, index: Tensor) -> list[Tensor]:
         """Integers in float64, |.| <= 2**bits: vector = scale * sum over k of slice_k 2**(-bits (k + 1))."""
-        rest = vectors[index].double() / self._scale_of(vectors)[index].unsqueeze(1)  # (items, dim), within [-1, 1]
+        scale = self._query_scale if vectors is self.queries else self._gallery_scale
+        rest = self._rows(vectors, index).double() / scale[index].unsqueeze(1)  # (items, dim), within [-1, 1]
         slices = []
-        for _ in range(self._slices):
-            rest = rest * 2.0**self._bits
+        for _ in range(self.slices):
+            rest = rest * 2.0**self.bits
             whole = rest.round()
             slices.append(whole)
             rest = rest - whole
@@ -264,7 +392,7 @@ class ScoreTiles:
         total = self._weighted_levels(left, right, product)
         if self.similarity == "cosine":
             # sqrt(x * x) is exactly x: equal vectors have cosine 1, not 1 minus a rounding
-            lengths = (self._query_square[rows] * self._gallery_square[columns]).sqrt()
+            lengths = _square_root(self._query_square[rows] * self._gallery_square[columns])
             return (total / lengths.masked_fill(lengths == 0, torch.inf)).clamp(-1.0, 1.0)
         if self.similarity == "dot":
             relative = (self._query_scale[rows] / self._query_unit) * (
@@ -278,8 +406,8 @@ class ScoreTiles:
     ) -> Tensor:
         """Sum the levels (products of slices i and j with the same i + j), smallest first, always in this order."""
         levels = []
-        for order in reversed(range(2 * self._slices - 1)):
-            members = [(k, order - k) for k in range(self._slices) if 0 <= order - k < self._slices]
+        for order in reversed(range(2 * self.slices - 1)):
+            members = [(k, order - k) for k in range(self.slices) if 0 <= order - k < self.slices]
             level = _sum(product(left[i], right[j]) for i, j in members)  # exact: integers below 2**53
             if self.similarity == "euclidean":
                 own_left = _sum((left[i] * left[j]).sum(dim=-1) for i, j in members)
@@ -287,22 +415,37 @@ class ScoreTiles:
                 if level.ndim > own_left.ndim:  # a tile or blocks, not single pairs
                     own_left, own_right = own_left.unsqueeze(-1), own_right.unsqueeze(-2)
                 level = 2 * level - own_left - own_right
-            levels.append(level * 2.0 ** (-self._bits * (order + 2)))
+            levels.append(level * 2.0 ** (-self.bits * (order + 2)))
         return _sum(levels)
+
+    def _row_scales(self, vectors: Tensor) -> Float[Tensor, "items"]:
+        """For each row the smallest power of two that no component exceeds; 1 for a row of zeros."""
+        if self.compiled is not None:
+            scales = np.empty(len(vectors))
+            self.compiled.row_scales(vectors.numpy(), scales)
+            return torch.from_numpy(scales)
+        largest = torch.cat([part.abs().amax(dim=1).double() for part in vectors.split(ROWS_AT_ONCE)]).to(self.device)
+        _, exponent = torch.frexp(largest)
+        return torch.ldexp(torch.ones_like(largest), exponent).masked_fill(largest == 0, 1.0)
 
     def _squares(self, vectors: Tensor) -> Float[Tensor, "items"]:
         """Squared lengths, summed exactly as the product of a vector with itself is."""
+        if self.compiled is not None:
+            out = np.empty(len(vectors))
+            scale = self._query_scale if vectors is self.queries else self._gallery_scale
+            self.compiled.squares(vectors.numpy(), 1 / scale.numpy(), self.slices, self.bits, out)
+            return torch.from_numpy(out)
         squares = []
         for index in torch.arange(len(vectors), device=self.device).split(ROWS_AT_ONCE):
             slices = self._split(vectors, index)
-            orders = reversed(range(2 * self._slices - 1))
+            orders = reversed(range(2 * self.slices - 1))
             levels = (
                 _sum(
                     (slices[k] * slices[order - k]).sum(dim=1)
-                    for k in range(self._slices)
-                    if 0 <= order - k < self._slices
+                    for k in range(self.slices)
+                    if 0 <= order - k < self.slices
                 )
-                * 2.0 ** (-self._bits * (order + 2))
+                * 2.0 ** (-self.bits * (order + 2))
                 for order in orders
             )
             squares.append(_sum(levels))
@@ -314,18 +457,8 @@ def _sum(tensors: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, tensors)
 
 
-def _row_scales(vectors: Tensor) -> Float[Tensor, "items"]:
-    """For each row the smallest power of two that no component exceeds; 1 for a row of zeros."""
-    largest = torch.cat([part.double().abs().amax(dim=1) for part in vectors.split(16384)])
-    _, exponent = torch.frexp(largest)
-    return torch.ldexp(torch.ones_like(largest), exponent).masked_fill(largest == 0, 1.0)
-
-
-def rounded(values: Float[Tensor, "*shape"], dtype: torch.dtype, *, up: bool) -> Float[Tensor, "*shape"]:
-    """Float64 values in a narrower dtype, never on the wrong side: at least (`up`) or at most the value."""
-    if values.dtype == dtype:
-        return values
-    narrow = values.to(dtype)
-    limit = torch.full_like(narrow, torch.inf if up else -torch.inf)
-    wrong = (narrow.double() < values) if up else (narrow.double() > values)
-    return torch.where(wrong, torch.nextafter(narrow, limit), narrow)
+def _square_root(values: Tensor) -> Tensor:
+    """Correctly rounded, as IEEE 754 wants it; torch may call a library for the CPU that is off by a bit."""
+    if values.device.type != "cpu":
+        return values.sqrt()
+    return torch.from_numpy(np.sqrt(np.asarray(values.numpy())))

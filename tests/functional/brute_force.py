@@ -95,6 +95,25 @@ class BruteForce:
     def recall_at(self, k: int) -> float:
         return self.mean(lambda r: float(r[:k].any()))
 
+    def precision_at(self, k: int) -> float:
+        return self.mean(lambda r: precision_at(r, k))
+
+    def average_precision_at(self, k: int, divisor: str) -> float:
+        return self.mean(lambda r: average_precision_at(r, k, divisor))
+
+    @property
+    def mean_reciprocal_rank(self) -> float:
+        return self.mean(reciprocal_rank)
+
+    def ndcg_at(self, k: int) -> float:
+        return self.mean(lambda r: ndcg_at(r, k))
+
+    def macro(self, of) -> float:
+        """The mean over classes of the mean over the queries of the class."""
+        value = {i: np.mean([of(order) for order in self.orders(i)]) for i in self.matched}
+        classes = {int(self.query_labels[i]) for i in value}
+        return float(np.mean([np.mean([v for i, v in value.items() if self.query_labels[i] == c]) for c in classes]))
+
     def pooled(self, threshold: float) -> tuple[int, int, int]:
         scores, relevant = np.concatenate(self.scores), np.concatenate(self.relevance)
         accepted = scores >= threshold
@@ -115,3 +134,79 @@ class BruteForce:
             if tp and tp / (tp + fp) >= precision:
                 return tp / (tp + fn)
         return 0.0
+
+
+# Metrics of one order: whether the first, the second, ... candidate is relevant. At least one is.
+
+
+def precision_at(order, k: int) -> float:
+    return sum(bool(hit) for hit in order[:k]) / k
+
+
+def average_precision_at(order, k: int, divisor: str) -> float:
+    order = [bool(hit) for hit in order]
+    total, found = 0.0, 0
+    for rank, hit in enumerate(order[:k], start=1):
+        if hit:
+            found += 1
+            total += found / rank
+    if found == 0:
+        return 0.0
+    return total / {"min": min(sum(order), k), "relevant": sum(order), "found": found}[divisor]
+
+
+def reciprocal_rank(order) -> float:
+    return 1 / (1 + [bool(hit) for hit in order].index(True))
+
+
+def ndcg_at(order, k: int) -> float:
+    order = [bool(hit) for hit in order]
+
+    def dcg(hits):
+        return math.fsum(1 / math.log2(rank + 1) for rank, hit in enumerate(hits[:k], start=1) if hit)
+
+    return dcg(order) / dcg(sorted(order, reverse=True))
+
+
+def prototype_accuracy(
+    queries: np.ndarray,
+    query_labels: np.ndarray,
+    gallery: np.ndarray | None = None,
+    gallery_labels: np.ndarray | None = None,
+    similarity: str = "cosine",
+    tolerance: float = 1e-9,
+) -> list[float]:
+    """Nearest-prototype accuracy of each query, one after the other; without a gallery each query is left out of it.
+
+    Similarities that differ by less than the tolerance count as equal.
+    """
+    same = gallery is None
+    gallery, gallery_labels = (queries, query_labels) if same else (gallery, gallery_labels)
+
+    def unit(vector):
+        vector = vector.astype(np.float64)
+        length = math.sqrt(math.fsum(vector * vector))
+        return vector / length if length and similarity == "cosine" else vector
+
+    def closeness(a, b):
+        if similarity == "euclidean":
+            return -math.sqrt(math.fsum((a - b) ** 2))
+        return math.fsum(unit(a) * unit(b))
+
+    values = []
+    for i, query in enumerate(queries):
+        scores = {}
+        for label in sorted(set(gallery_labels.tolist())):
+            members = [
+                unit(item) for j, item in enumerate(gallery) if gallery_labels[j] == label and not (same and i == j)
+            ]
+            if members:
+                prototype = np.array([math.fsum(component) for component in zip(*members, strict=True)]) / len(members)
+                scores[label] = closeness(unit(query), prototype)
+        own = int(query_labels[i])
+        if own not in scores:
+            values.append(math.nan)
+            continue
+        best = [label for label, score in scores.items() if score >= max(scores.values()) - tolerance]
+        values.append(1 / len(best) if own in best else 0.0)
+    return values

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.cost import plan_evaluation
-from fewshot_callbacks.functional.ranks import RankingPass, choose_tile_size
-from fewshot_callbacks.functional.similarity import SINGLE, ScoreTiles
+from fewshot_callbacks.functional.ranks import RankingPass, choose_layout
+from fewshot_callbacks.functional.similarity import ScoreTiles
 
 
 def test_one_by_hand():
@@ -18,8 +18,7 @@ def test_one_by_hand():
     assert (plan.query_bytes, plan.gallery_bytes) == (1000 * 128 * 4, 2000 * 128 * 4)
     assert plan.matrix_bytes == 8_000_000
     assert plan.memory_bytes == 512 * 10**6
-    assert plan.tile == (1000, 2000)
-    assert plan.tiles == 1
+    assert plan.tiles == math.ceil(1000 / plan.tile[0]) * math.ceil(2000 / plan.tile[1])
 
 
 sizes = st.integers(1, 300_000)
@@ -37,15 +36,12 @@ def test_tiles_cover_every_pair_once(queries, gallery, dim, memory_mb, relevant)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(2**20, 2**34), st.integers(1, 2048), st.integers(0, 500))
-def test_a_tile_keeps_to_its_budget(memory_bytes, dim, relevant):
-    size = choose_tile_size(memory_bytes, dim, relevant)
-    if size.gallery > 16 and size.queries > 1:  # smaller tiles are not made, whatever the budget
-        counters, tile = 160 * (relevant + 1) * size.queries, 48 * size.queries * size.gallery
-        operands = 24 * dim * size.gallery
-        assert counters <= memory_bytes / 4
-        assert tile <= memory_bytes / 2
-        assert operands <= memory_bytes / 4
+@given(st.integers(2**25, 2**34), st.integers(1, 1024), st.integers(0, 500), st.integers(1, 16))
+def test_a_layout_keeps_to_its_budget(memory_bytes, dim, relevant, threads):
+    layout = choose_layout(memory_bytes, 200_000, 200_000, dim, relevant, threads=threads)
+    if layout.columns > 16 and layout.block > 16:  # smaller ones are not made, whatever the budget
+        assert layout.bytes <= memory_bytes
+    assert layout.rows <= max(layout.columns, 16)
 
 
 def test_more_memory_means_fewer_tiles():
@@ -54,26 +50,19 @@ def test_more_memory_means_fewer_tiles():
     assert tiles[0] > tiles[-1]
 
 
-def test_is_what_the_pass_does(monkeypatch):
+@pytest.mark.parametrize("memory_mb", [24, 64])
+def test_every_pair_is_counted_once(memory_mb):
     labels, embeddings = torch.arange(600) % 60, torch.randn(600, 8)
-    plan = plan_evaluation(600, 600, 8, memory_mb=0.25, relevant=10)
     tiles = ScoreTiles(embeddings, embeddings, "cosine")
-    walk = RankingPass(tiles, find_candidates(labels, labels, same_set=True), int(0.25 * 10**6))
-    seen, tile = [], tiles.tile
-
-    def spy(rows, columns, rung):
-        if rung == SINGLE:  # not what is looked at again more exactly
-            seen.append((len(rows), len(columns)))
-        return tile(rows, columns, rung)
-
-    monkeypatch.setattr(tiles, "tile", spy)
-    assert sum(len(ranks.queries) for ranks in walk.run()) == 600
-    assert sum(rows * columns for rows, columns in seen) == plan.pairs == walk.pairs
-    assert plan.tiles > 10
-    # the pass makes blocks of queries of about the planned size, never larger ones
-    assert max(rows for rows, _ in seen) <= plan.tile[0]
-    assert max(columns for _, columns in seen) <= plan.tile[1]
-    assert plan.tiles <= len(seen) <= 3 * plan.tiles
+    seen = []
+    walk = RankingPass(
+        tiles, find_candidates(labels, labels, same_set=True), memory_mb * 10**6, lambda *now: seen.append(now)
+    )
+    ranks = list(walk.run())
+    assert sum(len(block.queries) for block in ranks) == 600
+    assert seen[-1] == (360_000, 360_000)
+    assert walk.pairs_done == walk.pairs
+    assert len(seen) >= 3
 
 
 @pytest.mark.parametrize("name", ["queries", "gallery", "dim", "memory_mb"])

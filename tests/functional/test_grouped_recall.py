@@ -245,15 +245,15 @@ class TestValue:
 
     def test_neither_autocast_nor_a_loose_matmul_reaches_the_scores(self, monkeypatch):
         embeddings, labels = made()
-        seen, tile = [], ScoreTiles.tile
+        seen, operand = [], ScoreTiles.operand
 
-        def spy(self, *arguments):
+        def spy(self, *arguments, **kwargs):
             seen.append(torch.get_float32_matmul_precision())
-            estimates, error = tile(self, *arguments)
-            seen.append(estimates.dtype)
-            return estimates, error
+            rows = operand(self, *arguments, **kwargs)
+            seen.append((rows @ rows.T).dtype)
+            return rows
 
-        monkeypatch.setattr(ScoreTiles, "tile", spy)
+        monkeypatch.setattr(ScoreTiles, "operand", spy)
         before = torch.get_float32_matmul_precision()
         try:
             torch.set_float32_matmul_precision("medium")
@@ -276,8 +276,8 @@ class TestRefusals:
             ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
             ({"labels": torch.arange(7)}, r"grouped_recall: 40 embeddings, but 7 labels"),
             ({"embeddings": torch.full((40, 2), math.nan)}, r"40 of 40 rows of embeddings hold NaN"),
-            ({"gallery": torch.ones(3, 4)}, r"gallery and gallery_labels belong together"),
-            ({"gallery_labels": torch.arange(3)}, r"gallery and gallery_labels belong together"),
+            ({"gallery": torch.ones(3, 4)}, r"grouped_recall: gallery without gallery_labels"),
+            ({"gallery_labels": torch.arange(3)}, r"grouped_recall: gallery_labels without gallery"),
             (
                 {"gallery": torch.ones(3, 5), "gallery_labels": torch.arange(3)},
                 r"embeddings have dimension 4, the gallery has 5",

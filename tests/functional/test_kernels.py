@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.kernels import Counts, count_pairs, count_tile
+from fewshot_callbacks.functional.kernels.reference import Counts, count_pairs, count_tile
 
 INF = float("inf")
 GRID = 2.0**-30  # finer than float32 near 1, so that margins have to be rounded outwards

@@ -1,5 +1,54 @@
-"""Counting: how many candidates beat each of a query's relevant scores. Every kernel gives the same counts."""
+"""Counting: how many candidates beat each of a query's relevant scores. Every kernel gives the same counts.
 
-from fewshot_callbacks.functional.kernels.reference import Counts, count_pairs, count_tile
+`reference` is plain PyTorch, for any device; `compiled` is for the CPU. `use` chooses between them.
+"""
 
-__all__ = ["Counts", "count_pairs", "count_tile"]
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Literal, get_args
+
+Kernel = Literal["compiled", "reference"]
+
+_chosen: list[Kernel] = ["compiled"]
+
+
+def compiled_kernels() -> ModuleType | None:
+    """The compiled kernels, or None where the reference is to be used: they cannot be loaded, or `use` says so."""
+    return _load() if _chosen[-1] == "compiled" else None
+
+
+@contextmanager
+def use(kernel: Kernel) -> Iterator[None]:
+    """Evaluate with this kernel inside the block; the counts are the same, the time is not.
+
+    Examples:
+        >>> with use("reference"):
+        ...     compiled_kernels() is None
+        True
+    """
+    if kernel not in get_args(Kernel):
+        raise ValueError(f"kernel={kernel!r} is unknown. Choose one of {', '.join(get_args(Kernel))}.")
+    _chosen.append(kernel)
+    try:
+        yield
+    finally:
+        _chosen.pop()
+
+
+@functools.cache
+def _load() -> ModuleType | None:
+    try:
+        return importlib.import_module("fewshot_callbacks.functional.kernels.compiled")
+    except Exception as error:  # numba fails in many ways: not installed, or for another Python, NumPy or processor
+        warnings.warn(
+            f"The compiled counting kernel cannot be loaded ({type(error).__name__}: {error}); evaluation falls back to "
+            "PyTorch, with the same results and several times slower. pip install -U numba brings it back.",
+            stacklevel=2,
+        )
+        return None

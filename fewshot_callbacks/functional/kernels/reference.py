@@ -8,41 +8,38 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional.similarity import rounded
-
 
 @dataclass
 class Counts:
     """Counters of a block of queries, filled tile by tile.
 
-    `thresholds` holds each query's relevant keys, ascending, with +inf behind the last. A candidate that lies above
-    exactly k of them adds its weight to column k of `above`; one that ties with some adds to `above` at the number of
-    thresholds strictly below it and to `above_or_tied` at the number of thresholds not above it.
+    `thresholds` holds each query's relevant keys, ascending, with +inf behind the last. A candidate that lies strictly
+    above exactly k of them adds its weight to column k of `hits`. Where it ties with the next ones, up to the m-th, the
+    weight is also taken from column k of `ties` and added to column m.
     """
 
     thresholds: Float[Tensor, "queries relevant"]
-    above: Int[Tensor, "queries relevant1"]
-    above_or_tied: Int[Tensor, "queries relevant1"]
+    hits: Int[Tensor, "queries relevant1"]
+    ties: Int[Tensor, "queries relevant1"]
 
     @classmethod
-    def zeros(cls, thresholds: Float[Tensor, "queries relevant"]) -> Counts:
+    def zeros(cls, thresholds: Float[Tensor, "queries relevant"], dtype: torch.dtype = torch.int64) -> Counts:
         """No candidate seen yet."""
         queries, relevant = thresholds.shape
-        empty = torch.zeros(queries, relevant + 1, dtype=torch.int64, device=thresholds.device)
+        empty = torch.zeros(queries, relevant + 1, dtype=dtype, device=thresholds.device)
         return cls(thresholds, empty, empty.clone())
 
     def add(self, hits: Int[Tensor, "cells"]) -> None:
         """Add candidates that tie with no threshold: hits[q * (relevant + 1) + k] of them beat k thresholds of query q."""
-        self.above += hits.view_as(self.above)
-        self.above_or_tied += hits.view_as(self.above)
+        self.hits += hits.view_as(self.hits)
 
     def better(self) -> Int[Tensor, "queries relevant"]:
         """For each threshold, the candidates strictly above it."""
-        return _suffix_sums(self.above)
+        return _suffix_sums(self.hits.long())
 
     def better_or_tied(self) -> Int[Tensor, "queries relevant"]:
         """For each threshold, the candidates not below it."""
-        return _suffix_sums(self.above_or_tied)
+        return _suffix_sums(self.hits.long() + self.ties)
 
     def add_keys(
         self, rows: Int[Tensor, "pairs"], keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None
@@ -51,9 +48,11 @@ class Counts:
         below = _rank_in_row(self.thresholds, rows, keys, or_equal=False)
         not_above = _rank_in_row(self.thresholds, rows, keys, or_equal=True)
         ones = torch.ones_like(rows) if weights is None else weights
-        width = self.above.shape[1]
-        self.above.view(-1).index_add_(0, rows * width + below, ones)
-        self.above_or_tied.view(-1).index_add_(0, rows * width + not_above, ones)
+        ones = ones.to(self.hits.dtype)
+        start = rows * self.hits.shape[1]
+        self.hits.view(-1).index_add_(0, start + below, ones)
+        self.ties.view(-1).index_add_(0, start + below, -ones)
+        self.ties.view(-1).index_add_(0, start + not_above, ones)
 
 
 def count_tile(
@@ -87,10 +86,10 @@ def count_tile(
     rows, columns = undecided.nonzero(as_tuple=True)
     beaten += torch.arange(len(beaten), device=beaten.device)[:, None] * (relevant + 1)
     if weights is None:
-        hits = torch.bincount(beaten.view(-1), minlength=counts.above.numel())
+        hits = torch.bincount(beaten.view(-1), minlength=counts.hits.numel())
         hits.index_add_(0, beaten[rows, columns], torch.full_like(rows, -1))
     else:
-        hits = _bincount(beaten.view(-1), weights.expand_as(beaten).masked_fill(undecided, 0).view(-1), counts.above)
+        hits = _bincount(beaten.view(-1), weights.expand_as(beaten).masked_fill(undecided, 0).view(-1), counts.hits)
     counts.add(hits)
     return rows, columns
 
@@ -114,7 +113,7 @@ def _count_pairs(
     is_open = (low[rows, beaten.clamp(max=relevant - 1)] <= estimates) & (beaten < relevant)
     decided = ~is_open
     positions = (rows * (relevant + 1) + beaten)[decided]
-    counts.add(_bincount(positions, None if weights is None else weights[decided], counts.above))
+    counts.add(_bincount(positions, None if weights is None else weights[decided], counts.hits))
     return is_open
 
 
@@ -146,9 +145,19 @@ def _rank_in_row(table: Tensor, rows: Tensor, values: Tensor, *, or_equal: bool)
 def _bincount(positions: Tensor, weights: Tensor | None, like: Tensor) -> Int[Tensor, "cells"]:
     if weights is None:
         return torch.bincount(positions, minlength=like.numel())
-    return torch.zeros_like(like).view(-1).index_add_(0, positions, weights)
+    return torch.zeros_like(like, dtype=torch.int64).view(-1).index_add_(0, positions, weights)
 
 
 def _suffix_sums(histogram: Int[Tensor, "queries columns"]) -> Tensor:
     """Entry j: the sum of all columns behind column j."""
     return histogram.flip(1).cumsum(1).flip(1)[:, 1:]
+
+
+def rounded(values: Float[Tensor, "*shape"], dtype: torch.dtype, *, up: bool) -> Float[Tensor, "*shape"]:
+    """Float64 values in a narrower dtype, never on the wrong side: at least (`up`) or at most the value."""
+    if values.dtype == dtype:
+        return values
+    narrow = values.to(dtype)
+    limit = torch.full_like(narrow, torch.inf if up else -torch.inf)
+    wrong = (narrow.double() < values) if up else (narrow.double() > values)
+    return torch.where(wrong, torch.nextafter(narrow, limit), narrow)

@@ -1,0 +1,734 @@
+"""Exact mAP, ours and others, on the same data: multiples of the bare matrix product, seconds, memory, and the value.
+
+    python benchmarks/retrieval.py                                  # 4,000 and 8,000 items, four difficulties, all rows
+    python benchmarks/retrieval.py --items 31730 --rows floor ours argsort
+    python benchmarks/retrieval.py --items 2000 --difficulty near-collapsed collapsed repeated
+    python benchmarks/retrieval.py --scenario-a                     # 158,652 items of 3,000 classes, once
+
+Each row runs in a process of its own, warmed up on a small set first. Its time is divided by that of the floor (the
+float32 product of all pairs, in the tiles that suit this machine best) taken right before and after it in the same
+process, so that a busy machine slows both; the floor's own row is one run against the best of several. Memory is what
+the process held at most during the call, beyond what it held before it: embeddings, libraries and compiled code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import gc
+import importlib
+import inspect
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _embeddings import DIFFICULTIES, make, parts
+
+CLOSE = 1e-6
+"""Values further than this from ours are marked."""
+
+
+class UnavailableError(Exception):
+    """A row that cannot run here; the text says why."""
+
+
+class Tile(NamedTuple):
+    """Size of a part of the product of all pairs."""
+
+    rows: int
+    columns: int
+
+
+class Setting(NamedTuple):
+    """What a row may need to know besides the data."""
+
+    budget_mb: float | None
+    threads: int
+    device: str
+    progress: bool = False
+    tile: Tile | None = None
+    """in which the floor is computed"""
+
+
+class Data(NamedTuple):
+    """Unit vectors and their labels, each item a query against all others."""
+
+    embeddings: Tensor
+    labels: Tensor
+
+
+Values = dict[str, float]
+"""metric -> value; "mAP", and "MAP@R" where it is known"""
+
+Ready = Callable[[], Values]
+"""What is timed, after imports and preparations"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    what: str
+    prepare: Callable[[Data, Setting], Ready]
+    bytes_per_pair: float = 0.0
+    """measured; 0 where memory does not grow with the pairs"""
+    most_items: int | None = None
+    """more take too long to run them unasked"""
+    cuda: bool = False
+    """has a meaning on a GPU"""
+
+
+# ------------------------------------------------------------------------------------------------------------ the floor
+
+
+class Floor:
+    """The product of all pairs in tiles that are overwritten; of very many pairs, a sample of the tiles."""
+
+    def __init__(self, embeddings: Tensor, tile: Tile, pairs_at_most: int | None = None) -> None:
+        self.embeddings, count = embeddings, len(embeddings)
+        self.tile = Tile(min(tile.rows, count), min(tile.columns, count))
+        tiles = [
+            (rows, columns) for rows in parts(count, self.tile.rows) for columns in parts(count, self.tile.columns)
+        ]
+        if pairs_at_most is not None:
+            few = max(1, round(pairs_at_most / (self.tile.rows * self.tile.columns)))
+            tiles = tiles[:: -(-len(tiles) // few)]
+        self.tiles = tiles
+        self.share = sum((r.stop - r.start) * (c.stop - c.start) for r, c in tiles) / count**2
+        self.out: Tensor | None = None
+
+    def run(self) -> None:
+        if self.out is None:
+            self.out = self.embeddings.new_empty(self.tile.rows * self.tile.columns)
+        for rows, columns in self.tiles:
+            height, width = rows.stop - rows.start, columns.stop - columns.start
+            out = self.out[: height * width].view(height, width)
+            torch.mm(self.embeddings[rows], self.embeddings[columns].T, out=out)
+
+    def seconds(self) -> float:
+        return seconds(self.run, self.embeddings.device) / self.share
+
+    def best(self, patience: float = 0.5) -> float:
+        """The best of up to three runs, as long as they take no more than `patience` seconds in all."""
+        times = [self.seconds()]
+        while len(times) < 3 and (len(times) + 1) * times[0] * self.share < patience:
+            times.append(self.seconds())
+        self.out = None
+        return min(times)
+
+
+def best_tile(embeddings: Tensor) -> Tile:
+    """The tile in which this machine multiplies fastest, each tried on up to 2**24 pairs, twice."""
+    count = len(embeddings)
+    heights = [rows for rows in (256, 512, 1024, 2048, 4096) if rows <= count] or [count]
+    widths = [columns for columns in (2048, 8192) if columns < count] + [count]
+    tiles = [Tile(rows, columns) for rows in heights for columns in widths if rows * columns <= 2**27]
+    floors = [Floor(embeddings, tile, pairs_at_most=2**24) for tile in tiles]
+    floors[0].seconds()
+    _, tile = min((floor.best(patience=0.3), floor.tile) for floor in floors)
+    return tile
+
+
+def seconds(run: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+# ------------------------------------------------------------------------------------------------------------- the rows
+
+
+def product(dtype: torch.dtype) -> Callable[[Data, Setting], Ready]:
+    def prepare(data: Data, setting: Setting) -> Ready:
+        embeddings = data.embeddings.to(dtype)
+        floor = Floor(embeddings, setting.tile if setting.tile and dtype == torch.float32 else best_tile(embeddings))
+
+        def run() -> Values:
+            floor.run()
+            floor.out = None
+            return {}
+
+        return run
+
+    return prepare
+
+
+def ours(
+    rung: str | None = None, kernel: str | None = None, two_sets: bool = False
+) -> Callable[[Data, Setting], Ready]:
+    """`evaluate_retrieval` with all its default metrics."""
+
+    def forced() -> AbstractContextManager[object]:
+        if rung is not None:
+            return _switch("fewshot_callbacks.functional.ranks", "first_rung", rung)
+        if kernel is not None:
+            return _switch("fewshot_callbacks.functional.kernels", "use", kernel)
+        return nullcontext()
+
+    def prepare(data: Data, setting: Setting) -> Ready:
+        from fewshot_callbacks import evaluate_retrieval  # noqa: PLC0415
+
+        try:
+            with forced():
+                pass
+        except (ValueError, NotImplementedError) as error:
+            raise UnavailableError(str(error)) from None
+        options: dict[str, Any] = {}
+        if setting.budget_mb is not None:
+            options["memory_mb"] = setting.budget_mb
+        if setting.device != "cpu":
+            if "device" not in inspect.signature(evaluate_retrieval).parameters:
+                raise UnavailableError("this version of evaluate_retrieval has no device=")
+            options["device"] = setting.device
+        if setting.progress:
+            options["progress"] = _reporter()
+        if two_sets:
+            ids = torch.arange(len(data.labels))
+            options |= {"gallery": data.embeddings.clone(), "gallery_labels": data.labels}
+            options |= {"query_ids": ids, "gallery_ids": ids}
+
+        def run() -> Values:
+            with forced():
+                report = evaluate_retrieval(data.embeddings, data.labels, **options)
+            return {"mAP": report.mAP, "MAP@R": report.map_at_r}
+
+        return run
+
+    return prepare
+
+
+def argsort(data: Data, setting: Setting) -> Ready:
+    """Sort each row of scores, in chunks, for the mAP: as it is written by hand."""
+    embeddings, labels = data
+
+    def run() -> Values:
+        values, rank = [], torch.arange(1, len(labels), device=embeddings.device)
+        for part in parts(len(labels), 512):
+            here = torch.arange(part.start, part.stop, device=embeddings.device)
+            scores = embeddings[part] @ embeddings.T
+            scores[here - part.start, here] = -torch.inf
+            found = labels[scores.argsort(dim=1, descending=True)[:, :-1]] == labels[part, None]
+            values.append((found.cumsum(1) / rank * found).sum(1) / found.sum(1))
+        return {"mAP": float(torch.cat(values).nanmean())}
+
+    return run
+
+
+def metric_learning(k: str | None, torch_knn: bool = False) -> Callable[[Data, Setting], Ready]:
+    """pytorch-metric-learning; its default search is that of faiss."""
+    name, metric = ("mean_average_precision", "mAP") if k is None else ("mean_average_precision_at_r", "MAP@R")
+
+    def prepare(data: Data, setting: Setting) -> Ready:
+        calculator_module = _needed("pytorch_metric_learning.utils.accuracy_calculator", "pytorch-metric-learning")
+        search = None
+        if torch_knn:
+            distances = _needed("pytorch_metric_learning.distances", "pytorch-metric-learning")
+            inference = _needed("pytorch_metric_learning.utils.inference", "pytorch-metric-learning")
+            search = inference.CustomKNN(distances.CosineSimilarity(), batch_size=512)
+        else:
+            _needed("faiss", "faiss-cpu").omp_set_num_threads(setting.threads)
+        calculator = calculator_module.AccuracyCalculator(
+            include=(name,), k=k, device=torch.device("cpu"), knn_func=search
+        )
+        return lambda: {metric: calculator.get_accuracy(data.embeddings, data.labels)[name]}
+
+    return prepare
+
+
+def torchmetrics_map(data: Data, setting: Setting) -> Ready:
+    metrics = _needed("torchmetrics.retrieval", "torchmetrics")
+    embeddings, labels = data
+
+    def run() -> Values:
+        metric = metrics.RetrievalMAP(empty_target_action="skip")
+        items = torch.arange(len(labels))
+        for part in parts(len(labels), 512):
+            # moved into (0, 1]: it takes no item of score <= 0 as relevant
+            scores = (embeddings[part] @ embeddings.T).add_(1).div_(2)
+            target = labels[part, None] == labels
+            index = items[part, None].expand_as(scores)
+            others = items[part, None] != items
+            metric.update(scores[others], target[others], index[others])
+        return {"mAP": float(metric.compute())}
+
+    return run
+
+
+def scikit_learn(data: Data, setting: Setting) -> Ready:
+    average_precision_score = _needed("sklearn.metrics", "scikit-learn").average_precision_score
+    embeddings, labels = data
+
+    def run() -> Values:
+        values, known = [], labels.numpy()
+        for part in parts(len(labels), 512):
+            scores = (embeddings[part] @ embeddings.T).numpy()
+            for item, row in enumerate(scores, start=part.start):
+                relevant = known == known[item]
+                relevant[item] = False
+                if relevant.any():
+                    row[item] = -3.0  # last of all, and not relevant: changes no precision at a relevant item
+                    values.append(average_precision_score(relevant, row))
+        return {"mAP": statistics.fmean(values)}
+
+    return run
+
+
+def open_metric_learning(data: Data, setting: Setting) -> Ready:
+    """Its search over all other items, then its functional metrics."""
+    search = _needed("oml.functional.knn", "open-metric-learning")
+    metrics = _needed("oml.functional.metrics", "open-metric-learning")
+
+    def run() -> Values:
+        every = len(data.labels)
+        ids = torch.arange(every)
+        _, found, relevant = search.batched_knn(data.embeddings, ids, ids, top_n=every, labels_gt=data.labels)
+        table = metrics.calc_retrieval_metrics(
+            found, relevant, cmc_top_k=(), precision_top_k=(), map_top_k=(every,), verbose=False
+        )
+        return {"mAP": float(table["map"][every])}
+
+    return run
+
+
+ROWS = {
+    row.name: row
+    for row in (
+        Row("floor", "float32 product of all pairs, best tiles", product(torch.float32), cuda=True),
+        Row("floor-half", "the same in bfloat16", product(torch.bfloat16), cuda=True),
+        Row("ours-auto", "evaluate_retrieval, all metrics", ours(), cuda=True),
+        Row("ours-bfloat16", "the same, first rung bfloat16", ours("bfloat16"), cuda=True),
+        Row("ours-float32", "the same, first rung float32", ours("float32"), cuda=True),
+        Row("ours-float64", "the same, first rung float64", ours("float64"), cuda=True),
+        Row("ours-two-sets", "the same, queries and gallery given apart", ours(two_sets=True), cuda=True),
+        Row("ours-reference", "the same, counting in plain PyTorch", ours(kernel="reference")),
+        Row("argsort", "rows sorted in chunks, mAP alone", argsort, cuda=True),
+        Row("pml", "pytorch-metric-learning, k=None", metric_learning(None), 95, 20_000),
+        Row("pml-torch", "the same, its search in torch", metric_learning(None, torch_knn=True), 110, 20_000),
+        Row("pml-max-bin", 'the same, k="max_bin_count" (MAP@R)', metric_learning("max_bin_count")),
+        Row("torchmetrics", "RetrievalMAP, mAP alone", torchmetrics_map, 95, 20_000),
+        Row("sklearn", "average_precision_score for each query", scikit_learn, 0, 20_000),
+        Row("oml", "open-metric-learning, functional, mAP alone", open_metric_learning, 36, 20_000),
+    )
+}
+
+GROUPS = {
+    "ours": [name for name in ROWS if name.startswith("ours")],
+    "peers": ["pml", "pml-torch", "pml-max-bin", "torchmetrics", "sklearn", "oml"],
+}
+
+
+def _switch(module: str, name: str, value: str) -> AbstractContextManager[object]:
+    try:
+        switch = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise UnavailableError(f"this version has no {module.rpartition('.')[2]}.{name}") from None
+    context: AbstractContextManager[object] = switch(value)
+    return context
+
+
+def _needed(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        missing = (error.name or module).partition(".")[0]
+        lacks = "" if missing == module.partition(".")[0] else f" (it lacks {missing})"
+        raise UnavailableError(f"not installed: {package}{lacks}") from None
+
+
+def _reporter() -> Callable[[int, int], None]:
+    last = started = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > 20:
+            last = time.monotonic()
+            say(f"    {done / total:.0%} after {last - started:.0f} s")
+
+    return report
+
+
+# --------------------------------------------------------------------------------------------------- one row, measured
+
+
+class PeakMemory:
+    """MB that the process (or the GPU) holds at most inside the `with`, beyond what it held before; None if unknown."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._before = device, 0.0
+        self.mb: float | None = None
+
+    def __enter__(self) -> PeakMemory:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device) / 1e6
+            return self
+        try:
+            ctypes.CDLL(None).malloc_trim(0)  # or freed memory still counts as held, and its use as nothing
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+            self._before = _status_mb("VmRSS")
+        except (OSError, AttributeError):  # no Linux
+            self._before = float("nan")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.device.type == "cuda":
+            self.mb = torch.cuda.max_memory_allocated(self.device) / 1e6 - self._before
+        elif self._before == self._before:
+            self.mb = max(0.0, _status_mb("VmHWM") - self._before)
+
+
+def _status_mb(key: str) -> float:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024 / 1e6
+    return float("nan")
+
+
+def measure(
+    row: Row, stored: dict[str, Any], setting: Setting, repeats: int, limit: float, sample: bool
+) -> dict[str, Any]:
+    """The row's seconds, ratio to the floor, memory and values."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(setting.threads)
+    torch.set_float32_matmul_precision("highest")  # no TF32: the floor is float32, and so is argsort
+    device = torch.device(setting.device)
+    began = time.perf_counter()
+    pairs_at_most = 2**28 if sample else None
+    if row.name == "floor" and sample:
+        embeddings = stored["data"].embeddings.to(device)
+        floor = Floor(embeddings, stored["tile"] or best_tile(embeddings), pairs_at_most)
+        floor.seconds()
+        time_of = statistics.median(floor.seconds() for _ in range(3))
+        note = f"from {floor.share:.1%} of the tiles"
+        return {"ratio": 1.0, "seconds": time_of, "peak_mb": None, "values": {}, "tile": floor.tile, "note": note}
+
+    def placed(data: Data) -> Data:  # ours takes what lies on the CPU, as a user has it after predict
+        return data if row.name.startswith("ours") else Data(data.embeddings.to(device), data.labels.to(device))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for warm in stored["warm"] if row.name.startswith("ours") else stored["warm"][:1]:
+            row.prepare(placed(warm), setting._replace(progress=False))()
+    slower = [str(warning.message) for warning in caught if "kernel cannot be loaded" in str(warning.message)]
+    warm_seconds = time.perf_counter() - began
+    data = placed(stored["data"])
+    on_device = data.embeddings.to(device)
+    tile = stored["tile"] or best_tile(on_device)
+    floor = Floor(on_device, tile, pairs_at_most)
+    run = row.prepare(data, setting._replace(tile=tile))
+    taken: list[float] = []
+    ratios: list[float] = []
+    floors: list[float] = []
+    peaks: list[float | None] = []
+    values: Values = {}
+    floor.best()
+    while len(taken) < repeats and (not taken or time.perf_counter() - began + 1.5 * taken[-1] < limit):
+        before = floor.best()
+        with PeakMemory(device) as memory:
+            started = time.perf_counter()
+            values = run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            taken.append(time.perf_counter() - started)
+        floors.append(min(before, floor.best()))
+        ratios.append(taken[-1] / floors[-1])
+        peaks.append(memory.mb)
+    return {
+        "ratio": statistics.median(ratios),
+        "seconds": statistics.median(taken),
+        "peak_mb": max((peak for peak in peaks if peak is not None), default=None),
+        "values": values,
+        "tile": tile,
+        "ratios": ratios,
+        "floors": floors,
+        "warm_up_seconds": warm_seconds,
+        "note": " ".join(slower[:1]),
+    }
+
+
+def attempt(row: Row, *arguments: Any) -> dict[str, Any]:
+    """What was measured, or why it was not."""
+    try:
+        return measure(row, *arguments)
+    except UnavailableError as reason:
+        return {"note": str(reason)}
+    except MemoryError:
+        return {"note": "out of memory"}
+    except Exception as error:  # one row that fails must not end the others
+        return {"note": f"failed: {type(error).__name__}: {error}".splitlines()[0][:200]}
+
+
+def child(options: argparse.Namespace) -> None:
+    """Measure one row in this process and leave the result in a file."""
+    stored = torch.load(options.data, weights_only=True)
+    stored["data"], stored["warm"] = Data(*stored["data"]), [Data(*warm) for warm in stored["warm"]]
+    stored["tile"] = Tile(*options.tile) if options.tile else None
+    result = attempt(
+        ROWS[options.row], stored, _setting(options), options.repeats, 0.6 * options.timeout, options.sample_floor
+    )
+    Path(options.result).write_text(json.dumps(result), encoding="utf-8")
+
+
+def run_in_process_of_its_own(row: Row, folder: str, tile: Tile | None, options: argparse.Namespace) -> dict[str, Any]:
+    result = Path(folder) / "result.json"
+    result.unlink(missing_ok=True)
+    command = [
+        *(sys.executable, __file__, "--row", row.name, "--data", f"{folder}/data.pt", "--result", str(result)),
+        *("--repeats", str(options.repeats), "--threads", str(options.threads), "--device", options.device),
+        *("--timeout", str(options.timeout)),
+        *(("--budget-mb", str(options.budget_mb)) if options.budget_mb is not None else ()),
+        *(("--tile", *map(str, tile)) if tile else ()),
+        *(("--sample-floor",) if options.sample_floor else ()),
+    ]
+    counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    environment = os.environ | dict.fromkeys(counts, str(options.threads)) | {"TQDM_DISABLE": "1"}
+    # a session of its own: Ctrl-C is for us, who end it and print what there is
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        code = process.wait(timeout=options.timeout)
+    except subprocess.TimeoutExpired:
+        return {"note": f"over {options.timeout:g} s"}
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if result.exists():
+        return json.loads(result.read_text(encoding="utf-8"))
+    if code == -signal.SIGKILL:
+        return {"note": "killed by the system, most likely for its memory"}
+    return {"note": f"ended with code {code}"}
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+
+
+def table(results: Sequence[dict[str, Any]], title: str) -> str:
+    """Markdown; a value that is not ours, to 1e-6, is marked."""
+    lines = [
+        f"### {title}",
+        "",
+        "| row | x floor | seconds | peak MB | mAP | what |",
+        "| --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    reference: Values = next((r["values"] for r in results if r["row"].startswith("ours") and r.get("values")), {})
+    for result in results:
+        values, notes = result.get("values", {}), [ROWS[result["row"]].what]
+        metric = next(iter(values), None)
+        value = "" if metric is None else f"{values[metric]:.7f}"
+        if metric == "MAP@R":
+            value += " (MAP@R)"
+        if metric is not None and metric in reference:
+            apart = values[metric] - reference[metric]
+            if result["row"].startswith("ours") and values != reference:
+                notes.append(f"**not the value of the first of ours: {apart:+.1e}**")
+            elif not abs(apart) <= CLOSE:
+                notes.append(f"**{apart:+.1e} from ours**")
+        if result.get("note"):
+            notes.append(result["note"])
+        ratio, taken, peak = (result.get(key) for key in ("ratio", "seconds", "peak_mb"))
+        cells = [
+            result["row"],
+            "" if ratio is None else f"{ratio:.2f}",
+            "" if taken is None else f"{taken:.3f}" if taken < 10 else f"{taken:.1f}",
+            "" if peak is None else f"{peak:,.0f}",
+            value,
+            "; ".join(notes),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def machine(options: argparse.Namespace) -> str:
+    """Processor, threads, versions and date, on one line."""
+    name = platform.processor() or platform.machine()
+    if Path("/proc/cpuinfo").exists():
+        entries = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next((line.partition(":")[2].strip() for line in entries if line.startswith("model name")), name)
+    if options.device != "cpu":
+        name += f", {torch.cuda.get_device_name(options.device)}"
+    try:
+        own = version("fewshot-callbacks")
+    except PackageNotFoundError:
+        own = "not installed"
+    return (
+        f"{name}, {options.threads} of {os.cpu_count()} threads, torch {torch.__version__}, fewshot-callbacks {own}, "
+        f"d = {options.dim}, median of {options.repeats}, {datetime.datetime.now().astimezone().date()}"
+    )
+
+
+def skipped(row: Row, items: int, options: argparse.Namespace) -> str | None:
+    """Why this row is not even tried."""
+    if options.device != "cpu" and not row.cuda:
+        return "skipped: runs on the CPU alone"
+    if options.all:
+        return None
+    gigabytes, free = row.bytes_per_pair * items**2 / 1e9, _free_gigabytes()
+    if gigabytes > 0.7 * free:
+        return f"skipped: would need {gigabytes:.0f} GB, and {free:.0f} GB are free; pass --all"
+    if row.most_items is not None and items > row.most_items:
+        return f"skipped above N = {row.most_items:,}; pass --all"
+    return None
+
+
+def _free_gigabytes() -> float:
+    path = Path("/proc/meminfo")
+    if not path.exists():
+        return float("inf")
+    return next(
+        int(line.split()[1]) * 1024 / 1e9 for line in path.read_text().splitlines() if line.startswith("MemAvailable")
+    )
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def store(items: int, difficulty: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The data of one table, and small sets that warm the rows up: a few whole classes, and one near collapse."""
+    say(f"making {items:,} items, {difficulty} ...")
+    data = Data(*make(items, options.dim, difficulty, per_class=options.per_class, seed=options.seed))
+    few = data.labels < 22  # two groups of ten labels, for Grouped Recall
+    near = make(300, options.dim, "near-collapsed", per_class=12, seed=options.seed)
+    return {"data": data, "warm": [Data(data.embeddings[few], data.labels[few]), Data(*near)]}
+
+
+def benchmark(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    """Fill `results` and print a table for each set of embeddings."""
+    for items in options.items:
+        tile: Tile | None = None
+        for difficulty in options.difficulty:
+            title = f"N = {items:,}, {difficulty}"
+            stored, here = store(items, difficulty, options), []
+            try:
+                with tempfile.TemporaryDirectory() as folder:
+                    if not options.in_process:
+                        plain = {"data": tuple(stored["data"]), "warm": [tuple(warm) for warm in stored["warm"]]}
+                        torch.save(plain, f"{folder}/data.pt")
+                        del stored
+                    for number, name in enumerate(options.rows, start=1):
+                        say(f"{title}: {number}/{len(options.rows)} {name}")
+                        row = ROWS[name]
+                        reason = skipped(row, items, options)
+                        if reason is not None:
+                            result: dict[str, Any] = {"note": reason}
+                        elif options.in_process:
+                            arguments = (_setting(options), options.repeats, options.timeout, options.sample_floor)
+                            result = attempt(row, stored | {"tile": tile}, *arguments)
+                        else:
+                            result = run_in_process_of_its_own(row, folder, tile, options)
+                        if tile is None and "tile" in result:
+                            tile = Tile(*result["tile"])
+                        here.append({"items": items, "difficulty": difficulty, "row": name} | result)
+            finally:
+                results.extend(here)
+                if here:
+                    size = f"; floor in tiles of {tile.rows:,} x {tile.columns:,}" if tile else ""
+                    print(table(here, title + size), flush=True)
+
+
+def _setting(options: argparse.Namespace) -> Setting:
+    return Setting(options.budget_mb, options.threads, options.device, progress=options.sample_floor)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    names = "\n".join(f"  {row.name:15} {row.what}" for row in ROWS.values())
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"rows:\n{names}\n" + "\n".join(f"  {name:15} {', '.join(rows)}" for name, rows in GROUPS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--items", type=int, nargs="+", default=[4000, 8000], metavar="N")
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--per-class", type=float, default=53, help="items of each class, about")
+    parser.add_argument(
+        "--difficulty", nargs="+", choices=DIFFICULTIES, default=["well-trained", "middling", "hard", "random"]
+    )
+    parser.add_argument("--rows", nargs="+", choices=[*ROWS, *GROUPS], metavar="ROW", help="see below; default: all")
+    parser.add_argument("--repeats", type=int, default=3, help="fewer where they take more than 0.6 of the time limit")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget-mb", type=float, help="memory_mb of evaluate_retrieval")
+    parser.add_argument("--timeout", type=float, help="seconds for a row, all in all; default: 600, scenario A 7200")
+    parser.add_argument("--all", action="store_true", help="try rows that take very long or much memory, too")
+    parser.add_argument("--json", metavar="OUT", help="write everything that was measured to this file")
+    parser.add_argument(
+        "--scenario-a",
+        action="store_true",
+        help="158,652 items of 3,000 classes, well-trained unless told, once; the floor from a sample of its tiles",
+    )
+    parser.add_argument(
+        "--in-process",
+        action="store_true",
+        help="all rows in this process: quick, but memory and order blur; for tests",
+    )
+    for internal in ("--row", "--data", "--result"):
+        parser.add_argument(internal, help=argparse.SUPPRESS)
+    parser.add_argument("--tile", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--sample-floor", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.scenario_a:
+        options.items, options.per_class, options.repeats = [158_652], 158_652 / 3000, 1
+        options.sample_floor, options.timeout = True, options.timeout or 7200.0
+        options.rows = options.rows or ["floor", "ours-auto"]
+        if options.difficulty == parser.get_default("difficulty"):
+            options.difficulty = ["well-trained"]
+    options.timeout = options.timeout or 600.0
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {options.device}: torch sees no GPU here. Leave --device out.")
+    asked = options.rows or list(ROWS)
+    options.rows = list(dict.fromkeys(name for entry in asked for name in GROUPS.get(entry, [entry])))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    if options.row:
+        child(options)
+        return 0
+    torch.set_num_threads(options.threads)
+    results: list[dict[str, Any]] = []
+    about = machine(options)
+    print(about + "\n", flush=True)
+    code = 0
+    try:
+        benchmark(options, results)
+    except KeyboardInterrupt:
+        say("interrupted: what was measured so far is above")
+        code = 130
+    if any(str(result.get("note", "")).startswith(("failed", "ended")) for result in results):
+        code = code or 1
+    if options.json:
+        text = json.dumps({"machine": about, "options": vars(options), "results": results}, indent=1)
+        Path(options.json).write_text(text, encoding="utf-8")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

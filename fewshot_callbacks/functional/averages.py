@@ -1,0 +1,75 @@
+"""Means over classes: each class counts the same, however many queries it has."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional.intervals import Interval, exact_mean, mean_interval
+
+
+def class_means(
+    values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]
+) -> tuple[Int[Tensor, "classes"], Float[Tensor, "classes"], Int[Tensor, "classes"]]:
+    """The mean over the queries of each class, rounded once: the same bits in whatever order the queries come.
+
+    Args:
+        values: one value for each query; NaN where the query has none, because nothing is relevant to it.
+        labels: the class of each query, any integers.
+
+    Returns:
+        Labels in ascending order, the mean of each (float64), and how many queries it is of. Queries without a value
+        are left out, and so is a class that none of its queries is left of; all are empty where no query is left.
+
+    Examples:
+        >>> import torch
+        >>> values = torch.tensor([1.0, 0.0, 0.5, torch.nan, torch.nan])
+        >>> class_means(values, torch.tensor([7, 7, 3, 3, 9]))
+        (tensor([3, 7]), tensor([0.5000, 0.5000], dtype=torch.float64), tensor([1, 2]))
+    """
+    keep = ~values.isnan()
+    labels, order = labels[keep].sort()
+    present, counts = labels.unique_consecutive(return_counts=True)
+    ordered: list[float] = values[keep][order].double().tolist()
+    means, start = [], 0
+    for count in counts.tolist():
+        means.append(math.fsum(ordered[start : start + count]) / count)
+        start += count
+    return present, torch.tensor(means, dtype=torch.float64, device=values.device), counts
+
+
+def macro_mean(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> float:
+    """The mean over classes of the mean over the queries of the class; NaN where no query has a value.
+
+    The order of the queries and the names of the classes do not change its bits.
+
+    Args:
+        values: one value for each query; NaN where it has none.
+        labels: the class of each query, any integers.
+
+    Examples:
+        >>> import torch
+        >>> macro_mean(torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([5, 5, 5, 8]))
+        0.5
+    """
+    return exact_mean(class_means(values, labels)[1])
+
+
+def macro_mean_interval(
+    values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float = 0.95
+) -> Interval:
+    """Interval of the macro mean, with the classes as the independent units (see `mean_interval`).
+
+    Args:
+        values: one value for each query; NaN where it has none.
+        labels: the class of each query, any integers.
+        confidence: share of such intervals that hold the true mean.
+
+    Returns:
+        Both ends; NaN where fewer than two classes have a query with a value.
+    """
+    means = class_means(values, labels)[1]
+    return mean_interval(means.sort().values, confidence)  # sorted: new names of the classes do not change its bits

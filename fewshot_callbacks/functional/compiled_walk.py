@@ -1,0 +1,396 @@
+"""Making the tiles on the CPU, some on each thread, and counting them with the compiled kernel.
+
+A thread makes the scores of a few rows with one matrix product and counts them while they are still in its cache.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewshot_callbacks.functional.kernels import compiled
+from fewshot_callbacks.functional.kernels.reference import Counts
+from fewshot_callbacks.functional.ranks import PART_ROWS, Look, Panel, RankingPass, forced_rung
+from fewshot_callbacks.functional.similarity import DOUBLE, HALF, SINGLE
+from fewshot_callbacks.functional.workers import Task, run_tasks
+
+PILOT_ROWS, PILOT_COLUMNS = 128, 2048
+"""A piece of the matrix of all pairs on which the first rung is chosen."""
+
+PILOT_PAIRS = 2**21
+"""Below so many pairs there is nothing to choose."""
+
+NO_POOL = 1
+"""Cells of a histogram that nobody reads."""
+
+
+@runtime_checkable
+class PooledLook(Protocol):
+    """A `Look` that records all pairs of a tile while they are counted."""
+
+    def pooled(self, walk: RankingPass, threads: int) -> compiled.Pooled:
+        """An empty record, one for each thread."""
+
+    def between(self, record: compiled.Pooled) -> compiled.Pooled:
+        """Called after each task: make room, or leave the record as it is."""
+
+    def absorb(self, walk: RankingPass, record: compiled.Pooled) -> None:
+        """Take what a thread has recorded."""
+
+    def expect(self, walk: RankingPass, record: compiled.Pooled, rows: Panel, columns: Panel) -> None:
+        """Learn from a sample, before `pooled` is called again, what will be wanted."""
+
+
+@runtime_checkable
+class EdgesLook(Protocol):
+    """A `Look` that counts all pairs against one list of keys."""
+
+    def edges(self) -> NDArray[np.float64]:
+        """The keys, ascending."""
+
+    def add(self, hits: NDArray[np.int64], ties: NDArray[np.int64]) -> None:
+        """Take the counters of a thread, as in `kernels.reference.Counts`."""
+
+
+class _Operands(NamedTuple):
+    single: Tensor
+    half: Tensor | None
+
+
+@dataclass
+class _Space:
+    """What a thread works in."""
+
+    pooled: compiled.Pooled
+    scores: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+    operands: dict[tuple[int, bool], _Operands] = field(default_factory=dict)
+    margins: dict[tuple[int, bool], compiled.Margins] = field(default_factory=dict)
+    product_seconds: float = 0.0
+    edge_hits: NDArray[np.int64] | None = None
+    edge_ties: NDArray[np.int64] | None = None
+
+
+class CompiledWalk:
+    """See the module."""
+
+    def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
+        """Take a block of queries past the whole gallery."""
+        self.pass_, self.scores = walk, walk.scores
+        self.pairs = walk.scores.pairs()
+        if walk.rung is None:
+            walk.rung = self._choose_rung(look)
+        self.rung = walk.rung
+        threads = walk.threads if walk.entry_pairs * self.scores.dim > 2**24 else 1
+        columns = list(panels) if walk.both else walk.gallery_panels()
+        self.sides = {
+            (panel.first, of_query): self.side(panel, of_query=of_query)
+            for some, of_query in ((panels, True), (columns, False))
+            for panel in some
+        }
+        self.kept_margins: dict[tuple[int, bool], compiled.Margins] = {}
+        tables = sum(len(panel) * (8 * self.sides[panel.first, True].thresholds.shape[1] + 1100) for panel in panels)
+        self.keeps_margins = tables <= walk.memory_bytes // 8
+        edges = look if isinstance(look, EdgesLook) and not counting else None
+        observer = look if isinstance(look, PooledLook) else None
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            spaces = [self._space(observer, edges) for _ in range(threads)]
+            if edges is not None:
+                self.one = _edge_side(edges)
+                error = np.array([self.scores.largest_error(self.rung)])
+                dtype = np.float64 if self.rung == DOUBLE else np.float32
+                self.one_margins = _margins(self.one, error, dtype, cells=2**16)
+            tasks = _in_turn(panels, columns, both=walk.both)
+            run_tasks([self._task(rows, some, both, observer, edges) for rows, some, both in tasks], spaces, walk.done)
+        finally:
+            torch.set_num_threads(before)
+        for space in spaces:
+            if observer is not None:
+                observer.absorb(walk, space.pooled)
+            if edges is not None and space.edge_hits is not None and space.edge_ties is not None:
+                edges.add(space.edge_hits, space.edge_ties)
+
+    def _space(self, observer: PooledLook | None, edges: EdgesLook | None) -> _Space:
+        threads = self.pass_.threads
+        space = _Space(_nothing_pooled() if observer is None else observer.pooled(self.pass_, threads))
+        if edges is not None:
+            space.edge_hits = np.zeros(len(edges.edges()) + 1, np.int64)
+            space.edge_ties = np.zeros_like(space.edge_hits)
+        return space
+
+    def _task(
+        self, rows: Panel, columns: Panel, both: bool, observer: PooledLook | None, edges: EdgesLook | None
+    ) -> Task:
+        def work(space: _Space) -> None:
+            if edges is not None:
+                self.count_edges(rows, columns, both, space)
+            else:
+                self.count(rows, columns, both, space)
+            if observer is not None:
+                space.pooled = observer.between(space.pooled)
+
+        changes = {rows.first, columns.first} if both else {rows.first}
+        pairs = int(rows.weight.sum()) * int(columns.weight.sum())
+        off_diagonal = both and rows.first != columns.first
+        return Task(frozenset(changes), work, 2 * pairs if off_diagonal else pairs)
+
+    # ----------------------------------------------------------------------------------------------------------- a tile
+
+    def side(self, panel: Panel, *, of_query: bool) -> compiled.Side:
+        """A panel as the kernel takes it."""
+        counts = panel.counts
+        if counts is None:
+            counts = Counts.zeros(torch.empty(len(panel), 0, dtype=torch.float64), torch.int32)
+        return compiled.Side(
+            panel.index.numpy(),
+            panel.weight.numpy(),
+            panel.relevant.numpy(),
+            counts.thresholds.numpy(),
+            self.scores.error(panel.index, DOUBLE, of_query=of_query).numpy(),
+            counts.hits.numpy(),
+            counts.ties.numpy(),
+        )
+
+    def _operands(self, panel: Panel, space: _Space, *, of_query: bool) -> _Operands:
+        key = (panel.first, of_query)
+        if key not in space.operands:
+            for old in [old for old in space.operands if old[1] == of_query]:
+                del space.operands[old]
+            rung = SINGLE if self.rung == HALF else self.rung
+            single = self.scores.operand(panel.index, rung, of_query=of_query)
+            half = single[:, : self.scores.dim].to(self.scores.half) if self.rung == HALF else None
+            space.operands[key] = _Operands(single, half)
+        return space.operands[key]
+
+    def _margins(self, panel: Panel, side: compiled.Side, space: _Space, *, of_query: bool) -> compiled.Margins:
+        key = (panel.first, of_query or self.pass_.both)  # with one set both sides are the same
+        if (kept := self.kept_margins.get(key)) is not None:
+            return kept
+        if key not in space.margins:
+            for old in [old for old in space.margins if old[1] == of_query]:
+                del space.margins[old]
+            error = self.scores.error(panel.index, self.rung, of_query=of_query)
+            space.margins[key] = _margins(side, error.numpy(), np.float64 if self.rung == DOUBLE else np.float32)
+            if self.keeps_margins:
+                self.kept_margins[key] = space.margins[key]
+        return space.margins[key]
+
+    def _scores(self, left: _Operands, right: _Operands, space: _Space) -> NDArray[np.floating[Any]]:
+        """(parts, rows, columns): the estimates of the first rung, to be summed over the parts."""
+        started = time.perf_counter()
+        rows, columns = len(left.single), len(right.single)
+        if left.half is not None and right.half is not None:
+            product = self._buffer(space, 1, rows, columns, self.scores.half)
+            torch.mm(left.half, right.half.T, out=product[0])
+            scores = self.scores.from_half(product[0], left.single, right.single).unsqueeze(0)
+        else:
+            components = left.single.shape[1]
+            part = components if self.rung == DOUBLE else self.scores.part
+            scores = self._buffer(space, math.ceil(components / part), rows, columns, left.single.dtype)
+            for number, start in enumerate(range(0, components, part)):
+                some = slice(start, start + part)
+                torch.mm(left.single[:, some], right.single[:, some].T, out=scores[number])
+        space.product_seconds += time.perf_counter() - started
+        return scores.numpy()
+
+    @staticmethod
+    def _buffer(space: _Space, parts: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        size = parts * rows * columns
+        buffer = space.scores.get((parts, dtype))
+        if buffer is None or len(buffer) < size:
+            buffer = space.scores[parts, dtype] = torch.empty(size, dtype=dtype)
+        return buffer[:size].view(parts, rows, columns)
+
+    def _parts(self, rows: Panel, columns: Panel, both: bool, space: _Space) -> Any:
+        """The scores of some rows at a time, with what the kernels need to know of them."""
+        left, right = (
+            self._operands(panel, space, of_query=of_query) for panel, of_query in ((rows, True), (columns, False))
+        )
+        diagonal = both and rows.first == columns.first
+        spans = np.empty((len(rows), 2), np.int32)
+        spans[:, 0] = 0 if both else torch.searchsorted(columns.classes, rows.classes).numpy()
+        spans[:, 1] = torch.searchsorted(columns.classes, rows.classes, right=True).numpy()
+        across = self.pass_.candidates.across_classes
+        for start in range(0, len(rows), PART_ROWS):
+            stop = min(start + PART_ROWS, len(rows))
+            first = start if diagonal else 0  # on the diagonal, what lies left of it was seen from the other side
+            scores = self._scores(
+                _Operands(*(part if part is None else part[start:stop] for part in left)),
+                _Operands(*(part if part is None else part[first:] for part in right)),
+                space,
+            )
+            if across:
+                excluded = self.pass_.candidates.excluded(rows.index[start:stop, None], columns.index[None, first:])
+                torch.from_numpy(scores)[0].masked_fill_(excluded, -torch.inf)
+            yield scores, start, first, np.maximum(spans[start:stop] - np.int32(first), 0).astype(np.int32)
+
+    def count(self, rows: Panel, columns: Panel, both: bool, space: _Space) -> None:
+        """Count one tile."""
+        row_side, column_side = self.sides[rows.first, True], self.sides[columns.first, False]
+        pooled = space.pooled
+        if self.rung == HALF:
+            row_low = self._lowest(rows, pooled, of_query=True)
+            column_low = (
+                self._lowest(columns, pooled, of_query=False) if both else np.full(len(columns), np.inf, np.float32)
+            )
+            for scores, start, first, spans in self._parts(rows, columns, both, space):
+                compiled.screen(
+                    scores[0], start, row_side, row_low, _from(column_side, first), column_low[first:], spans, both,
+                    self.pairs, pooled,
+                )  # fmt: skip
+            return
+        row_margins = self._margins(rows, row_side, space, of_query=True)
+        column_margins = self._margins(columns, column_side, space, of_query=False) if both else _NO_MARGINS[self.rung]
+        cut = pooled.cut
+        if math.isfinite(cut):
+            cut -= self.scores.largest_error(self.rung) * (1 + 1e-6) + abs(cut) * 2.0**-22
+        for scores, start, first, spans in self._parts(rows, columns, both, space):
+            compiled.count(
+                scores, start, row_side, row_margins, _from(column_side, first),
+                _from(column_margins, first) if both else column_margins, spans, both, self.pass_.repeats, self.pairs,
+                pooled, cut,
+            )  # fmt: skip
+
+    def count_edges(self, rows: Panel, columns: Panel, both: bool, space: _Space) -> None:
+        """Count one tile against the keys of an `EdgesLook`, for all its queries at once."""
+        row_side, column_side = self.sides[rows.first, True], self.sides[columns.first, False]
+        for scores, start, first, spans in self._parts(rows, columns, both, space):
+            compiled.count_pool(
+                scores, start, row_side, _from(column_side, first), spans, both, self.pairs,
+                self.one, self.one_margins, space.edge_hits, space.edge_ties,
+            )  # fmt: skip
+
+    def _lowest(self, panel: Panel, pooled: compiled.Pooled, *, of_query: bool) -> NDArray[np.float32]:
+        """For each item an estimate that nothing of interest falls short of."""
+        least = torch.full((len(panel),), min(pooled.floor, pooled.cut), dtype=torch.float64)
+        if panel.counts is not None and panel.counts.thresholds.shape[1]:
+            least = least.minimum(panel.counts.thresholds[:, 0])
+        low = self.scores.half_low(least, panel.index, of_query=of_query)
+        return np.nextafter(low.numpy().astype(np.float32), np.float32(-np.inf))
+
+    # -------------------------------------------------------------------------------------------------- the first rung
+
+    def _choose_rung(self, look: Look | None) -> int:
+        """What is fastest on this data and processor, tried on a sample of all pairs."""
+        walk, forced = self.pass_, forced_rung()
+        if forced == HALF and walk.candidates.across_classes:
+            forced = SINGLE  # a screen cannot tell who is excluded
+        observer = look if isinstance(look, PooledLook) else None
+        if walk.entry_pairs < PILOT_PAIRS or (forced is not None and observer is None):
+            return SINGLE if forced is None else forced
+        rows, columns = walk.sample(PILOT_ROWS, PILOT_COLUMNS)
+        assert rows.counts is not None
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            cost, record = self._try(SINGLE, rows, columns, observer)
+            if observer is not None:
+                observer.expect(walk, record, rows, columns)
+            if forced is not None:
+                return forced
+            costs = {SINGLE: cost}
+            if record.filled[1] > 0.05 * len(rows) * len(columns):
+                costs[DOUBLE], _ = self._try(DOUBLE, rows, columns, observer)
+            elif not walk.candidates.across_classes:
+                few = replace(rows, **{name: getattr(rows, name)[::8] for name in ("index", "classes", "weight")})
+                few = replace(few, counts=Counts.zeros(rows.counts.thresholds[::8].contiguous()))
+                if self._try(HALF, few, columns, observer)[0] * 4 < cost:  # else much of it is looked at twice
+                    costs[HALF], _ = self._try(HALF, rows, columns, observer)
+        finally:
+            torch.set_num_threads(before)
+        return min(costs, key=lambda rung: costs[rung])
+
+    def _try(
+        self, rung: int, rows: Panel, columns: Panel, observer: PooledLook | None
+    ) -> tuple[float, compiled.Pooled]:
+        """Seconds that a sample takes at a rung, and what was recorded."""
+        self.rung = rung
+        self.kept_margins, self.keeps_margins = {}, False
+        assert rows.counts is not None
+        for part in (slice(0, 1), slice(None)):  # the first call may compile, and starts the library of products
+            counts = Counts.zeros(rows.counts.thresholds[part].contiguous(), torch.int32)
+            some = Panel(0, rows.index[part], rows.classes[part], rows.weight[part], counts)
+            self.sides = {(0, True): self.side(some, of_query=True), (0, False): self.side(columns, of_query=False)}
+            space = _Space(_nothing_pooled() if observer is None else observer.pooled(self.pass_, 1))
+            started = time.perf_counter()
+            self.count(some, columns, False, space)
+            seconds = time.perf_counter() - started
+        directions = 2 if self.pass_.both else 1
+        return space.product_seconds + directions * (seconds - space.product_seconds), space.pooled
+
+
+def _margins(
+    side: compiled.Side, error: NDArray[np.float64], dtype: type[np.floating[Any]], cells: int = 0
+) -> compiled.Margins:
+    """Tables for estimates of this dtype, as fine as the number of thresholds asks for."""
+    items, relevant = side.thresholds.shape
+    cells = cells or (1024 if relevant < 256 else 4096)
+    margins = compiled.Margins(
+        np.empty((items, relevant), dtype),
+        np.empty((items, relevant), dtype),
+        np.empty(items, dtype),
+        np.empty(items, dtype),
+        np.empty((items, cells), np.int8 if relevant < 127 else np.int16 if relevant < 2**15 - 1 else np.int32),
+    )
+    compiled.margins(side, error, margins)
+    return margins
+
+
+def _no_margins(dtype: type[np.floating[Any]]) -> compiled.Margins:
+    nothing = np.empty((0, 0), dtype)
+    return compiled.Margins(
+        nothing, nothing, nothing[:, 0:0].reshape(0), nothing.reshape(0), np.empty((0, 1), np.int16)
+    )
+
+
+_NO_MARGINS = {SINGLE: _no_margins(np.float32), DOUBLE: _no_margins(np.float64)}
+
+
+def _nothing_pooled() -> compiled.Pooled:
+    return compiled.Pooled(
+        np.zeros(NO_POOL + 1, np.int64), 0.0, 0.0, math.inf, math.inf,
+        np.empty(0), np.empty(0, np.int64), np.zeros(3, np.int64),
+    )  # fmt: skip
+
+
+def _edge_side(edges: EdgesLook) -> compiled.Side:
+    """The keys as the thresholds of one query for all pairs."""
+    keys = edges.edges()
+    one = np.zeros(1, np.int64)
+    nothing = np.zeros((1, 1), np.int32)
+    return compiled.Side(one, one + 1, one + len(keys), keys[None], np.zeros(1), nothing, nothing)
+
+
+def _from(arrays: Any, first: int) -> Any:
+    """The items of a side, or of its tables, from one on."""
+    return arrays if first == 0 else type(arrays)(*(array[first:] for array in arrays))
+
+
+def _in_turn(rows: Sequence[Panel], columns: Sequence[Panel], *, both: bool) -> list[tuple[Panel, Panel, bool]]:
+    """All pairs of panels, in an order in which those that follow each other share none, where that can be had.
+
+    With one set that is a tournament by the circle method: in each round every panel meets one other.
+    """
+    if not both:
+        count = len(columns)
+        return [
+            (row, columns[(turn + place) % count], False) for turn in range(count) for place, row in enumerate(rows)
+        ]
+    pairs: list[tuple[Panel, Panel, bool]] = [(panel, panel, True) for panel in rows]
+    places: list[int | None] = [*range(len(rows)), *([None] if len(rows) % 2 else [])]
+    for _ in range(len(places) - 1):
+        half = len(places) // 2
+        for one, other in zip(places[:half], reversed(places[half:]), strict=True):
+            if one is not None and other is not None:
+                pairs.append((rows[min(one, other)], rows[max(one, other)], True))
+        places = [places[0], places[-1], *places[1:-1]]
+    return pairs

@@ -1,0 +1,641 @@
+"""The counting kernel compiled for the CPU.
+
+It gives the counts of `reference`, to the last one, from the same proved bounds; what it adds is that a pair which an
+estimate leaves open is decided on the spot: by a float64 product of the two vectors, and where that is not enough by
+their key. All kernels release the interpreter's lock and run on one thread each; the pass starts as many as it may use.
+
+How a pair is placed among R thresholds without a search: the stretch from the lowest to the highest threshold of a query is
+cut into cells. A table says for each cell how many thresholds lie below it, and whether one lies so near that an
+estimate in the cell may be on the wrong side of it (then the number is stored as its complement, below zero). The cell of an estimate and of a threshold come from the same
+monotone arithmetic, so a smaller cell means a smaller number, however the division into cells was rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+FEW = 96
+"""So many thresholds are compared faster than searched."""
+RUN = 256
+"""Columns that are handled at once: their tables and counters stay in the second cache."""
+
+_kernel = numba.njit(nogil=True, cache=True, error_model="numpy")
+# a call would push every field of every array that it is given
+_inlined = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
+# sums of integers that float64 holds are exact in any order, and a proved bound holds for any order
+_any_order = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+
+
+class Vectors(NamedTuple):
+    """The items of one side, and what turns their products into keys."""
+
+    values: NDArray[np.floating]  # (items, dim)
+    inverse_scale: NDArray[np.float64]  # (items,) power of two
+    factor: NDArray[np.float64]  # (items,) what a product of scaled vectors is multiplied with
+    square: NDArray[np.float64]  # (items,) exact squared length of the scaled vector
+
+
+class Pairs(NamedTuple):
+    """Queries, gallery, and how their keys are defined; see `similarity.ScoreTiles`."""
+
+    queries: Vectors
+    gallery: Vectors
+    similarity: int  # 0 cosine, 1 dot, 2 euclidean
+    slices: int
+    bits: int
+
+
+class Side(NamedTuple):
+    """The items along one side of a tile. Counters of a side that asks nothing have no columns."""
+
+    index: NDArray[np.int64]  # (items,) into the vectors
+    weight: NDArray[np.int64]  # (items,) how many equal items each stands for
+    relevant: NDArray[np.int64]  # (items,)
+    thresholds: NDArray[np.float64]  # (items, relevant) ascending
+    error: NDArray[np.float64]  # (items,) of a float64 product
+    hits: NDArray[np.int32]  # (items, relevant + 1)
+    ties: NDArray[np.int32]  # (items, relevant + 1)
+
+
+class Margins(NamedTuple):
+    """What an estimate is compared with, and the tables."""
+
+    low: NDArray[np.floating]  # (items, relevant) below it, an estimate is surely below the threshold
+    high: NDArray[np.floating]  # (items, relevant) above it, surely above
+    origin: NDArray[np.floating]  # (items,)
+    scale: NDArray[np.floating]  # (items,)
+    table: NDArray[np.signedinteger]  # (items, cells)
+
+
+class Pooled(NamedTuple):
+    """What is recorded of all pairs, whatever their query: a histogram and the highest keys."""
+
+    histogram: NDArray[np.int64]  # (bins + 1,) the first bin is for what is no candidate
+    origin: float
+    scale: float
+    floor: float  # a screen records no value below this one
+    cut: float  # keys from here on are collected
+    keys: NDArray[np.float64]  # (capacity,)
+    weights: NDArray[np.int64]  # (capacity,)
+    filled: NDArray[np.int64]  # (3,) keys collected; pairs left open by the estimate; keys computed
+
+
+# ------------------------------------------------------------------------------------------------------ scores of pairs
+
+
+@_any_order
+def _product(left, right, left_scale, right_scale):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for k in range(left.shape[0]):
+        total += (np.float64(left[k]) * left_scale) * (np.float64(right[k]) * right_scale)
+    return total
+
+
+@_any_order
+def _negative_distance(left, right, scale):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for k in range(left.shape[0]):
+        difference = (np.float64(left[k]) - np.float64(right[k])) * scale
+        total -= difference * difference
+    return total
+
+
+@_any_order
+def _two_slices(left, right, left_scale, right_scale, base):  # type: ignore[no-untyped-def]
+    """Sums over products of slices whose places add to 0, 1, 2; each an integer without rounding."""
+    first = second = third = 0.0
+    for k in range(left.shape[0]):
+        x = np.float64(left[k]) * left_scale * base
+        x0 = np.rint(x)
+        x1 = np.rint((x - x0) * base)
+        y = np.float64(right[k]) * right_scale * base
+        y0 = np.rint(y)
+        y1 = np.rint((y - y0) * base)
+        first += x0 * y0
+        second += x0 * y1 + x1 * y0
+        third += x1 * y1
+    return first, second, third
+
+
+@_any_order
+def _three_slices(left, right, left_scale, right_scale, base):  # type: ignore[no-untyped-def]
+    first = second = third = fourth = fifth = 0.0
+    for k in range(left.shape[0]):
+        x = np.float64(left[k]) * left_scale * base
+        x0 = np.rint(x)
+        x = (x - x0) * base
+        x1 = np.rint(x)
+        x2 = np.rint((x - x1) * base)
+        y = np.float64(right[k]) * right_scale * base
+        y0 = np.rint(y)
+        y = (y - y0) * base
+        y1 = np.rint(y)
+        y2 = np.rint((y - y1) * base)
+        first += x0 * y0
+        second += x0 * y1 + x1 * y0
+        third += x0 * y2 + x1 * y1 + x2 * y0
+        fourth += x1 * y2 + x2 * y1
+        fifth += x2 * y2
+    return first, second, third, fourth, fifth
+
+
+@_kernel
+def _slice_sums(pairs, i, j):  # type: ignore[no-untyped-def]
+    """The exact value of the product of two scaled vectors, rounded as the key is."""
+    queries, gallery = pairs.queries, pairs.gallery
+    left, right = queries.values[i], gallery.values[j]
+    left_scale, right_scale = queries.inverse_scale[i], gallery.inverse_scale[j]
+    base = 2.0**pairs.bits
+    unit = 1.0 / base
+    if pairs.slices == 2:
+        first, second, third = _two_slices(left, right, left_scale, right_scale, base)
+        return (third * unit**4 + second * unit**3) + first * unit**2
+    first, second, third, fourth, fifth = _three_slices(left, right, left_scale, right_scale, base)
+    if pairs.similarity == 2:
+        a = _three_slices(left, left, left_scale, left_scale, base)
+        b = _three_slices(right, right, right_scale, right_scale, base)
+        first = 2 * first - a[0] - b[0]
+        second = 2 * second - a[1] - b[1]
+        third = 2 * third - a[2] - b[2]
+        fourth = 2 * fourth - a[3] - b[3]
+        fifth = 2 * fifth - a[4] - b[4]
+    return (((fifth * unit**6 + fourth * unit**5) + third * unit**4) + second * unit**3) + first * unit**2
+
+
+@_kernel
+def _key(pairs, i, j):  # type: ignore[no-untyped-def]
+    total = _slice_sums(pairs, i, j)
+    if pairs.similarity == 0:
+        length = np.sqrt(pairs.queries.square[i] * pairs.gallery.square[j])
+        if length == 0.0:
+            return 0.0
+        return min(max(total / length, -1.0), 1.0)
+    if pairs.similarity == 1:
+        return total * (pairs.queries.factor[i] * pairs.gallery.factor[j])
+    return min(total, 0.0)
+
+
+@_inlined
+def _score(pairs, i, j):  # type: ignore[no-untyped-def]
+    """The key up to the error of a float64 product."""
+    queries, gallery = pairs.queries, pairs.gallery
+    if pairs.similarity == 2:
+        return _negative_distance(queries.values[i], gallery.values[j], queries.inverse_scale[i])
+    product = _product(queries.values[i], gallery.values[j], queries.inverse_scale[i], gallery.inverse_scale[j])
+    return product * queries.factor[i] * gallery.factor[j]
+
+
+@_kernel
+def keys(pairs, rows, columns, out):  # type: ignore[no-untyped-def]
+    """The keys of the pairs (rows[p], columns[p])."""
+    for p in range(rows.shape[0]):
+        out[p] = _key(pairs, rows[p], columns[p])
+
+
+@_kernel
+def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):  # type: ignore[no-untyped-def]
+    """The keys of each query and the items of its class.
+
+    Args:
+        pairs: the vectors.
+        queries: (rows,) indices.
+        first: with one set, the place of the first of them in `gallery`; the others follow.
+        start: (rows,) place in `gallery` where the query's class begins.
+        stop: (rows,) and where it ends.
+        gallery: (items,) indices in the order of classes.
+        same_set: a query is no candidate for itself, and the key of two queries is made once.
+        out: (rows, columns) where the keys are put, +inf for the query itself and behind the last.
+    """
+    for r in range(queries.shape[0]):
+        row = out[r]
+        width = stop[r] - start[r]
+        for m in range(width):
+            place = start[r] + m
+            if same_set and place == first + r:
+                row[m] = np.inf
+            elif same_set and first <= place < first + r:
+                row[m] = out[place - first, first + r - start[r]]
+            else:
+                row[m] = _key(pairs, queries[r], gallery[place])
+        row[width:] = np.inf
+
+
+# ------------------------------------------------------------------------------------------------------ rows of one side
+
+
+@_kernel
+def row_scales(values, out):  # type: ignore[no-untyped-def]
+    """For each row the smallest power of two that no component exceeds; 1 for a row of zeros."""
+    for i in range(values.shape[0]):
+        row = values[i]
+        largest = row[0] * 0
+        for k in range(row.shape[0]):
+            largest = max(largest, abs(row[k]))
+        out[i] = 1.0 if largest == 0 else math.ldexp(1.0, math.frexp(np.float64(largest))[1])
+
+
+@_kernel
+def row_hashes(bits, odd, out):  # type: ignore[no-untyped-def]
+    """A number of 64 bits for each row, the same for equal rows."""
+    for i in range(bits.shape[0]):
+        row = bits[i]
+        total = np.int64(0)
+        for k in range(row.shape[0]):
+            pattern = np.int64(row[k])
+            total += (pattern ^ (pattern >> 29)) * odd[k]
+        out[i] = total
+
+
+@_kernel
+def squares(values, inverse_scale, slices, bits, out):  # type: ignore[no-untyped-def]
+    """The exact squared length of each scaled row, rounded as a key is."""
+    base = 2.0**bits
+    unit = 1.0 / base
+    for i in range(values.shape[0]):
+        row, scale = values[i], inverse_scale[i]
+        if slices == 2:
+            first, second, third = _two_slices(row, row, scale, scale, base)
+            out[i] = (third * unit**4 + second * unit**3) + first * unit**2
+        else:
+            first, second, third, fourth, fifth = _three_slices(row, row, scale, scale, base)
+            out[i] = (((fifth * unit**6 + fourth * unit**5) + third * unit**4) + second * unit**3) + first * unit**2
+
+
+@_kernel
+def operand(values, index, scale, factor, out):  # type: ignore[no-untyped-def]
+    """Chosen rows in float32: divided by a power of two, then multiplied with a factor, rounded after each."""
+    for i in range(index.shape[0]):
+        row = values[index[i]]
+        inverse = 1.0 / scale[index[i]]
+        multiplier = np.float32(factor[index[i]])
+        for k in range(row.shape[0]):
+            out[i, k] = np.float32(np.float64(row[k]) * inverse) * multiplier
+
+
+# ------------------------------------------------------------------------------------------------------------- margins
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _cell(value, origin, scale, cells):  # type: ignore[no-untyped-def]
+    """Which cell a value lies in: monotone in the value, 0 for what lies below the origin, at most cells - 1."""
+    place = np.float32((value - origin) * scale)
+    return np.int32(min(max(place, np.float32(-1)), np.float32(cells - 2)) + np.float32(1))
+
+
+@_kernel
+def margins(side, error, out):  # type: ignore[no-untyped-def]
+    """Fill the tables of one side, for estimates that are off by at most `error` of each item."""
+    low, high, origin, scale, table = out
+    cells = table.shape[1]
+    for i in range(side.index.shape[0]):
+        relevant = side.relevant[i]
+        entries = table[i]
+        if relevant == 0:
+            origin[i] = 1e30
+            scale[i] = 1.0
+            entries[:] = 0
+            continue
+        for k in range(relevant):
+            threshold = side.thresholds[i, k]
+            # a little more than the error, so that rounding to the estimates' own precision changes nothing
+            reach = error[i] * (1 + 1e-6) + abs(threshold) * 2.0**-22 + 2.0**-125
+            low[i, k] = threshold - reach
+            high[i, k] = threshold + reach
+        origin[i] = low[i, 0]
+        scale[i] = min((cells - 3) / (np.float64(high[i, relevant - 1]) - np.float64(low[i, 0])), 1e30)
+        cell = 0
+        for k in range(relevant):
+            start = _cell(low[i, k], origin[i], scale[i], cells)
+            stop = _cell(high[i, k], origin[i], scale[i], cells) + 1
+            entries[cell:start] = k
+            entries[max(cell, start) : stop] = ~k
+            cell = max(cell, stop)
+        entries[cell:] = relevant
+
+
+# ------------------------------------------------------------------------------------------------------------ counting
+
+
+@_inlined
+def _below(thresholds, relevant, value):  # type: ignore[no-untyped-def]
+    """How many of the ascending thresholds are smaller than the value."""
+    low = 0
+    high = relevant
+    while high - low > FEW:
+        middle = (low + high) >> 1
+        if thresholds[np.uint64(middle)] < value:
+            low = middle + 1
+        else:
+            high = middle
+    # a few are compared all at once: a branch that nobody can foresee costs more
+    rest = thresholds[low:high]
+    count = np.int64(low)
+    for k in range(rest.shape[0]):
+        count += rest[k] < value
+    return count
+
+
+@_inlined
+def _not_above(thresholds, relevant, value):  # type: ignore[no-untyped-def]
+    return _below(thresholds, relevant, np.nextafter(value, np.inf))
+
+
+@_inlined
+def _place(side, item, value, weight):  # type: ignore[no-untyped-def]
+    """Count a candidate whose float64 score is known; False if a threshold is too near."""
+    relevant = side.relevant[item]
+    thresholds = side.thresholds[item]
+    error = side.error[item]
+    below = _below(thresholds, relevant, value - error)
+    if below < relevant and thresholds[below] <= value + error:
+        return False
+    side.hits[item, below] += weight
+    return True
+
+
+@_inlined
+def _place_key(side, item, key, weight):  # type: ignore[no-untyped-def]
+    """Count a candidate whose key is known."""
+    relevant = side.relevant[item]
+    below = _below(side.thresholds[item], relevant, key)
+    not_above = _not_above(side.thresholds[item], relevant, key)
+    side.hits[item, below] += weight
+    if not_above > below:
+        side.ties[item, below] -= weight
+        side.ties[item, not_above] += weight
+
+
+@_inlined
+def _resolve(pairs, rows, i, columns, j, row_open, column_open, binned, collecting, pooled, weight):  # type: ignore[no-untyped-def]
+    """Decide a pair that its estimate left open, or whose key is wanted."""
+    query, item = rows.index[i], columns.index[j]
+    value = _score(pairs, query, item)
+    if binned and value >= pooled.floor:
+        pooled.histogram[_cell(value, pooled.origin, pooled.scale, pooled.histogram.shape[0])] += weight
+    error = rows.error[i]
+    if row_open and _place(rows, i, value, columns.weight[j]):
+        row_open = False
+    if column_open and _place(columns, j, value, rows.weight[i]):
+        column_open = False
+    collected = collecting and value + error >= pooled.cut
+    if not (row_open or column_open or collected):
+        return
+    key = _key(pairs, query, item)
+    pooled.filled[2] += 1
+    if row_open:
+        _place_key(rows, i, key, columns.weight[j])
+    if column_open:
+        _place_key(columns, j, key, rows.weight[i])
+    if collected and key >= pooled.cut:
+        place = pooled.filled[0]
+        if place < pooled.keys.shape[0]:
+            pooled.keys[place] = key
+            pooled.weights[place] = weight
+        pooled.filled[0] = place + 1
+
+
+@_kernel
+def count(  # type: ignore[no-untyped-def]
+    estimates, first_row, rows, row_margins, columns, column_margins, spans, both, weighted, pairs, pooled, cut_estimate
+):
+    """Count every candidate of a tile for its query, and for its column's item too where `both`.
+
+    Args:
+        estimates: (parts, tile rows, columns); the estimate of a pair is the sum over the parts.
+        first_row: the tile's first row in `rows`.
+        rows: the queries.
+        row_margins: their tables.
+        columns: the candidates; where `both`, queries as well.
+        column_margins: their tables.
+        spans: (tile rows, 2): columns from the first up to the second are no negatives of this row; where `both`, none
+            before the second is.
+        both: each pair counts for its two items.
+        weighted: some entry stands for several items.
+        pairs: the vectors.
+        pooled: what is recorded of all pairs.
+        cut_estimate: an estimate below it belongs to a key below `pooled.cut`.
+    """
+    parts, height, width = estimates.shape
+    value = np.empty(RUN, estimates.dtype)
+    row_cell = np.empty(RUN, np.int32)
+    column_cell = np.empty(RUN, np.int32)
+    bins = np.empty(RUN, np.int32)
+    open_at = np.empty(2 * RUN, np.int32)
+    opened = 0
+    origin = value.dtype.type(pooled.origin)
+    scale = value.dtype.type(pooled.scale)
+    bin_count = pooled.histogram.shape[0]
+    row_cells, column_cells = row_margins.table.shape[1], column_margins.table.shape[1]
+    cut = value.dtype.type(cut_estimate)
+    pair_factor = 2 if both else 1
+    for first in range(0, width, RUN):
+        for r in range(height):
+            i = first_row + r
+            row_weight, row_relevant = rows.weight[i], rows.relevant[i]
+            row_origin, row_scale = row_margins.origin[i], row_margins.scale[i]
+            for half in range(2):
+                if half == 0:
+                    start, stop = first, min(first + RUN, width, spans[r, 0])
+                else:
+                    start, stop = max(first, spans[r, 1]), min(first + RUN, width)
+                if start >= stop:
+                    continue
+                # slices and unsigned places spare the compiler the thought of negative ones
+                length = stop - start
+                part = estimates[0, r, start:stop]
+                for c in range(length):
+                    value[c] = part[c]
+                for p in range(1, parts):
+                    part = estimates[p, r, start:stop]
+                    for c in range(length):
+                        value[c] += part[c]
+                highest = np.int32(0)
+                wanted = 0
+                for c in range(length):
+                    row_cell[c] = _cell(value[c], row_origin, row_scale, row_cells)
+                    highest = max(highest, row_cell[c])
+                for c in range(length):
+                    bins[c] = _cell(value[c], origin, scale, bin_count)
+                    wanted += value[c] >= cut
+                if both:
+                    column_origin, column_scale = column_margins.origin[start:stop], column_margins.scale[start:stop]
+                    for c in range(length):
+                        column_cell[c] = _cell(value[c], column_origin[c], column_scale[c], column_cells)
+                        highest = max(highest, column_cell[c])
+                if weighted:
+                    for c in range(length):
+                        pooled.histogram[np.uint32(bins[c])] += pair_factor * row_weight * columns.weight[start + c]
+                else:
+                    for c in range(length):
+                        pooled.histogram[np.uint32(bins[c])] += pair_factor
+                if highest == 0 and wanted == 0:
+                    continue
+                table, hits = row_margins.table[i], rows.hits[i]
+                row_low, row_high = row_margins.low[i], row_margins.high[i]
+                for c in range(length):
+                    entry = np.int64(table[np.uint32(row_cell[c])])
+                    if entry < 0:
+                        entry = ~entry
+                        while entry < row_relevant and row_high[np.uint32(entry)] < value[c]:
+                            entry += 1
+                        if entry < row_relevant and row_low[np.uint32(entry)] <= value[c]:
+                            open_at[opened] = c
+                            opened += 1
+                            continue
+                    hits[np.uint32(entry)] += columns.weight[start + c] if weighted else 1
+                row_opened = opened
+                if both:
+                    tables, column_hits = column_margins.table[start:stop], columns.hits[start:stop]
+                    column_low, column_high = column_margins.low[start:stop], column_margins.high[start:stop]
+                    column_relevant = columns.relevant[start:stop]
+                    for c in range(length):
+                        entry = np.int64(tables[c, np.uint32(column_cell[c])])
+                        if entry < 0:
+                            entry = ~entry
+                            while entry < column_relevant[c] and column_high[c, np.uint32(entry)] < value[c]:
+                                entry += 1
+                            if entry < column_relevant[c] and column_low[c, np.uint32(entry)] <= value[c]:
+                                open_at[opened] = c
+                                opened += 1
+                                continue
+                        column_hits[c, np.uint32(entry)] += row_weight if weighted else 1
+                pooled.filled[1] += opened
+                for o in range(opened):
+                    j = start + open_at[o]
+                    _resolve(
+                        pairs, rows, i, columns, j, o < row_opened, o >= row_opened, False, False, pooled,
+                        pair_factor * row_weight * columns.weight[j],
+                    )  # fmt: skip
+                opened = 0
+                if wanted:
+                    for c in range(length):
+                        if value[c] >= cut:
+                            _resolve(
+                                pairs, rows, i, columns, start + c, False, False, False, True, pooled,
+                                pair_factor * row_weight * columns.weight[start + c],
+                            )  # fmt: skip
+
+
+@_kernel
+def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both, pairs, pooled):  # type: ignore[no-untyped-def]
+    """`count` where few candidates come near any threshold: look closer at those that do, and at nothing else.
+
+    Candidates below the lowest threshold of a query are not counted for it, since they beat nothing.
+
+    Args:
+        estimates: (tile rows, columns).
+        first_row: as in `count`, like what is not named here.
+        rows: the queries.
+        row_low: (rows,) an estimate below it is surely below all thresholds of the row, and of no interest to the pool.
+        columns: the candidates.
+        column_low: (columns,) the same for the columns; `inf` where they ask nothing.
+        spans: as in `count`.
+        both: as in `count`.
+        pairs: the vectors.
+        pooled: what is recorded of all pairs.
+    """
+    height, width = estimates.shape
+    pair_factor = 2 if both else 1
+    for r in range(height):
+        i = first_row + r
+        low = row_low[i]
+        for first in range(0, width, RUN):
+            for half in range(2):
+                if half == 0:
+                    start, stop = first, min(first + RUN, width, spans[r, 0])
+                else:
+                    start, stop = max(first, spans[r, 1]), min(first + RUN, width)
+                if start >= stop:
+                    continue
+                part, others_low = estimates[r, start:stop], column_low[start:stop]
+                passing = 0
+                for c in range(stop - start):
+                    passing += part[c] >= min(low, others_low[c])
+                if passing == 0:
+                    continue
+                for c in range(stop - start):
+                    if part[c] >= min(low, others_low[c]):
+                        j = start + c
+                        pooled.filled[1] += 1
+                        _resolve(
+                            pairs, rows, i, columns, j, rows.relevant[i] > 0, both and columns.relevant[j] > 0, True,
+                            True, pooled, pair_factor * rows.weight[i] * columns.weight[j],
+                        )  # fmt: skip
+
+
+@_kernel
+def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, edge_margins, hits, ties):  # type: ignore[no-untyped-def]
+    """Count every candidate of a tile against one list of keys, whatever its query.
+
+    Args:
+        estimates: (parts, tile rows, columns), as in `count`, like what is not named here.
+        first_row: as in `count`.
+        rows: the queries.
+        columns: the candidates.
+        spans: as in `count`.
+        both: as in `count`.
+        pairs: the vectors.
+        edges: a side of one item, whose thresholds are the keys.
+        edge_margins: its tables.
+        hits: (keys + 1,) counters of what lies above so many keys and ties with none.
+        ties: (keys + 1,) as in `reference.Counts`.
+    """
+    parts, height, width = estimates.shape
+    pair_factor = 2 if both else 1
+    keys, relevant = edges.thresholds[0], edges.relevant[0]
+    origin, scale, table = edge_margins.origin[0], edge_margins.scale[0], edge_margins.table[0]
+    low, high = edge_margins.low[0], edge_margins.high[0]
+    cells = table.shape[0]
+    value = np.empty(RUN, estimates.dtype)
+    place = np.empty(RUN, np.int32)
+    for r in range(height):
+        i = first_row + r
+        error = rows.error[i]
+        for first in range(0, width, RUN):
+            for half in range(2):
+                if half == 0:
+                    start, stop = first, min(first + RUN, width, spans[r, 0])
+                else:
+                    start, stop = max(first, spans[r, 1]), min(first + RUN, width)
+                if start >= stop:
+                    continue
+                length = stop - start
+                part = estimates[0, r, start:stop]
+                for c in range(length):
+                    value[c] = part[c]
+                for p in range(1, parts):
+                    part = estimates[p, r, start:stop]
+                    for c in range(length):
+                        value[c] += part[c]
+                highest = np.int32(0)
+                for c in range(length):
+                    place[c] = _cell(value[c], origin, scale, cells)
+                    highest = max(highest, place[c])
+                if highest == 0:
+                    continue
+                for c in range(length):
+                    entry = np.int64(table[np.uint32(place[c])])
+                    weight = pair_factor * rows.weight[i] * columns.weight[start + c]
+                    if entry < 0:
+                        k = ~entry
+                        while k < relevant and high[k] < value[c]:
+                            k += 1
+                        if k < relevant and low[k] <= value[c]:
+                            query, item = rows.index[i], columns.index[start + c]
+                            score = _score(pairs, query, item)
+                            k = _below(keys, relevant, score - error)
+                            if k < relevant and keys[k] <= score + error:
+                                key = _key(pairs, query, item)
+                                k = _below(keys, relevant, key)
+                                not_above = _not_above(keys, relevant, key)
+                                if not_above > k:
+                                    ties[k] -= weight
+                                    ties[not_above] += weight
+                        hits[k] += weight
+                    else:
+                        hits[entry] += weight

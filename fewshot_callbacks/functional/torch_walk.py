@@ -1,0 +1,142 @@
+"""Making and counting the tiles in plain PyTorch, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional.kernels.reference import Counts, count_pairs, count_tile
+from fewshot_callbacks.functional.ranks import Look, Panel, RankingPass, forced_rung
+from fewshot_callbacks.functional.similarity import DOUBLE, EXACT, HALF, SINGLE
+
+MANY_OPEN = 0.002
+"""Share of a tile's pairs from which a float64 product of the whole tile is cheaper than their keys one by one."""
+
+MANY_KEYS = 0.01
+"""Share of a tile's pairs from which the exact product of the whole tile is cheaper than their keys one by one."""
+
+
+class Tile(NamedTuple):
+    """Estimated keys of some queries against some negatives; -inf where the pair is no negative candidate."""
+
+    rows: Panel
+    columns: Panel
+    both: bool
+    """each pair counts for two queries"""
+    rung: int
+    estimates: Float[Tensor, "queries candidates"]
+    error: Float[Tensor, "queries"]
+
+
+@runtime_checkable
+class TileLook(Protocol):
+    """A `Look` that wants to see tiles."""
+
+    def tile(self, walk: TorchWalk, tile: Tile) -> None:
+        """See a tile of negatives."""
+
+
+class TorchWalk:
+    """See the module."""
+
+    walk_: RankingPass
+
+    def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
+        """Take a block of queries past the whole gallery."""
+        self.walk_ = walk
+        others = panels if walk.both else walk.gallery_panels()
+        for rows in panels:
+            for columns in others:
+                if walk.both and columns.first < rows.first:
+                    continue
+                both = walk.both and columns.first > rows.first
+                tile = self._tile(rows, columns, both=both)
+                if isinstance(look, TileLook):
+                    look.tile(self, tile)
+                if counting:
+                    self._count(tile)
+                pairs = int(rows.weight.sum()) * int(columns.weight.sum())
+                walk.done(2 * pairs if both else pairs)
+
+    def _tile(self, rows: Panel, columns: Panel, *, both: bool) -> Tile:
+        walk = self.walk_
+        if walk.rung is None:
+            forced = forced_rung()
+            first = HALF if walk.scores.device.type == "cuda" else SINGLE
+            walk.rung = first if forced is None else forced
+        estimates, error = walk.scores.tile(rows.index, columns.index, walk.rung)
+        if bool(columns.classes[0] <= rows.classes[-1]) and bool(columns.classes[-1] >= rows.classes[0]):
+            estimates.masked_fill_(rows.classes[:, None] == columns.classes[None, :], -torch.inf)
+        if walk.candidates.across_classes:
+            excluded = walk.candidates.excluded(rows.index[:, None], columns.index[None, :])
+            estimates.masked_fill_(excluded, -torch.inf)
+        return Tile(rows, columns, both, walk.rung, estimates, error)
+
+    def _count(self, tile: Tile) -> None:
+        walk, (rows, columns) = self.walk_, (tile.rows, tile.columns)
+        open_share = 0.0
+        if rows.counts is not None and rows.counts.thresholds.shape[1]:
+            open_share = self.count(
+                tile, rows.counts, tile.estimates, tile.error, columns.weight if walk.repeats else None
+            )
+        if tile.both and columns.counts is not None and columns.counts.thresholds.shape[1]:
+            error = walk.scores.error(columns.index, tile.rung, of_query=False) if tile.rung != EXACT else None
+            error = torch.zeros(len(columns), dtype=torch.float64, device=tile.error.device) if error is None else error
+            turned = tile.estimates.T.contiguous()
+            share = self.count(tile, columns.counts, turned, error, rows.weight if walk.repeats else None, turned=True)
+            open_share = max(open_share, share)
+        if open_share > 0.5 and not walk.repeats and forced_rung() is None and walk.rung is not None:
+            walk.rung = min(walk.rung + 1, EXACT)  # the next tile is likely to be as close: start one rung higher
+
+    def count(
+        self,
+        tile: Tile,
+        counts: Counts,
+        estimates: Tensor,
+        error: Tensor,
+        weights: Tensor | None,
+        *,
+        turned: bool = False,
+    ) -> float:
+        """Count the candidates of a tile for the queries along one side; returns the share that stayed open."""
+        scores = self.walk_.scores
+        rows, columns = count_tile(counts, estimates, error, weights)
+        open_share = len(rows) / estimates.numel()
+        for rung in (SINGLE, DOUBLE):
+            if tile.rung < rung and len(rows) > MANY_OPEN * estimates.numel():
+                closer, error = scores.tile(tile.rows.index, tile.columns.index, rung)
+                if turned:
+                    closer, error = closer.T, scores.error(tile.columns.index, rung, of_query=False)
+                of_pairs = None if weights is None else weights[columns]
+                still = count_pairs(counts, rows, closer[rows, columns], error, of_pairs)
+                rows, columns = rows[still], columns[still]
+        if len(rows):
+            pair = (columns, rows) if turned else (rows, columns)
+            counts.add_keys(rows, self.keys_of(tile, *pair), None if weights is None else weights[columns])
+        return open_share
+
+    def keys_of(self, tile: Tile, rows: Int[Tensor, "pairs"], columns: Int[Tensor, "pairs"]) -> Float[Tensor, "pairs"]:
+        """The keys of some pairs of a tile, by the cheapest exact way."""
+        walk = self.walk_
+        if tile.rung == EXACT:
+            return tile.estimates[rows, columns].double()
+        query, gallery = tile.rows.index[rows], tile.columns.index[columns]
+        back: Tensor | None = None
+        if walk.repeats:
+            width = int(walk.gallery_numbers.max()) + 1
+            pair = walk.query_numbers[query] * width + walk.gallery_numbers[gallery]
+            distinct, back = pair.unique(return_inverse=True)
+            first = torch.full_like(distinct, len(pair)).scatter_reduce_(
+                0, back, torch.arange(len(pair), device=pair.device), "amin"
+            )
+            query, gallery = query[first], gallery[first]
+            rows, columns = rows[first], columns[first]
+        if len(query) > MANY_KEYS * tile.estimates.numel():
+            keys = walk.scores.keys(tile.rows.index, tile.columns.index)[rows, columns]
+        else:
+            keys = walk.scores.pair_keys(query, gallery)
+        return keys if back is None else keys[back]

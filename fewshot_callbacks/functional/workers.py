@@ -1,0 +1,82 @@
+"""Threads that work off a list of tasks, no two of which change the same thing at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Task(NamedTuple):
+    """Something to do."""
+
+    changes: frozenset[int]
+    """what no other task may change meanwhile"""
+    work: Callable[[Any], None]
+    """called with the working space of the thread"""
+    size: int
+    """how much is done when it is done"""
+
+
+def run_tasks(tasks: Sequence[Task], spaces: Sequence[Any], done: Callable[[int], None]) -> None:
+    """Work off the tasks with one thread for each space, and this thread alone where there is only one.
+
+    Args:
+        tasks: in the order in which to begin them, as far as what they change is free.
+        spaces: one for each thread.
+        done: called in the calling thread with the size of each finished task.
+
+    Raises:
+        BaseException: what a task or `done` raised, or an interrupt. The threads have stopped by then.
+    """
+    if len(spaces) == 1 or len(tasks) == 1:
+        for task in tasks:
+            task.work(spaces[0])
+            done(task.size)
+        return
+    pending, busy, free = list(tasks), set[int](), threading.Condition()
+    finished: SimpleQueue[Any] = SimpleQueue()
+
+    def next_task() -> Task | None:
+        with free:
+            while pending:
+                for place, task in enumerate(pending):
+                    if busy.isdisjoint(task.changes):
+                        busy.update(task.changes)
+                        return pending.pop(place)
+                free.wait()
+        return None
+
+    def work(space: Any) -> None:
+        torch.set_num_threads(1)  # of this thread's own products; the caller has set its own
+        with torch.no_grad():
+            while (task := next_task()) is not None:
+                try:
+                    task.work(space)
+                except BaseException as error:  # noqa: BLE001 - handed to the caller, who raises it
+                    finished.put(error)
+                    return
+                with free:
+                    busy.difference_update(task.changes)
+                    free.notify_all()
+                finished.put(task.size)
+
+    threads = [threading.Thread(target=work, args=(space,), daemon=True) for space in spaces]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in tasks:
+            result = finished.get()
+            if isinstance(result, BaseException):
+                raise result
+            done(result)
+    finally:
+        with free:
+            pending.clear()
+            busy.clear()
+            free.notify_all()
+        for thread in threads:
+            thread.join()
