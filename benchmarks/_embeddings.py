@@ -1,8 +1,8 @@
 """Seeded embeddings of a chosen difficulty, more like those of a real model than isotropic noise is.
 
-The variance decays over the directions, as it does behind a trained network, and each item has its own, heavy-tailed
-amount of noise. How much noise there is in all is found by bisection, so that a difficulty means the same mAP at every
-size.
+The variance decays over the directions, as it does behind a trained network. How much noise there is in all is found by
+bisection, so that a difficulty means the same mAP at every size. With "outliers" each item has its own, heavy-tailed
+amount of noise, so that most classes hold a few items that lie among those of other classes.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-TARGETS = {"well-trained": 0.995, "middling": 0.6, "hard": 0.15}
+TARGETS = {"well-trained": 0.995, "outliers": 0.995, "middling": 0.6, "hard": 0.15}
 """difficulty -> the mAP that the noise is chosen for"""
 
 DIFFICULTIES = (*TARGETS, "random", "near-collapsed", "collapsed", "repeated")
@@ -60,7 +60,8 @@ def make(items: int, dim: int, difficulty: str, per_class: float = 53, seed: int
     turn = torch.linalg.qr(torch.randn(dim, dim, generator=generator)).Q  # no direction is an axis
     centres = normalize((torch.randn(int(labels.max()) + 1, dim, generator=generator) * spread) @ turn, dim=1)
     noise = normalize((torch.randn(items, dim, generator=generator) * spread) @ turn, dim=1)
-    noise *= torch.randn(items, 1, generator=generator).mul_(0.5).exp_()
+    if difficulty == "outliers":
+        noise *= torch.randn(items, 1, generator=generator).mul_(0.5).exp_()
     if difficulty == "random":
         return normalize(noise, dim=1), labels
     asked = torch.randperm(items, generator=generator)[: max(128, min(1024, 4_000_000 // items))]

@@ -35,11 +35,24 @@ class Candidates:
     """pairs of codes by index: a candidate whose code equals the query's is neither a hit nor a miss"""
     across_classes: bool
     """whether an exclusion can meet a pair of different classes"""
+    part: Int[Tensor, "classes"] | None = None
+    """where items of different parts are no candidates for each other: the part of each class, ascending"""
 
     @property
     def classes(self) -> int:
         """How many labels there are, queries' and gallery's together."""
         return len(self.query_start) - 1
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a gallery item that it searches, itself included."""
+        queries, gallery = self.query_start.diff(), self.gallery_start.diff()
+        if self.part is None:
+            return int(queries.sum()) * int(gallery.sum())
+        parts = torch.zeros((2, int(self.part.max()) + 1), dtype=torch.int64, device=queries.device)
+        parts[0].index_add_(0, self.part, queries)
+        parts[1].index_add_(0, self.part, gallery)
+        return int((parts[0] * parts[1]).sum())
 
     @property
     def relevant_pairs(self) -> int:
@@ -64,6 +77,7 @@ def find_candidates(
     gallery_ids: Int[Tensor, "gallery"] | None = None,
     query_groups: Int[Tensor, "queries"] | None = None,
     gallery_groups: Int[Tensor, "gallery"] | None = None,
+    query_part: Int[Tensor, "queries"] | None = None,
 ) -> Candidates:
     """Order the items by class and note who is excluded.
 
@@ -75,6 +89,8 @@ def find_candidates(
         gallery_ids: identity of each gallery item.
         query_groups: items of the query's own group are neither hit nor miss.
         gallery_groups: group of each gallery item.
+        query_part: by default everything is searched; else each query searches the classes of its part alone. The
+            part of a class is that of its queries: no class may have queries in two, or no query at all.
     """
     codes = torch.cat([query_labels, gallery_labels]).unique(return_inverse=True)[1]
     query_code, gallery_code = codes[: len(query_labels)], codes[len(query_labels) :]
@@ -82,6 +98,11 @@ def find_candidates(
     queries_in = torch.bincount(query_code, minlength=classes)
     gallery_in = torch.bincount(gallery_code, minlength=classes)
     by_size = (gallery_in * (len(query_labels) + 1) + queries_in).argsort(stable=True)
+    part = None
+    if query_part is not None:
+        part = torch.zeros(classes, dtype=torch.int64, device=codes.device).scatter_(0, query_code, query_part)
+        by_size = by_size[part[by_size].argsort(stable=True)]
+        part = part[by_size]
     number = torch.empty_like(by_size)
     number[by_size] = torch.arange(classes, device=by_size.device)
 
@@ -103,6 +124,7 @@ def find_candidates(
         gallery_start=_starts(gallery_in[by_size]),
         exclusions=tuple(exclusions),
         across_classes=any(keys is not None for keys in (query_ids, query_groups)),
+        part=part,
     )
 
 

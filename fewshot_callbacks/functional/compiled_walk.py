@@ -18,14 +18,20 @@ from torch import Tensor
 
 from fewshot_callbacks.functional.kernels import compiled
 from fewshot_callbacks.functional.kernels.reference import Counts
-from fewshot_callbacks.functional.ranks import PART_ROWS, Look, Panel, RankingPass, forced_rung
+from fewshot_callbacks.functional.ranks import PART_ROWS, SHARE_OF_KEPT, Look, Panel, RankingPass, forced_rung
 from fewshot_callbacks.functional.similarity import DOUBLE, HALF, SINGLE
 from fewshot_callbacks.functional.workers import Task, run_tasks
 
 PILOT_ROWS, PILOT_COLUMNS = 128, 2048
 """A piece of the matrix of all pairs on which the first rung is chosen."""
 
-PILOT_PAIRS = 2**21
+CLOSER = 30.0
+"""What looking at one pair closer costs, in float32 products of a pair."""
+
+CLOSE = 0.01
+"""Where more pairs than these are open, an estimate with a larger error does not pay."""
+
+PILOT_PAIRS = 2**23
 """Below so many pairs there is nothing to choose."""
 
 NO_POOL = 1
@@ -55,6 +61,9 @@ class EdgesLook(Protocol):
 
     def edges(self) -> NDArray[np.float64]:
         """The keys, ascending."""
+
+    def share_within(self, margin: float) -> float:
+        """About which share of all pairs lies no further from some key than this."""
 
     def add(self, hits: NDArray[np.int64], ties: NDArray[np.int64]) -> None:
         """Take the counters of a thread, as in `kernels.reference.Counts`."""
@@ -87,7 +96,8 @@ class CompiledWalk:
         self.pairs = walk.scores.pairs()
         if walk.rung is None:
             walk.rung = self._choose_rung(look)
-        self.rung = walk.rung
+        edges = look if isinstance(look, EdgesLook) and not counting else None
+        self.rung = walk.rung if edges is None else self._rung_for(edges)
         threads = walk.threads if walk.entry_pairs * self.scores.dim > 2**24 else 1
         columns = list(panels) if walk.both else walk.gallery_panels()
         self.sides = {
@@ -96,9 +106,14 @@ class CompiledWalk:
             for panel in some
         }
         self.kept_margins: dict[tuple[int, bool], compiled.Margins] = {}
-        tables = sum(len(panel) * (8 * self.sides[panel.first, True].thresholds.shape[1] + 1100) for panel in panels)
-        self.keeps_margins = tables <= walk.memory_bytes // 8
-        edges = look if isinstance(look, EdgesLook) and not counting else None
+        self.kept_operands: dict[tuple[int, bool], _Operands] = {}
+        budget = walk.memory_bytes * SHARE_OF_KEPT
+        budget -= sum(len(panel) * (8 * self.sides[panel.first, True].thresholds.shape[1] + 1100) for panel in panels)
+        self.keeps_margins = budget >= 0
+        # with two sets, or for distances, the two sides of a product are not the same
+        self.one_operand = walk.both and self.scores.similarity != "euclidean"
+        items = sum(map(len, panels)) + (0 if self.one_operand else sum(map(len, columns)))
+        self.keeps_operands = budget >= items * self.scores.dim * (8 if self.rung == DOUBLE else 6)
         observer = look if isinstance(look, PooledLook) else None
         before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -108,8 +123,8 @@ class CompiledWalk:
                 self.one = _edge_side(edges)
                 error = np.array([self.scores.largest_error(self.rung)])
                 dtype = np.float64 if self.rung == DOUBLE else np.float32
-                self.one_margins = _margins(self.one, error, dtype, cells=2**16)
-            tasks = _in_turn(panels, columns, both=walk.both)
+                self.one_margins = _margins(self.one, error, dtype, cells=int(min(2**21, max(2**12, 2 ** math.ceil(math.log2(8 * len(self.one.thresholds[0]) + 1))))))
+            tasks = [task for task in _in_turn(panels, columns, both=walk.both) if task[0].part == task[1].part]
             run_tasks([self._task(rows, some, both, observer, edges) for rows, some, both in tasks], spaces, walk.done)
         finally:
             torch.set_num_threads(before)
@@ -161,14 +176,19 @@ class CompiledWalk:
         )
 
     def _operands(self, panel: Panel, space: _Space, *, of_query: bool) -> _Operands:
-        key = (panel.first, of_query)
+        key = (panel.first, of_query or self.one_operand)
+        if (kept := self.kept_operands.get(key)) is not None:
+            return kept
         if key not in space.operands:
-            for old in [old for old in space.operands if old[1] == of_query]:
-                del space.operands[old]
+            if len(space.operands) > 1:
+                space.operands.clear()
             rung = SINGLE if self.rung == HALF else self.rung
             single = self.scores.operand(panel.index, rung, of_query=of_query)
             half = single[:, : self.scores.dim].to(self.scores.half) if self.rung == HALF else None
             space.operands[key] = _Operands(single, half)
+            if self.keeps_operands:
+                self.kept_operands[key] = space.operands.pop(key)
+                return self.kept_operands[key]
         return space.operands[key]
 
     def _margins(self, panel: Panel, side: compiled.Side, space: _Space, *, of_query: bool) -> compiled.Margins:
@@ -217,8 +237,9 @@ class CompiledWalk:
         )
         diagonal = both and rows.first == columns.first
         spans = np.empty((len(rows), 2), np.int32)
-        spans[:, 0] = 0 if both else torch.searchsorted(columns.classes, rows.classes).numpy()
-        spans[:, 1] = torch.searchsorted(columns.classes, rows.classes, right=True).numpy()
+        classes, others = rows.classes.numpy(), columns.classes.numpy()
+        spans[:, 0] = 0 if both else np.searchsorted(others, classes)
+        spans[:, 1] = np.searchsorted(others, classes, side="right")
         across = self.pass_.candidates.across_classes
         for start in range(0, len(rows), PART_ROWS):
             stop = min(start + PART_ROWS, len(rows))
@@ -285,7 +306,7 @@ class CompiledWalk:
         if forced == HALF and walk.candidates.across_classes:
             forced = SINGLE  # a screen cannot tell who is excluded
         observer = look if isinstance(look, PooledLook) else None
-        if walk.entry_pairs < PILOT_PAIRS or (forced is not None and observer is None):
+        if walk.pairs < PILOT_PAIRS or (forced is not None and observer is None):
             return SINGLE if forced is None else forced
         rows, columns = walk.sample(PILOT_ROWS, PILOT_COLUMNS)
         assert rows.counts is not None
@@ -298,6 +319,9 @@ class CompiledWalk:
             if forced is not None:
                 return forced
             costs = {SINGLE: cost}
+            part, walk.scores.part = walk.scores.part, walk.scores.dim + 2
+            if record.filled[1] > CLOSE * len(rows) * len(columns) or self._try(SINGLE, rows, columns, observer)[0] > cost:
+                walk.scores.part = part  # many small products leave fewer pairs open than one large
             if record.filled[1] > 0.05 * len(rows) * len(columns):
                 costs[DOUBLE], _ = self._try(DOUBLE, rows, columns, observer)
             elif not walk.candidates.across_classes:
@@ -309,12 +333,25 @@ class CompiledWalk:
             torch.set_num_threads(before)
         return min(costs, key=lambda rung: costs[rung])
 
+    def _rung_for(self, edges: EdgesLook) -> int:
+        """What should be fastest for counting against some keys alone, where the pairs near them are looked at closer."""
+        forced = forced_rung()
+        if forced is not None and not (forced == HALF and self.pass_.candidates.across_classes):
+            return forced
+
+        def cost(rung: int) -> float:
+            product = {HALF: 0.45, SINGLE: 1.0, DOUBLE: 2.0}[rung]
+            return product + CLOSER * edges.share_within(self.scores.largest_error(rung))
+
+        return min([SINGLE, DOUBLE] + [HALF] * (self.pass_.rung == HALF), key=cost)
+
     def _try(
         self, rung: int, rows: Panel, columns: Panel, observer: PooledLook | None
     ) -> tuple[float, compiled.Pooled]:
         """Seconds that a sample takes at a rung, and what was recorded."""
         self.rung = rung
         self.kept_margins, self.keeps_margins = {}, False
+        self.kept_operands, self.keeps_operands, self.one_operand = {}, False, False
         assert rows.counts is not None
         for part in (slice(0, 1), slice(None)):  # the first call may compile, and starts the library of products
             counts = Counts.zeros(rows.counts.thresholds[part].contiguous(), torch.int32)

@@ -163,30 +163,34 @@ def grouped_recall(
     for repeat, split in enumerate(splits):
         group_of = torch.full((len(distinct),), -1, dtype=torch.int64)
         group_of[torch.searchsorted(distinct, split.flatten())] = torch.arange(len(split)).repeat_interleave(group_size)
-        query_members = _members(group_of[query_code], len(split))
-        item_members = _members(torch.where(known, group_of[item_code], -1), len(split))
-        for group, (mine, theirs) in enumerate(zip(query_members, item_members, strict=True)):
-            recall = None
-            if len(theirs):
-                own = queries[mine]
-                with full_precision():
-                    tiles = ScoreTiles(own, own if same_set else items[theirs], similarity)
-                    candidates = find_candidates(
-                        query_labels[mine],
-                        item_labels[theirs],
-                        same_set=same_set,
-                        **{
-                            name: None if code is None else code[mine if name.startswith("query") else theirs]
-                            for name, code in codes.items()
-                        },
-                    )
-                    recall = _recalls(RankingPass(tiles, candidates, int(memory_mb * 10**6)), ks, ties)
-            if recall is None:
-                raise ValueError(
-                    f"{call}: none of the {len(mine)} queries of group {group} (labels {split[group].tolist()}) has a "
-                    f"match. Use a larger group_size than {group_size}, or drop the labels that have one item only."
+        group = group_of[query_code]
+        mine = (group >= 0).nonzero().flatten()
+        theirs = mine if same_set else (known & (group_of[item_code] >= 0)).nonzero().flatten()
+        found = torch.full((len(ks), len(mine)), torch.nan, dtype=torch.float64)
+        if len(theirs):
+            own = queries if len(mine) == len(queries) else queries[mine]
+            with full_precision():
+                tiles = ScoreTiles(own, own if same_set else items[theirs], similarity)
+                candidates = find_candidates(
+                    query_labels[mine],
+                    item_labels[theirs],
+                    same_set=same_set,
+                    query_part=group[mine],
+                    **{
+                        name: None if code is None else code[mine if name.startswith("query") else theirs]
+                        for name, code in codes.items()
+                    },
                 )
-            values[repeat, group] = recall
+                for ranks in RankingPass(tiles, candidates, int(memory_mb * 10**6)).run():
+                    found[:, ranks.queries] = torch.stack([recall_at_k(ranks, k, ties) for k in ks])
+        for number, members in enumerate(_members(group[mine], len(split))):
+            matched = members[~found[0, members].isnan()]
+            if not len(matched):
+                raise ValueError(
+                    f"{call}: none of the {len(members)} queries of group {number} (labels {split[number].tolist()}) has "
+                    f"a match. Use a larger group_size than {group_size}, or drop the labels that have one item only."
+                )
+            values[repeat, number] = torch.tensor([exact_mean(part) for part in found[:, matched]], dtype=torch.float64)
     return _summary(values, ks, group_size, len(distinct) - splits.shape[1] * group_size, confidence)
 
 
@@ -195,16 +199,6 @@ def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "memb
     order = group.argsort(stable=True)
     bounds = torch.searchsorted(group[order], torch.arange(groups + 1))
     return [order[bounds[i] : bounds[i + 1]] for i in range(groups)]
-
-
-def _recalls(walk: RankingPass, ks: Sequence[int], ties: Ties) -> Float[Tensor, "ks"] | None:
-    """Mean Recall@K over the queries with a match; None if there is none."""
-    blocks = [torch.stack([recall_at_k(ranks, k, ties) for k in ks]) for ranks in walk.run()]
-    found = torch.cat(blocks, dim=1)  # (ks, queries)
-    matched = found[:, ~found[0].isnan()]
-    if not matched.shape[1]:
-        return None
-    return torch.tensor([exact_mean(values) for values in matched], dtype=torch.float64)
 
 
 def _summary(

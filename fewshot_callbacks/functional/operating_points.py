@@ -34,11 +34,11 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 BINS = 2**15
-COLLECTED_SHARE = 0.004
+COLLECTED_SHARE = 0.02
 """No more than this share of all pairs is collected: their keys cost some ten times what counting them costs."""
-SCREENED_SHARE = 0.01
+SCREENED_SHARE = 0.001
 """A screen looks closer at no more than this share of all pairs for the histogram's sake."""
-SLACK = 2.0
+SLACK = 1.5
 """A sample may be off by this factor in how many negatives will be wanted."""
 FEW_COUNTS = 30
 """Fewer pairs of a sample than these tell nothing."""
@@ -201,7 +201,7 @@ class PooledCounts:
         from fewshot_callbacks.functional.kernels.compiled import Pooled  # noqa: PLC0415 - needs numba
 
         screened = self.walk.rung == HALF
-        capacity = max(1, self.capacity // 2 // threads) if math.isfinite(self._expected_cut) else 1
+        capacity = max(1, self.capacity // threads) if math.isfinite(self._expected_cut) else 1
         return Pooled(
             np.zeros(self.cells_count, np.int64),
             self.origin,
@@ -255,7 +255,7 @@ class PooledCounts:
         negatives[0] = 0
         accepted = _from_above(negatives) / share
         wanted = self._wanted(_from_above(positives), accepted, float(negatives.sum()) / share)
-        budget = min(COLLECTED_SHARE * walk.pairs, self.capacity / 4 * (2 if walk.both else 1))
+        budget = min(COLLECTED_SHARE * walk.pairs, self.capacity / 2 * (2 if walk.both else 1))
         needed = max((SLACK * amount for amount in wanted if SLACK * amount <= budget), default=0.0)
         if needed and self.holds_positives:
             needed = max(needed, FEW_COUNTS / share)
@@ -272,7 +272,9 @@ class PooledCounts:
         relevant = tp[0]
         if not relevant:
             return []
-        wanted = [float(fp[np.argmax(2 * tp / (tp + fp + relevant))])]
+        f1 = 2 * tp / (tp + fp + relevant)
+        # near its maximum F1 is flat: the lowest of all thresholds that come close
+        wanted = [float(fp[np.flatnonzero(f1 >= 0.95 * f1.max())[0]])]
         precision = tp / np.maximum(tp + fp, 1e-9)
         for asked in self.request.precisions:
             reaching = np.flatnonzero((precision >= asked) & (tp > 0))
@@ -299,8 +301,7 @@ class PooledCounts:
         top.add(*self._collected())
         positives = self.positives - _histogram(self.cell_of(keys), amount, self.cells_count)
         # a negative's key lies at most so many cells away from its estimate's
-        error = 0.0 if self._coarsest == SINGLE else self.walk.scores.largest_error(self._coarsest)
-        away = 1 + math.ceil(error * self.scale)
+        away = math.ceil(self.walk.scores.largest_error(self._coarsest) * self.scale + 0.05)
         accepted = _from_above(self.negatives)
         padded = np.pad(accepted, (away, away + 1))
         padded[:away] = accepted[0]
@@ -348,6 +349,12 @@ class PooledCounts:
             return int(self.negatives[1:].sum())
         return self.walk.pairs - self.walk.candidates.relevant_pairs
 
+    def share_within(self, stretches: Sequence[Stretch]) -> float:
+        """About which share of the negatives lies inside some stretches."""
+        cells = [self.cell_of(np.array(stretch)) for stretch in _merged(stretches)]
+        total = max(1, int(self.negatives[1:].sum()))
+        return float(sum(self.negatives[low : high + 1].sum() for low, high in cells) / total)
+
     def accepted(self, key: float) -> tuple[int, int] | None:
         """True and false positives at a threshold; None if it lies where only a histogram was made."""
         if key < self.cut:
@@ -370,13 +377,13 @@ class EdgeCounts:
     """Another look: relevant pairs and negatives counted against a list of keys, each exactly.
 
     Args:
-        walk: the pairs.
+        first: what is known of the pairs.
         edges: the keys, ascending.
-        known: which of them are keys of relevant pairs.
+        stretches: where the relevant keys among them lie.
     """
 
-    def __init__(self, walk: RankingPass, edges: Floats, stretches: Sequence[Stretch]) -> None:
-        self.walk, self._edges, self.stretches = walk, edges, stretches
+    def __init__(self, first: PooledCounts, edges: Floats, stretches: Sequence[Stretch]) -> None:
+        self.walk, self._edges, self.stretches, self._first = first.walk, edges, stretches, first
         self.positives, self.negatives = _Tally(edges), _Tally(edges)
 
     def relevant(self, keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None) -> None:
@@ -386,6 +393,12 @@ class EdgeCounts:
     def edges(self) -> Floats:
         """The keys."""
         return self._edges
+
+    def share_within(self, margin: float) -> float:
+        """About which share of all pairs lies no further from some key than this."""
+        share = self._first.share_within([Stretch(low - margin, high + margin) for low, high in self.stretches])
+        length = sum(high - low + 2 * margin for low, high in self.stretches)
+        return share * min(1.0, 2 * margin * len(self._edges) / length) if length else share
 
     def add(self, hits: Ints, ties: Ints) -> None:
         """Take the counters of a thread."""
@@ -677,7 +690,7 @@ def _closer(first: PooledCounts, cells: Cells, decisive: Bools, wanted: Sequence
         each = max(2, capacity // max(1, len(stretches)))
         edges = np.concatenate([np.linspace(stretch.low, stretch.high, each) for stretch in stretches])
     ends = [bound for stretch in stretches for bound in stretch]
-    return EdgeCounts(first.walk, np.unique(np.concatenate([edges, np.array([*ends, *wanted])])), stretches)
+    return EdgeCounts(first, np.unique(np.concatenate([edges, np.array([*ends, *wanted])])), stretches)
 
 
 def _error_rates(to_score: Any, cells: Cells, chosen: Ints) -> ErrorRatePoint:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -95,6 +95,8 @@ class Panel:
     weight: Int[Tensor, "entries"]
     """how many equal items there are"""
     counts: Counts | None = None
+    part: int = 0
+    """a panel of queries is compared with those of the same part alone"""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -132,6 +134,14 @@ class Layout:
 PART_ROWS = 256
 """Rows of a panel whose scores are made at once."""
 
+SHARE_OF_PANELS = 0.25
+SHARE_OF_LAYOUT = 0.6
+"""Shares of the budget for what is being worked on, and for that and the counters together."""
+SHARE_OF_KEPT = 0.2
+"""Share of the budget for operands and tables that are kept so as not to make them anew for each tile."""
+SHARE_OF_KEYS = 0.1
+"""Share of the budget for the keys of the highest negatives."""
+
 COUNTER_BYTES = 8 + 4 + 4
 """A threshold and two counters for each relevant item of a query."""
 
@@ -156,13 +166,13 @@ def choose_layout(
         if panel >= 64 and panel * 4 * threads > max(queries, gallery, 512 * threads):
             panel //= 2  # enough panels for all threads to be busy
             continue
-        if fixed + threads * _panel_bytes(panel, dim, relevant) <= memory_bytes / 2:
+        if fixed + threads * _panel_bytes(panel, dim, relevant) <= memory_bytes * SHARE_OF_PANELS:
             break
         panel //= 2
     working = fixed + threads * _panel_bytes(panel, dim, relevant)
     # a sorted copy of a panel's relevant keys, its ranks and the metrics made of them: some 160 bytes for each
     ranks = min(queries, panel) * 160 * (relevant + 1)
-    left = max(0.0, memory_bytes * 0.9 - max(working, ranks))
+    left = max(0.0, memory_bytes * SHARE_OF_LAYOUT - max(working, ranks))
     block = int(min(queries, max(16, left // per_query)))
     return Layout(
         rows=min(panel, block),
@@ -208,7 +218,7 @@ class RankingPass:
         )
         # one tile serves both of its items where all counters are held at once, and nobody is excluded by a code
         self.both = self.same_set and self.layout.block >= len(self._query_entries) and not candidates.across_classes
-        self.pairs = len(candidates.query_order) * len(candidates.gallery_order)
+        self.pairs = candidates.pairs
         self.pairs_done, self.pairs_total = 0, self.pairs
         self.rung: int | None = None
         self._held: list[Panel] = []
@@ -280,10 +290,7 @@ class RankingPass:
         size = self.layout.rows
         if not self.both:  # at least one panel for each thread
             size = max(16, min(size, math.ceil(len(block) / self.threads)))
-        bare = [
-            self._query_entries.panel(range(start, min(start + size, block.stop)))
-            for start in range(block.start, block.stop, size)
-        ]
+        bare = self._query_entries.panels(block, size, self.candidates.part)
         thresholds: list[Tensor] = [torch.empty(0)] * len(bare)
 
         def fill(number: int) -> None:
@@ -304,10 +311,8 @@ class RankingPass:
 
     def gallery_panels(self) -> list[Panel]:
         """The panels of the gallery."""
-        size, entries = self.layout.columns, len(self._gallery_entries)
-        return [
-            self._gallery_entries.panel(range(start, min(start + size, entries))) for start in range(0, entries, size)
-        ]
+        entries = self._gallery_entries
+        return entries.panels(range(len(entries)), self.layout.columns, self.candidates.part)
 
     def sample(self, queries: int, gallery: int, seed: int = 0) -> tuple[Panel, Panel]:
         """Some queries with thresholds, and some gallery entries, drawn at random."""
@@ -406,7 +411,7 @@ class RankingPass:
             if wanted:
                 walker.walk(self, panels, look)
             else:  # no query of this block has a match, and nobody else looks at its pairs
-                self.done(sum(int(panel.weight.sum()) for panel in panels) * len(self.candidates.gallery_order))
+                self.done(len(block) * self.pairs // len(self._query_entries))
             for panel in panels:
                 yield from self._rank_blocks(panel)
 
@@ -476,9 +481,19 @@ class _Entries:
     def __len__(self) -> int:
         return len(self.index)
 
-    def panel(self, part: range) -> Panel:
-        some = slice(part.start, part.stop)
-        return Panel(part.start, self.index[some], self.classes[some], self.weight[some])
+    def panels(self, block: range, size: int, part_of_class: Tensor | None) -> list[Panel]:
+        """Panels of at most `size` entries, none of which has entries of two parts."""
+        borders = {block.start, block.stop}
+        if part_of_class is not None:
+            part = part_of_class[self.classes]
+            borders |= {border for border in ((part.diff() != 0).nonzero().flatten() + 1).tolist() if border in block}
+        panels = []
+        for start, stop in pairwise(sorted(borders)):
+            number = 0 if part_of_class is None else int(part_of_class[self.classes[start]])
+            for first in range(start, stop, size):
+                some = slice(first, min(first + size, stop))
+                panels.append(Panel(first, self.index[some], self.classes[some], self.weight[some], None, number))
+        return panels
 
 
 def _entries(order: Tensor, classes: Tensor, numbers: Tensor | None, device: torch.device) -> _Entries:

@@ -26,7 +26,7 @@ from fewshot_callbacks.functional.ranking import (
     hits_within,
     recall_at_k,
 )
-from fewshot_callbacks.functional.ranks import Progress, RankBlock, RankingPass
+from fewshot_callbacks.functional.ranks import SHARE_OF_KEYS, Progress, RankBlock, RankingPass
 from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity, check_similarity
 
 _CALL = "evaluate_retrieval"
@@ -246,7 +246,7 @@ def evaluate_retrieval(
         candidates = find_candidates(query_labels, item_labels, same_set=same_set, **codes)
         walk = RankingPass(tiles, candidates, int(memory_mb * 10**6), progress)
         request = PooledRequest(precisions, threshold_bounds, () if threshold is None else (threshold,))
-        first = PooledCounts(walk, request, max(10_000, walk.memory_bytes // 128))
+        first = PooledCounts(walk, request, max(10_000, int(walk.memory_bytes * SHARE_OF_KEYS / 8)))
         per_query = _PerQuery(len(queries), recall_k, ties)
         for ranks in walk.run(first):
             per_query.add(ranks)

@@ -51,7 +51,7 @@ class TorchWalk:
         others = panels if walk.both else walk.gallery_panels()
         for rows in panels:
             for columns in others:
-                if walk.both and columns.first < rows.first:
+                if (walk.both and columns.first < rows.first) or columns.part != rows.part:
                     continue
                 both = walk.both and columns.first > rows.first
                 tile = self._tile(rows, columns, both=both)
