@@ -14,8 +14,10 @@ from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, items_dealt, suffixes
 from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, read_flag
-from fewshot_callbacks.functional.ranking import Ties
-from fewshot_callbacks.functional.retrieval import RetrievalReport, check_settings, evaluate_retrieval, metric_names
+from fewshot_callbacks.functional.ranking import Divisor, Ties
+from fewshot_callbacks.functional.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval import evaluate_retrieval
+from fewshot_callbacks.functional.settings import RetrievalSettings
 from fewshot_callbacks.functional.similarity import Similarity
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, broadcast_object, is_rank_zero
 
@@ -45,13 +47,26 @@ class RetrievalMonitor(EvaluationMonitor):
             belong to the gallery.
         similarity: `cosine`, `dot` or `euclidean`.
         recall_k: the K of Recall@K, the share of queries with a relevant item among the first K.
+        map_k: AP@k, each as k or (k, divisor): `min` divides by min(R, k), `relevant` by R, `found` by the relevant items
+            among the first k. Logged as `map@10_min`.
+        precision_k: the K of Precision@K.
+        ndcg_k: the K of nDCG@K.
+        macro: also the mean over classes of each metric of a query, as `macro_mAP`.
         precisions: for each, the pooled recall at the smallest threshold that reaches this precision.
         threshold: score from which a pair is accepted, for precision, recall and F1; by default that of the best F1.
+        false_match_rates: for each, the pooled share of relevant pairs that are rejected at the threshold that accepts
+            at most this share of the others; logged as `fnmr@fmr0.001`.
+        equal_error_rate: also the rate at which these two shares are equal, as `eer`.
+        auc_pr: also the area under the pooled precision-recall curve, for which all pairs are looked at twice.
+        prototype_accuracy: also the share of queries whose class has the most similar mean embedding.
         grouped_k: the K of Grouped Recall@K.
         group_size: labels in a group for Grouped Recall; null leaves it out.
         group_seed: of the split of the labels into groups, the same at every epoch.
         ties: what equal scores count as: `expected`, `optimistic` or `pessimistic`.
+        max_queries: evaluate at most so many queries, drawn from all classes, against everything; by default all.
+        query_seed: of that draw, the same at every epoch.
         memory_mb: bound on the memory used beyond the embeddings, in MB.
+        device: where the scores are made: `cpu`, `cuda` or `auto`. The values are the same.
         prefix: first part of the keys; by default `val` or `test`.
         prog_bar: show mAP in the progress bar.
         strict: raise an error where nothing can be computed. By default the fit goes on, the values are NaN, and a
@@ -79,13 +94,24 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
         similarity: Similarity = "cosine",
         recall_k: Sequence[int] = (1, 5, 10),
+        map_k: Sequence[int | tuple[int, Divisor]] = (),
+        precision_k: Sequence[int] = (),
+        ndcg_k: Sequence[int] = (),
+        macro: bool = False,
         precisions: Sequence[float] = (0.95,),
         threshold: float | None = None,
+        false_match_rates: Sequence[float] = (),
+        equal_error_rate: bool = False,
+        auc_pr: bool = False,
+        prototype_accuracy: bool = False,
         grouped_k: Sequence[int] = (1,),
         group_size: int | None = 10,
         group_seed: int = 0,
         ties: Ties = "expected",
+        max_queries: int | None = None,
+        query_seed: int = 0,
         memory_mb: float = 512,
+        device: str = "cpu",
         prefix: str | None = None,
         prog_bar: bool = True,
         strict: bool = False,
@@ -95,18 +121,29 @@ class RetrievalMonitor(EvaluationMonitor):
             raise ValueError(
                 "RetrievalMonitor: gallery_loader and gallery_flag are two ways to say the same. Pass one of them."
             )
-        self._settings: dict[str, Any] = {
-            "similarity": similarity,
-            "recall_k": tuple(recall_k),
-            "precisions": tuple(precisions),
-            "threshold": threshold,
-            "grouped_k": tuple(grouped_k),
-            "group_size": group_size,
-            "group_seed": group_seed,
-            "ties": ties,
-            "memory_mb": memory_mb,
-        }
-        check_settings("RetrievalMonitor", **self._settings)
+        self._settings = RetrievalSettings(
+            similarity=similarity,
+            recall_k=tuple(recall_k),
+            map_k=tuple(map_k),
+            precision_k=tuple(precision_k),
+            ndcg_k=tuple(ndcg_k),
+            macro=macro,
+            precisions=tuple(precisions),
+            threshold=threshold,
+            false_match_rates=tuple(false_match_rates),
+            equal_error_rate=equal_error_rate,
+            auc_pr=auc_pr,
+            prototype_accuracy=prototype_accuracy,
+            grouped_k=tuple(grouped_k),
+            group_size=group_size,
+            group_seed=group_seed,
+            ties=ties,
+            max_queries=max_queries,
+            query_seed=query_seed,
+            memory_mb=memory_mb,
+            device=device,
+        )
+        self._settings.check("RetrievalMonitor")
         if prefix == "":
             raise ValueError("RetrievalMonitor(prefix=''): the keys need a first part. Leave it out for val and test.")
         self.gallery_loader, self.gallery_flag = gallery_loader, gallery_flag
@@ -201,7 +238,7 @@ class RetrievalMonitor(EvaluationMonitor):
             try:
                 with evaluation_progress(trainer, f"Retrieval of {name}") as progress:
                     arguments = [part for pair in sets for part in pair]
-                    outcome = evaluate_retrieval(*arguments, **self._settings, progress=progress)
+                    outcome = evaluate_retrieval(*arguments, **self._settings.arguments(), progress=progress)
             except Exception as error:  # a metric must not end a training
                 outcome = error
         return broadcast_object(outcome) or RuntimeError("rank 0 has sent no result")
@@ -213,12 +250,7 @@ class RetrievalMonitor(EvaluationMonitor):
     def _publish(
         self, pl_module: LightningModule, prefix: str, suffix: str, outcome: RetrievalReport | Exception
     ) -> None:
-        names = metric_names(
-            self._settings["recall_k"],
-            self._settings["precisions"],
-            self._settings["grouped_k"],
-            self._settings["group_size"],
-        )
+        names = self._settings.metric_names()
         values = dict.fromkeys((*names, "queries_without_match"), math.nan)
         if isinstance(outcome, RetrievalReport):
             self.reports[suffix] = outcome

@@ -20,13 +20,18 @@ from rich.table import Table
 
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.ranking import Ties
-from fewshot_callbacks.functional.retrieval import RetrievalReport, evaluate_retrieval
+from fewshot_callbacks.functional.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.similarity import Similarity
 
 MEANINGS = {
     "mAP": "mean over queries of the precision at each relevant rank",
     "map@r": "the same, up to rank R = number of relevant items",
     "r_precision": "share of relevant items among the first R",
+    "mrr": "one over the rank of the first relevant item",
+    "auc_pr": "pooled area under the precision-recall curve",
+    "eer": "pooled; as many relevant pairs rejected as others accepted",
+    "prototype_accuracy": "share of queries nearest to the mean of their class",
     "precision": "pooled over all pairs, at the threshold",
     "recall": "pooled over all pairs, at the threshold",
     "f1": "pooled; the best over all thresholds unless one was given",
@@ -49,12 +54,36 @@ def parser() -> ArgumentParser:
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     options.add_argument("--similarity", type=Similarity, default="cosine", help="how two embeddings are compared")
     options.add_argument("--recall_k", type=list[int], default=[1, 5, 10], help="the K of Recall@K")
+    options.add_argument(
+        "--map_k",
+        type=list[str],
+        default=[],
+        help="the k of AP@k, with a divisor if you like: 10, 10:min, 10:relevant, 10:found",
+    )
+    options.add_argument("--precision_k", type=list[int], default=[], help="the K of Precision@K")
+    options.add_argument("--ndcg_k", type=list[int], default=[], help="the K of nDCG@K")
+    options.add_argument("--macro", action="store_true", help="also the means over classes")
+    options.add_argument("--per_class", action="store_true", help="also the values of each class (as JSON only)")
     options.add_argument("--precisions", type=list[float], default=[0.95], help="for recall at fixed precision")
     options.add_argument("--threshold", type=float | None, default=None, help="accept pairs from this score on")
+    options.add_argument("--false_match_rates", type=list[float], default=[], help="for FNMR at a fixed FMR")
+    options.add_argument("--equal_error_rate", action="store_true", help="also where FNMR and FMR are equal")
+    options.add_argument("--auc_pr", action="store_true", help="also the area under the pooled curve; a second look")
+    options.add_argument("--prototype_accuracy", action="store_true", help="also accuracy of the nearest class mean")
     options.add_argument("--group_size", type=int | None, default=10, help="labels in a group for Grouped Recall")
     options.add_argument("--ties", type=Ties, default="expected", help="what equal scores count as")
+    options.add_argument("--max_queries", type=int | None, default=None, help="draw so many queries: an estimate")
     options.add_argument("--memory_mb", type=float, default=512, help="budget beyond the embeddings, in MB")
+    options.add_argument("--device", default="cpu", help="where scores are made: cpu, cuda or auto")
     return options
+
+
+def divisors(entries: Sequence[str]) -> tuple[Any, ...]:
+    """`10` and `10:found` as `evaluate_retrieval` takes them."""
+    parts = [entry.partition(":") for entry in entries]
+    if any(not k.isdigit() for k, _, _ in parts):
+        raise ValueError(f"--map_k {list(entries)} must hold ranks, alone or with a divisor, such as [10, '10:found'].")
+    return tuple((int(k), divisor or "min") for k, _, divisor in parts)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -70,6 +99,17 @@ def run(arguments: Sequence[str]) -> None:
             arrays.get("gallery_labels"),
             similarity=options.similarity,
             recall_k=options.recall_k,
+            map_k=divisors(options.map_k),
+            precision_k=options.precision_k,
+            ndcg_k=options.ndcg_k,
+            macro=options.macro,
+            per_class=options.per_class,
+            false_match_rates=options.false_match_rates,
+            equal_error_rate=options.equal_error_rate,
+            auc_pr=options.auc_pr,
+            prototype_accuracy=options.prototype_accuracy,
+            max_queries=options.max_queries,
+            device=options.device,
             precisions=options.precisions,
             threshold=options.threshold,
             group_size=options.group_size,
@@ -143,6 +183,19 @@ def _meaning(name: str, report: RetrievalReport) -> str:
     if name.startswith("recall@precision"):
         point = report.at_precision[float(name.removeprefix("recall@precision"))]
         return f"pooled recall at precision >= {name.removeprefix('recall@precision')}, threshold {point.threshold:.4f}"
+    if name.startswith("macro_"):
+        return "mean over classes of " + name.removeprefix("macro_")
+    if name.startswith("fnmr@fmr"):
+        rate = report.at_false_match_rate[float(name.removeprefix("fnmr@fmr"))]
+        return f"relevant pairs rejected, threshold {rate.threshold:.4f}"
+    if name.startswith("map@") and "_" in name:
+        k, _, divisor = name.removeprefix("map@").partition("_")
+        meant = {"min": "min(R, k)", "relevant": "R", "found": "relevant items found"}[divisor]
+        return f"precision at the relevant ranks up to {k}, over {meant}"
+    if name.startswith("precision@"):
+        return f"share of relevant items among the first {name.removeprefix('precision@')}"
+    if name.startswith("ndcg@"):
+        return f"discounted gain of the first {name.removeprefix('ndcg@')}, over the best possible"
     if name.startswith("recall@"):
         return f"share of queries with a relevant item among the first {name.removeprefix('recall@')}"
     if name.startswith("grouped_recall@") and report.grouped is not None:

@@ -11,13 +11,16 @@ from fewshot_callbacks.functional.episodes import (
 )
 from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall, label_groups
 from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, mean_interval
-from fewshot_callbacks.functional.operating_points import OperatingPoint
-from fewshot_callbacks.functional.retrieval import RetrievalReport, evaluate_retrieval
+from fewshot_callbacks.functional.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
+from fewshot_callbacks.functional.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 
 __all__ = [
     "ClassMoments",
+    "Enclosure",
     "EpisodeAccuracy",
     "EpisodeList",
+    "ErrorRatePoint",
     "EvaluationPlan",
     "GroupedRecall",
     "Interval",

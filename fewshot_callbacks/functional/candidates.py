@@ -78,6 +78,7 @@ def find_candidates(
     query_groups: Int[Tensor, "queries"] | None = None,
     gallery_groups: Int[Tensor, "gallery"] | None = None,
     query_part: Int[Tensor, "queries"] | None = None,
+    query_place: Int[Tensor, "queries"] | None = None,
 ) -> Candidates:
     """Order the items by class and note who is excluded.
 
@@ -91,6 +92,7 @@ def find_candidates(
         gallery_groups: group of each gallery item.
         query_part: by default everything is searched; else each query searches the classes of its part alone. The
             part of a class is that of its queries: no class may have queries in two, or no query at all.
+        query_place: where the queries are some of the gallery's items: the index of each there.
     """
     codes = torch.cat([query_labels, gallery_labels]).unique(return_inverse=True)[1]
     query_code, gallery_code = codes[: len(query_labels)], codes[len(query_labels) :]
@@ -112,6 +114,8 @@ def find_candidates(
     if same_set:
         place = torch.arange(len(query_labels), device=codes.device)
         exclusions.append((place, place))
+    elif query_place is not None:
+        exclusions.append((query_place, torch.arange(len(gallery_labels), device=codes.device)))
     for query_key, gallery_key in ((query_ids, gallery_ids), (query_groups, gallery_groups)):
         if query_key is not None and gallery_key is not None:
             exclusions.append((query_key, gallery_key))

@@ -123,7 +123,12 @@ class CompiledWalk:
                 self.one = _edge_side(edges)
                 error = np.array([self.scores.largest_error(self.rung)])
                 dtype = np.float64 if self.rung == DOUBLE else np.float32
-                self.one_margins = _margins(self.one, error, dtype, cells=int(min(2**21, max(2**12, 2 ** math.ceil(math.log2(8 * len(self.one.thresholds[0]) + 1))))))
+                self.one_margins = _margins(
+                    self.one,
+                    error,
+                    dtype,
+                    cells=int(min(2**21, max(2**12, 2 ** math.ceil(math.log2(8 * len(self.one.thresholds[0]) + 1))))),
+                )
             tasks = [task for task in _in_turn(panels, columns, both=walk.both) if task[0].part == task[1].part]
             run_tasks([self._task(rows, some, both, observer, edges) for rows, some, both in tasks], spaces, walk.done)
         finally:
@@ -320,7 +325,10 @@ class CompiledWalk:
                 return forced
             costs = {SINGLE: cost}
             part, walk.scores.part = walk.scores.part, walk.scores.dim + 2
-            if record.filled[1] > CLOSE * len(rows) * len(columns) or self._try(SINGLE, rows, columns, observer)[0] > cost:
+            if (
+                record.filled[1] > CLOSE * len(rows) * len(columns)
+                or self._try(SINGLE, rows, columns, observer)[0] > cost
+            ):
                 walk.scores.part = part  # many small products leave fewer pairs open than one large
             if record.filled[1] > 0.05 * len(rows) * len(columns):
                 costs[DOUBLE], _ = self._try(DOUBLE, rows, columns, observer)
@@ -394,7 +402,7 @@ _NO_MARGINS = {SINGLE: _no_margins(np.float32), DOUBLE: _no_margins(np.float64)}
 
 def _nothing_pooled() -> compiled.Pooled:
     return compiled.Pooled(
-        np.zeros(NO_POOL + 1, np.int64), 0.0, 0.0, math.inf, math.inf,
+        np.zeros(NO_POOL + 1, np.int64), 0.0, 1e-30, math.inf, math.inf,  # not 0: -inf times 0 is no number
         np.empty(0), np.empty(0, np.int64), np.zeros(3, np.int64),
     )  # fmt: skip
 

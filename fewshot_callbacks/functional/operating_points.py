@@ -138,6 +138,8 @@ class PooledRequest:
     """fixed thresholds at which precision, recall and F1 are asked"""
     false_match_rates: Sequence[float] = ()
     equal_error_rate: bool = False
+    average_precision: bool = False
+    """whether the area under the precision-recall curve is wanted exactly; bounds of it are had anyway"""
 
 
 class PooledCounts:
@@ -294,7 +296,7 @@ class PooledCounts:
     def cells(self) -> Cells:
         """What is known: of each relevant key above the cut all, below it the cells of the histogram."""
         self.cut = cut = max(self._cuts, default=math.inf)
-        negatives = self._negative_pairs()
+        negatives = self.negative_pairs()
         from_cut = [Stretch(cut, math.inf)] if math.isfinite(cut) else []
         keys, amount = _distinct(*self.positives_within(from_cut))
         top = _Tally(keys, amount)
@@ -343,7 +345,7 @@ class PooledCounts:
         reaching = keys >= key
         return int(reaching.sum() if weights is None else weights[reaching].sum())
 
-    def _negative_pairs(self) -> int:
+    def negative_pairs(self) -> int:
         """All pairs that are neither relevant nor excluded."""
         if not self.screened:
             return int(self.negatives[1:].sum())
@@ -447,7 +449,7 @@ class EdgeCounts:
             most_fp=np.concatenate([fp[own], fp[gaps] - fp_tied[gaps]])[order],
             tied=np.concatenate([fp_tied[own], np.zeros(len(gaps), np.int64)])[order],
             relevant=self.positives.total,
-            negatives=self.negatives.total,
+            negatives=self._first.negative_pairs(),  # those below all keys have not been counted here
         )
 
     def accepted(self, key: float) -> tuple[int, int] | None:
@@ -570,7 +572,11 @@ class Cells(NamedTuple):
         least = np.where(single, tp, tp - n + 1)
         low = n * least / (least + self.most_fp)
         high = n * tp / (tp + self.fewest_fp)
-        return Enclosure(math.fsum(low.tolist()) / self.relevant, min(1.0, math.fsum(high.tolist()) / self.relevant))
+        return Enclosure(math.fsum(low.tolist()) / self.relevant, math.fsum(high.tolist()) / self.relevant)
+
+    def of(self, chosen: Bools) -> Cells:
+        """Some of the cells."""
+        return Cells(*(part[chosen] for part in self[:-2]), self.relevant, self.negatives)
 
     def curve(self, scores: RankingPass, points: int) -> tuple[tuple[float, float, float], ...]:
         """Threshold, precision and recall at cells that are about evenly spaced in recall."""
@@ -595,6 +601,7 @@ class _Found:
     at_threshold: dict[float, OperatingPoint] = field(default_factory=dict)
     at_rate: dict[float, ErrorRatePoint] = field(default_factory=dict)
     equal_error_rate: float | None = None
+    area: Enclosure | None = None
 
 
 def decide(first: PooledCounts) -> PooledDecisions:
@@ -660,6 +667,15 @@ def decide(first: PooledCounts) -> PooledDecisions:
             chosen = settled(cells.equal_error_rate())
             if chosen is not None:
                 found.equal_error_rate = cells.crossing(int(chosen[0])) if len(chosen) else math.nan
+        if request.average_precision and found.area is None:
+            if walks == 1 and not bool(cells.single.all()):
+                undecided.append(~cells.single)
+            else:
+                found.area = cells.average_precision()
+                if walks > 1:  # what the first look knew of single keys, and the rest from this one
+                    known = initial.of(initial.single).average_precision()
+                    rest = cells.of((cells.low < first.cut) | ~cells.single).average_precision()
+                    found.area = Enclosure(known.low + rest.low, known.high + rest.high)
         if not undecided and not wanted_keys:
             break
         decisive = np.logical_or.reduce(undecided) if undecided else np.zeros(len(cells.low), bool)
@@ -673,7 +689,7 @@ def decide(first: PooledCounts) -> PooledDecisions:
         at_threshold=found.at_threshold,
         at_false_match_rate={rate: found.at_rate[rate] for rate in request.false_match_rates},
         equal_error_rate=found.equal_error_rate,
-        average_precision=initial.average_precision(),
+        average_precision=found.area or initial.average_precision(),
         curve=initial.curve(walk, CURVE_POINTS),
         walks=walks,
     )

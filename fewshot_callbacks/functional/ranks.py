@@ -147,7 +147,14 @@ COUNTER_BYTES = 8 + 4 + 4
 
 
 def choose_layout(
-    memory_bytes: int, queries: int, gallery: int, dim: int, relevant: float, *, threads: int = 1
+    memory_bytes: int,
+    queries: int,
+    gallery: int,
+    dim: int,
+    relevant: float,
+    *,
+    threads: int = 1,
+    whole_tiles: bool = False,
 ) -> Layout:
     """The largest panels, and the most counters, that fit the budget.
 
@@ -158,6 +165,7 @@ def choose_layout(
         dim: components of an embedding.
         relevant: relevant items of a query, the mean over queries.
         threads: each works on tiles of its own.
+        whole_tiles: a tile is as large as its panels, and several tables of its size are made (plain PyTorch).
     """
     per_query = COUNTER_BYTES * (relevant + 1) + 40
     fixed = 8 * 2**20  # histograms and other small things
@@ -166,10 +174,10 @@ def choose_layout(
         if panel >= 64 and panel * 4 * threads > max(queries, gallery, 512 * threads):
             panel //= 2  # enough panels for all threads to be busy
             continue
-        if fixed + threads * _panel_bytes(panel, dim, relevant) <= memory_bytes * SHARE_OF_PANELS:
+        if fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles) <= memory_bytes * SHARE_OF_PANELS:
             break
         panel //= 2
-    working = fixed + threads * _panel_bytes(panel, dim, relevant)
+    working = fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles)
     # a sorted copy of a panel's relevant keys, its ranks and the metrics made of them: some 160 bytes for each
     ranks = min(queries, panel) * 160 * (relevant + 1)
     left = max(0.0, memory_bytes * SHARE_OF_LAYOUT - max(working, ranks))
@@ -182,10 +190,10 @@ def choose_layout(
     )
 
 
-def _panel_bytes(panel: int, dim: int, relevant: float) -> float:
+def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool) -> float:
     """What one thread needs: the scores of some rows, in parts, two operands, and two tables of thresholds."""
     parts = math.ceil(dim / 128) + 2
-    scores = 4 * parts * min(PART_ROWS, panel) * panel
+    scores = 48 * panel * panel if whole_tiles else 4 * parts * min(PART_ROWS, panel) * panel
     return scores + 2 * panel * (8 * dim + 8 * relevant + 2200)
 
 
@@ -223,7 +231,8 @@ class RankingPass:
         self.rung: int | None = None
         self._held: list[Panel] = []
         self._compiled_keys: Callable[..., None] | None = None
-        if tiles.compiled is not None and not self.repeats and not candidates.across_classes:
+        of_itself = self.same_set or not candidates.exclusions  # nobody but the item itself is excluded
+        if tiles.compiled is not None and not self.repeats and not candidates.across_classes and of_itself:
             pairs, gallery = tiles.pairs(), candidates.gallery_order.numpy()
 
             def class_keys(queries: Any, first: int, start: Any, stop: Any, out: Any) -> None:
@@ -281,6 +290,7 @@ class RankingPass:
             self.scores.dim,
             relevant,
             threads=self.threads,
+            whole_tiles=self.scores.compiled is None,
         ).block
 
     def query_panels(self, block: range) -> list[Panel]:

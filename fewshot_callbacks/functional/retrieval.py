@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,139 +13,19 @@ from torch import Tensor
 
 from fewshot_callbacks.functional._checks import check_sets, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
+from fewshot_callbacks.functional.averages import class_means, macro_mean, macro_mean_interval
 from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall
-from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, exact_mean, normal_quantile
-from fewshot_callbacks.functional.operating_points import OperatingPoint, PooledCounts, PooledRequest, decide
-from fewshot_callbacks.functional.ranking import (
-    Ties,
-    average_precision,
-    check_ties,
-    depends_on_ties,
-    hits_within,
-    recall_at_k,
-)
+from fewshot_callbacks.functional.grouped_recall import grouped_recall
+from fewshot_callbacks.functional.intervals import clustered_mean_interval, exact_mean, normal_quantile
+from fewshot_callbacks.functional.operating_points import PooledCounts, PooledRequest, decide
+from fewshot_callbacks.functional.prototype_accuracy import prototype_accuracy as nearest_prototype
+from fewshot_callbacks.functional.ranking import Divisor, Ties, depends_on_ties
 from fewshot_callbacks.functional.ranks import SHARE_OF_KEYS, Progress, RankBlock, RankingPass
-from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity, check_similarity
+from fewshot_callbacks.functional.report import RetrievalReport
+from fewshot_callbacks.functional.settings import RetrievalSettings, compute_device
+from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity
 
 _CALL = "evaluate_retrieval"
-
-
-@dataclass(frozen=True)
-class RetrievalReport:
-    """What `evaluate_retrieval` found. Means are over the queries that have a match; pooled values over all pairs."""
-
-    mAP: float
-    """mean average precision: for each query the mean precision at the ranks of its relevant items"""
-    map_at_r: float
-    """MAP@R: the same, cut at rank R, the number of relevant items, and divided by R"""
-    r_precision: float
-    """share of relevant items among the first R"""
-    recall_at: dict[int, float]
-    """K -> share of queries with at least one relevant item among the first K (also CMC@K)"""
-    decision: OperatingPoint
-    """pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was asked for"""
-    at_precision: dict[float, OperatingPoint]
-    """precision -> the pooled point of the smallest threshold that reaches it"""
-    grouped: GroupedRecall | None
-    """Grouped Recall@K; None where there are fewer labels than one group needs"""
-    intervals: dict[str, Interval]
-    """metric -> 95 % interval (or what was asked for) of its mean, robust to the dependence of queries of one class"""
-    queries: int
-    gallery: int
-    classes: int
-    """distinct labels of the queries"""
-    queries_without_match: int
-    """queries that have no relevant candidate: left out of every mean"""
-    queries_with_ties: int
-    """queries with a relevant item that ties with an irrelevant one: where the rule for ties decides"""
-    similarity: Similarity
-    ties: Ties
-    notes: tuple[str, ...]
-    """what a reader of the numbers should know"""
-    seconds: float = field(compare=False)
-    """how long the evaluation took"""
-
-    @property
-    def recall_at_precision(self) -> dict[float, float]:
-        """Precision -> R@P, the pooled recall at the smallest threshold that reaches it; 0.0 where none does."""
-        return {precision: point.recall for precision, point in self.at_precision.items()}
-
-    @property
-    def grouped_recall_at(self) -> dict[int, float]:
-        """K -> Grouped Recall@K; empty where there were too few labels."""
-        return dict(self.grouped.at) if self.grouped is not None else {}
-
-    @property
-    def precision(self) -> float:
-        """Pooled precision of the decision point."""
-        return self.decision.precision
-
-    @property
-    def recall(self) -> float:
-        """Pooled recall of the decision point."""
-        return self.decision.recall
-
-    @property
-    def f1(self) -> float:
-        """Pooled F1 of the decision point."""
-        return self.decision.f1
-
-    @property
-    def threshold(self) -> float:
-        """Score from which a pair is accepted at the decision point."""
-        return self.decision.threshold
-
-    def metrics(self) -> dict[str, float]:
-        """All values under the names they are logged with, the primary one first."""
-        values = {"mAP": self.mAP, "map@r": self.map_at_r, "r_precision": self.r_precision}
-        values |= {f"recall@{k}": value for k, value in self.recall_at.items()}
-        values |= {f"grouped_recall@{k}": value for k, value in self.grouped_recall_at.items()}
-        values |= {"precision": self.precision, "recall": self.recall, "f1": self.f1, "threshold": self.threshold}
-        values |= {f"recall@precision{precision:g}": value for precision, value in self.recall_at_precision.items()}
-        return values
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, strings, lists and dictionaries that JSON can hold (NaN becomes None)."""
-
-        def plain(value: float) -> float | None:
-            return None if math.isnan(value) else value
-
-        return {
-            "metrics": {name: plain(value) for name, value in self.metrics().items()},
-            "intervals": {name: [plain(end) for end in interval] for name, interval in self.intervals.items()},
-            "thresholds_at_precision": {f"{p:g}": plain(point.threshold) for p, point in self.at_precision.items()},
-            "grouped": None
-            if self.grouped is None
-            else {
-                "group_size": self.grouped.group_size,
-                "groups": self.grouped.groups,
-                "dropped_labels": self.grouped.dropped_labels,
-            },
-            "queries": self.queries,
-            "gallery": self.gallery,
-            "classes": self.classes,
-            "queries_without_match": self.queries_without_match,
-            "queries_with_ties": self.queries_with_ties,
-            "similarity": self.similarity,
-            "ties": self.ties,
-            "notes": list(self.notes),
-            "seconds": round(self.seconds, 3),
-        }
-
-
-def metric_names(
-    recall_k: Sequence[int], precisions: Sequence[float], grouped_k: Sequence[int], group_size: int | None
-) -> tuple[str, ...]:
-    """The keys of `RetrievalReport.metrics` for these settings, also where nothing could be computed."""
-    grouped = [f"grouped_recall@{k}" for k in grouped_k] if group_size is not None else []
-    return (
-        *("mAP", "map@r", "r_precision"),
-        *(f"recall@{k}" for k in recall_k),
-        *grouped,
-        *("precision", "recall", "f1", "threshold"),
-        *(f"recall@precision{precision:g}" for precision in precisions),
-    )
 
 
 def evaluate_retrieval(
@@ -157,9 +36,18 @@ def evaluate_retrieval(
     *,
     similarity: Similarity = "cosine",
     recall_k: Sequence[int] = (1, 5, 10),
+    map_k: Sequence[int | tuple[int, Divisor]] = (),
+    precision_k: Sequence[int] = (),
+    ndcg_k: Sequence[int] = (),
+    macro: bool = False,
+    per_class: bool = False,
     precisions: Sequence[float] = (0.95,),
     threshold: float | None = None,
     threshold_bounds: tuple[float, float] | None = None,
+    false_match_rates: Sequence[float] = (),
+    equal_error_rate: bool = False,
+    auc_pr: bool = False,
+    prototype_accuracy: bool = False,
     grouped_k: Sequence[int] = (1,),
     group_size: int | None = 10,
     group_seed: int = 0,
@@ -168,8 +56,12 @@ def evaluate_retrieval(
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
+    max_queries: int | None = None,
+    query_seed: int = 0,
     confidence: float = 0.95,
     memory_mb: float = 512,
+    device: str = "cpu",
+    device_memory_mb: float | None = None,
     progress: Progress | None = None,
 ) -> RetrievalReport:
     """Exact retrieval metrics over all pairs of queries and gallery, in bounded memory.
@@ -186,11 +78,24 @@ def evaluate_retrieval(
         gallery_labels: (gallery,) their labels. An item whose label no query has is a distractor: it takes ranks.
         similarity: `"cosine"`, `"dot"` or `"euclidean"` (minus the distance).
         recall_k: the K of Recall@K, the share of queries with a relevant item among the first K.
+        map_k: AP@k, each as k or as (k, divisor): `"min"` divides by min(R, k), `"relevant"` by R, the number of relevant
+            items, `"found"` by those among the first k (the hashing papers' choice). Logged as `map@10_min`.
+        precision_k: the K of Precision@K, the share of relevant items among the first K.
+        ndcg_k: the K of nDCG@K, with relevance 0 or 1.
+        macro: also the mean over classes of each metric of a query (`macro_mAP`), so that large classes do not rule.
+        per_class: also each of these metrics for each class.
         precisions: for each, the pooled recall at the smallest threshold that reaches this precision.
         threshold: score from which a pair is accepted, for pooled precision, recall and F1; by default the one of the
             best F1.
         threshold_bounds: smallest and largest threshold that may be chosen for recall at fixed precision; by default
             (0, 1) for cosine and anything otherwise.
+        false_match_rates: for each, the pooled share of relevant pairs that are rejected where at most this share of
+            the others is accepted (FNMR at FMR).
+        equal_error_rate: also where these two shares are the same. May take a second look at all pairs.
+        auc_pr: also the area under the pooled precision-recall curve, exactly, for which all pairs are looked at twice.
+            Bounds of it are in the report without that.
+        prototype_accuracy: also the share of queries whose class has the most similar mean embedding; a query is left
+            out of its own class's mean.
         grouped_k: the K of Grouped Recall@K.
         group_size: labels in a group for Grouped Recall; None leaves it out.
         group_seed: of the split into groups, the same split for the same labels.
@@ -200,8 +105,14 @@ def evaluate_retrieval(
         query_groups: (queries,) for instance the video of each frame: candidates of the query's own group are neither
             hit nor miss.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
+        max_queries: evaluate at most so many queries, drawn from all classes in proportion to their size, against the
+            whole gallery. The report then says that it is an estimate; the intervals say how good it is.
+        query_seed: of that draw.
         confidence: of the intervals.
         memory_mb: bound on the memory used beyond the embeddings, in MB.
+        device: where the scores are made: `"cpu"`, `"cuda"` (or one of several), `"auto"`. The results are the same.
+            The embeddings stay where they are and come over in slices.
+        device_memory_mb: bound on the memory used on that device; by default half of what is free there.
         progress: called with the pairs done and the pairs to do.
 
     Returns:
@@ -219,18 +130,29 @@ def evaluate_retrieval(
         (True, 0)
     """
     started = time.perf_counter()
-    check_settings(
-        _CALL,
+    settings = RetrievalSettings(
         similarity=similarity,
         recall_k=recall_k,
+        map_k=map_k,
+        precision_k=precision_k,
+        ndcg_k=ndcg_k,
+        macro=macro,
         precisions=precisions,
         threshold=threshold,
+        false_match_rates=false_match_rates,
+        equal_error_rate=equal_error_rate,
+        auc_pr=auc_pr,
+        prototype_accuracy=prototype_accuracy,
         grouped_k=grouped_k,
         group_size=group_size,
         group_seed=group_seed,
         ties=ties,
+        max_queries=max_queries,
+        query_seed=query_seed,
         memory_mb=memory_mb,
+        device=device,
     )
+    settings.check(_CALL)
     normal_quantile(confidence)  # refuses what is no probability, before the work is done
     same_set = gallery is None
     queries, query_labels, items, item_labels = check_sets(_CALL, embeddings, labels, gallery, gallery_labels)
@@ -240,21 +162,56 @@ def evaluate_retrieval(
     any_code = any(code is not None for code in codes.values())
     if threshold_bounds is None:
         threshold_bounds = (0.0, 1.0) if similarity == "cosine" else (-math.inf, math.inf)
+    where = compute_device(_CALL, device)
+    budget = memory_bytes(where, memory_mb, device_memory_mb)
+    chosen = (
+        None if max_queries is None or max_queries >= len(queries) else _drawn(query_labels, max_queries, query_seed)
+    )
+    asked, asked_labels, asked_codes = queries, query_labels, codes
+    if chosen is not None:
+        asked, asked_labels = queries[chosen], query_labels[chosen]
+        asked_codes = {
+            name: code[chosen] if code is not None and name.startswith("query") else code
+            for name, code in codes.items()
+        }
 
     with full_precision():
-        tiles = ScoreTiles(queries, items, similarity)
-        candidates = find_candidates(query_labels, item_labels, same_set=same_set, **codes)
-        walk = RankingPass(tiles, candidates, int(memory_mb * 10**6), progress)
-        request = PooledRequest(precisions, threshold_bounds, () if threshold is None else (threshold,))
+        tiles = ScoreTiles(asked, items, similarity, where)
+        candidates = find_candidates(
+            asked_labels.to(where),
+            item_labels.to(where),
+            same_set=same_set and chosen is None,
+            query_place=chosen.to(where) if same_set and chosen is not None else None,
+            **{name: None if code is None else code.to(where) for name, code in asked_codes.items()},
+        )
+        walk = RankingPass(tiles, candidates, budget, progress)
+        request = PooledRequest(
+            precisions,
+            threshold_bounds,
+            () if threshold is None else (threshold,),
+            false_match_rates,
+            equal_error_rate,
+            auc_pr,
+        )
         first = PooledCounts(walk, request, max(10_000, int(walk.memory_bytes * SHARE_OF_KEYS / 8)))
-        per_query = _PerQuery(len(queries), recall_k, ties)
+        per_query = _PerQuery(len(asked), settings)
         for ranks in walk.run(first):
             per_query.add(ranks)
         matched = per_query.relevant > 0
         if not bool(matched.any()):
-            raise ValueError(_no_match(len(queries), query_labels, item_labels, same_set, any_code=any_code))
+            raise ValueError(_no_match(len(asked), asked_labels, item_labels, same_set, any_code=any_code))
         pooled = decide(first)
+        if prototype_accuracy:
+            per_query.values["prototype_accuracy"] = _prototype_accuracy(
+                asked, asked_labels, items, item_labels, similarity, chosen, same_set=same_set, memory=budget
+            )
         grouped, notes = None, _notes(walk, per_query, matched)
+        if chosen is not None:
+            notes.insert(
+                0,
+                f"An estimate: {len(chosen):,} of {len(queries):,} queries were drawn (seed {query_seed}); the intervals "
+                "say how good it is. Grouped Recall is of all queries.",
+            )
         distinct = len(query_labels.unique())
         if group_size is not None and distinct < 2 * group_size:
             notes.append(
@@ -283,27 +240,41 @@ def evaluate_retrieval(
                 )
             except ValueError as error:  # a group without a match: the other metrics stand
                 notes.append(str(error))
-    means = {name: exact_mean(values[matched]) for name, values in per_query.values.items()}
+    present = {name: ~values.isnan() for name, values in per_query.values.items()}
     intervals = {
-        name: clustered_mean_interval(values[matched], query_labels[matched], confidence)
+        name: clustered_mean_interval(values[present[name]], asked_labels[present[name]], confidence)
         for name, values in per_query.values.items()
     }
+    by_macro: dict[str, float] = {}
+    by_class: dict[str, dict[int, float]] = {}
+    for name, values in per_query.values.items():
+        if macro:
+            by_macro[name] = macro_mean(values, asked_labels)
+            intervals[f"macro_{name}"] = macro_mean_interval(values, asked_labels, confidence)
+        if per_class:
+            present_labels, of_class, _ = class_means(values, asked_labels)
+            by_class[name] = dict(zip(present_labels.tolist(), of_class.tolist(), strict=True))
     if grouped is not None:
         intervals |= {f"grouped_recall@{k}": interval for k, interval in grouped.intervals.items()}
     return RetrievalReport(
-        mAP=means["mAP"],
-        map_at_r=means["map@r"],
-        r_precision=means["r_precision"],
-        recall_at={k: means[f"recall@{k}"] for k in recall_k},
+        mean={name: exact_mean(values[present[name]]) for name, values in per_query.values.items()},
+        macro=by_macro,
+        per_class=by_class,
         decision=pooled.best_f1 if threshold is None else pooled.at_threshold[threshold],
         at_precision=pooled.at_precision,
+        at_false_match_rate=pooled.at_false_match_rate,
+        equal_error_rate=pooled.equal_error_rate,
+        auc_pr=pooled.average_precision,
+        curve=pooled.curve,
         grouped=grouped,
         intervals=intervals,
-        queries=len(queries),
+        queries=len(asked),
         gallery=len(items),
         classes=distinct,
         queries_without_match=int((~matched).sum()),
         queries_with_ties=int(per_query.tied.sum()),
+        is_estimate=chosen is not None,
+        has_exact_auc_pr=auc_pr,
         similarity=similarity,
         ties=ties,
         notes=tuple(notes),
@@ -311,73 +282,68 @@ def evaluate_retrieval(
     )
 
 
+def memory_bytes(device: torch.device, memory_mb: float, device_memory_mb: float | None) -> int:
+    """The budget of the pass: of the main memory on the CPU, else of the device's own."""
+    if device.type == "cpu":
+        return int(memory_mb * 10**6)
+    if device_memory_mb is not None:
+        return int(device_memory_mb * 10**6)
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free // 2)
+
+
 class _PerQuery:
     """The metrics of each query, filled block by block."""
 
-    def __init__(self, queries: int, recall_k: Sequence[int], ties: Ties) -> None:
-        self.recall_k, self.ties = recall_k, ties
-        names = ["mAP", "map@r", "r_precision", *(f"recall@{k}" for k in recall_k)]
+    def __init__(self, queries: int, settings: RetrievalSettings) -> None:
+        self.metrics = settings.per_query()
         self.values: dict[str, Float[Tensor, "queries"]] = {
-            name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in names
+            name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in self.metrics
         }
         self.relevant: Int[Tensor, "queries"] = torch.zeros(queries, dtype=torch.int64)
         self.tied = torch.zeros(queries, dtype=torch.bool)
 
     def add(self, ranks: RankBlock) -> None:
-        relevant = ranks.relevant
-        block = {
-            "mAP": average_precision(ranks, self.ties),
-            "map@r": average_precision(ranks, self.ties, cut=relevant),
-            "r_precision": hits_within(ranks, relevant, self.ties) / relevant,  # 0 / 0 = NaN without a match
-        }
-        block |= {f"recall@{k}": recall_at_k(ranks, k, self.ties) for k in self.recall_k}
         index = ranks.queries.cpu()
-        for name, values in block.items():
-            self.values[name][index] = values.cpu()
-        self.relevant[index] = relevant.cpu()
+        for name, metric in self.metrics.items():
+            self.values[name][index] = metric(ranks).cpu()
+        self.relevant[index] = ranks.relevant.cpu()
         self.tied[index] = depends_on_ties(ranks).cpu()
 
 
-def check_settings(
-    call: str,
-    *,
-    similarity: Similarity,
-    recall_k: Sequence[int],
-    precisions: Sequence[float],
-    threshold: float | None,
-    grouped_k: Sequence[int],
-    group_size: int | None,
-    group_seed: int,
-    ties: Ties,
-    memory_mb: float,
-) -> None:
-    """Refuse settings of `evaluate_retrieval` that no data could make sense of.
+def _drawn(labels: Int[Tensor, "queries"], count: int, seed: int) -> Int[Tensor, "drawn"]:
+    """Indices of `count` queries, of each class in proportion to its size: every n-th of the classes one after the other.
 
-    Args:
-        call: who was given them, for the message.
-        similarity: see `evaluate_retrieval`, as all others.
-        recall_k: positive whole numbers.
-        precisions: in (0, 1].
-        threshold: a finite score or None.
-        grouped_k: positive whole numbers.
-        group_size: at least 2, or None.
-        group_seed: any whole number.
-        ties: one of `Ties`.
-        memory_mb: positive.
+    Inside a class the order is random, and so is the query at which the count begins.
     """
-    check_similarity(similarity)
-    check_ties(ties)
-    for name, ks in (("recall_k", recall_k), ("grouped_k", grouped_k)):
-        if any(not isinstance(k, int) or k < 1 for k in ks):
-            raise ValueError(f"{call}: {name}={tuple(ks)} must hold positive whole numbers, such as (1, 5, 10).")
-    if any(not 0 < precision <= 1 for precision in precisions):
-        raise ValueError(f"{call}: precisions={tuple(precisions)} must lie in (0, 1], such as (0.95,).")
-    if threshold is not None and not math.isfinite(threshold):
-        raise ValueError(f"{call}: threshold={threshold} must be a finite score; None takes that of the best F1.")
-    if group_size is not None and group_size < 2:
-        raise ValueError(f"{call}: group_size={group_size} must be at least 2 labels; None leaves Grouped Recall out.")
-    if not memory_mb > 0:
-        raise ValueError(f"{call}: memory_mb={memory_mb} must be positive; the default is 512.")
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    start = float(torch.rand(1, generator=generator))
+    places = ((torch.arange(count) + start) * (len(labels) / count)).long().clamp(max=len(labels) - 1)
+    drawn: Tensor = by_class[places].sort().values
+    return drawn
+
+
+def _prototype_accuracy(
+    queries: Tensor,
+    query_labels: Tensor,
+    items: Tensor,
+    item_labels: Tensor,
+    similarity: Similarity,
+    chosen: Tensor | None,
+    *,
+    same_set: bool,
+    memory: int,
+) -> Float[Tensor, "queries"]:
+    if same_set and chosen is not None:  # a drawn query must still be left out of its own class's mean
+        every = nearest_prototype(
+            items, item_labels, items, item_labels, similarity=similarity, same_set=True, memory_bytes=memory
+        )
+        return every[chosen]
+    return nearest_prototype(
+        queries, query_labels, items, item_labels, similarity=similarity, same_set=same_set, memory_bytes=memory
+    )
 
 
 def _no_match(queries: int, query_labels: Tensor, item_labels: Tensor, same_set: bool, *, any_code: bool) -> str:

@@ -297,7 +297,8 @@ class ScoreTiles:
         unit_roundoff, moved = self._half_rounding()
         error = 1.01 * (2 * moved + moved * moved + (self.dim + 12) * 2.0**-22)
         error = error + self.error(index, SINGLE, of_query=of_query)
-        return keys - error - 1.01 * unit_roundoff * (keys.abs() + error) - 2.0**-40
+        low = keys - error - 1.01 * unit_roundoff * (keys.abs() + error) - 2.0**-40
+        return torch.where(keys.isinf(), keys, low)  # where nothing is asked, inf - inf would be NaN
 
     def largest_error(self, rung: int) -> float:
         """No estimate of this rung, or of a more exact one, lies further from its key than this."""

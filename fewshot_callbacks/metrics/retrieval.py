@@ -9,7 +9,8 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fewshot_callbacks.functional._checks import check_labels
-from fewshot_callbacks.functional.retrieval import RetrievalReport, evaluate_retrieval
+from fewshot_callbacks.functional.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.metrics._sync import gather_tensors
 
 

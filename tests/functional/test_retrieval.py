@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -6,11 +7,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_curve
 
 from fewshot_callbacks.functional import similarity as similarity_module
 from fewshot_callbacks.functional.candidates import row_numbers
 from fewshot_callbacks.functional.ranking import check_ties
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval, metric_names
+from fewshot_callbacks.functional.retrieval import _drawn, evaluate_retrieval
+from fewshot_callbacks.functional.settings import RetrievalSettings
 from fewshot_callbacks.functional.similarity import DOUBLE, EXACT, SINGLE, ScoreTiles
 from tests.functional.brute_force import BruteForce
 
@@ -323,10 +326,154 @@ class TestInput:
             evaluate_retrieval(embeddings, labels)
 
 
+EVERYTHING = {
+    "recall_k": (1, 7),
+    "map_k": (5, (10, "found"), (3, "relevant")),
+    "precision_k": (3,),
+    "ndcg_k": (5,),
+    "macro": True,
+    "precisions": (0.9,),
+    "false_match_rates": (0.01, 0.001),
+    "equal_error_rate": True,
+    "auc_pr": True,
+    "prototype_accuracy": True,
+    "grouped_k": (1, 2),
+    "group_size": 5,
+}
+
+
 def test_names_of_metrics_are_those_of_the_report():
-    embeddings, labels = made(100, 20, 8)
-    report = evaluate_retrieval(embeddings, labels, recall_k=(1, 7), precisions=(0.9,), grouped_k=(1, 2), group_size=5)
-    assert tuple(report.metrics()) == metric_names((1, 7), (0.9,), (1, 2), 5)
+    report = evaluate_retrieval(*made(100, 20, 8), **EVERYTHING)
+    names = RetrievalSettings(**EVERYTHING).metric_names()
+    assert tuple(report.metrics()) == names
+    assert {"map@5_min", "map@10_found", "ndcg@5", "macro_mrr", "fnmr@fmr0.01", "eer", "auc_pr"} < set(names)
+    assert json.loads(json.dumps(report.to_dict()))["metrics"].keys() == set(names)
+
+
+def test_every_metric_equals_its_loop():
+    embeddings, labels = made(120, 15, 6, noise=2.0)
+    report = evaluate_retrieval(embeddings, labels, per_class=True, **EVERYTHING)
+    loops = BruteForce(embeddings.numpy(), labels.numpy())
+    assert report.mrr == pytest.approx(loops.mean_reciprocal_rank, abs=1e-12)
+    assert report.precision_at[3] == pytest.approx(loops.precision_at(3), abs=1e-12)
+    assert report.ndcg_at[5] == pytest.approx(loops.ndcg_at(5), abs=1e-12)
+    for k, divisor in ((5, "min"), (10, "found"), (3, "relevant")):
+        expected = loops.average_precision_at(k, divisor)
+        assert report.metrics()[f"map@{k}_{divisor}"] == pytest.approx(expected, abs=1e-12)
+    of_classes = report.per_class["mAP"]
+    assert set(of_classes) == set(labels.tolist())
+    assert report.macro["mAP"] == pytest.approx(sum(of_classes.values()) / len(of_classes), abs=1e-12)
+
+
+class TestPooledRates:
+    def pairs(self, embeddings, labels):
+        scores = (
+            torch.nn.functional.normalize(embeddings.double()) @ torch.nn.functional.normalize(embeddings.double()).T
+        )
+        others = ~torch.eye(len(labels), dtype=torch.bool)
+        return scores[others].numpy(), (labels[:, None] == labels)[others].numpy()
+
+    @pytest.mark.parametrize("noise", [0.3, 1.0, 3.0, 100.0])
+    def test_equal_scikit_learn(self, noise):
+        embeddings, labels = made(300, 20, 12, noise=noise)
+        report = evaluate_retrieval(
+            embeddings, labels, group_size=None, false_match_rates=(0.001, 0.01, 0.2), equal_error_rate=True
+        )
+        scores, relevant = self.pairs(embeddings, labels)
+        area = average_precision_score(relevant, scores)
+        assert report.auc_pr.low - 1e-9 <= area <= report.auc_pr.high + 1e-9
+        assert report.auc_pr.error < 0.01
+        exact = evaluate_retrieval(embeddings, labels, group_size=None, auc_pr=True)
+        assert exact.auc_pr.error < 1e-12
+        assert exact.metrics()["auc_pr"] == pytest.approx(area, abs=1e-9)
+        assert "auc_pr" not in report.metrics()
+        false_match, match, _ = roc_curve(relevant, scores, drop_intermediate=False)
+        for rate, point in report.at_false_match_rate.items():
+            allowed = false_match <= np.floor(rate * (~relevant).sum() + 1e-9) / (~relevant).sum() + 1e-15
+            assert point.false_non_match_rate == pytest.approx(1 - match[allowed].max(), abs=1e-9)
+            assert point.false_match_rate <= rate
+        crossing = np.flatnonzero(1 - match <= false_match)[0]
+        between = slice(crossing - 1, crossing + 1)
+        gap = (1 - match - false_match)[between]
+        expected = np.interp(0, -gap, false_match[between])
+        assert report.equal_error_rate == pytest.approx(expected, abs=2 / relevant.sum())
+
+    def test_the_curve_is_a_thinned_one(self):
+        report = evaluate_retrieval(*made(300, 20, 12, noise=2.0), group_size=None)
+        recalls = [recall for _, _, recall in report.curve]
+        assert recalls == sorted(recalls)
+        assert recalls[-1] == 1.0
+        assert 20 < len(recalls) <= 200
+        assert all(0 < precision <= 1 for _, precision, _ in report.curve)
+
+
+class TestSample:
+    def test_a_sample_is_near_the_whole_and_says_what_it_is(self):
+        embeddings, labels = made(2000, 40, 16, noise=2.0)
+        whole = evaluate_retrieval(embeddings, labels, group_size=None)
+        part = evaluate_retrieval(embeddings, labels, group_size=None, max_queries=500)
+        assert (part.queries, part.gallery, part.is_estimate, whole.is_estimate) == (500, 2000, True, False)
+        low, high = part.intervals["mAP"]
+        margin = high - low
+        assert low - margin < whole.mAP < high + margin
+        assert "500 of 2,000 queries were drawn (seed 0)" in part.notes[0]
+        assert evaluate_retrieval(embeddings, labels, group_size=None, max_queries=500) == part
+        assert evaluate_retrieval(embeddings, labels, group_size=None, max_queries=500, query_seed=1) != part
+
+    def test_each_class_gives_its_share(self):
+        labels = torch.tensor([0] * 100 + [1] * 300 + [2] * 600)
+        drawn = labels[_drawn(labels, 100, seed=3)]
+        assert torch.bincount(drawn).tolist() == [10, 30, 60]
+        assert len(_drawn(labels, 1000, seed=0).unique()) == 1000
+
+    def test_as_many_as_there_are_is_no_sample(self):
+        embeddings, labels = made(100, 10, 8)
+        assert evaluate_retrieval(embeddings, labels, max_queries=100) == evaluate_retrieval(embeddings, labels)
+
+    def test_a_drawn_query_is_no_candidate_of_itself(self):
+        embeddings, labels = made(60, 20, 8, noise=50.0)
+        whole = evaluate_retrieval(embeddings, labels, group_size=None, per_class=True)
+        part = evaluate_retrieval(embeddings, labels, group_size=None, per_class=True, max_queries=59)
+        same = [label for label, value in whole.per_class["mAP"].items() if part.per_class["mAP"].get(label) == value]
+        assert len(same) >= 19  # all but the class that lost a query
+
+
+class TestDevice:
+    def test_auto_is_there(self):
+        embeddings, labels = made(100, 10, 8)
+        assert evaluate_retrieval(embeddings, labels, device="auto").mAP == evaluate_retrieval(embeddings, labels).mAP
+
+    @pytest.mark.parametrize(
+        ("device", "message"),
+        [
+            ("gpu", r"device='gpu' is no device"),
+            ("mps", r"has no float64"),
+            ("cuda:97", r"torch sees \d+ CUDA devices"),
+        ],
+    )
+    def test_refuses_what_is_not_there(self, device, message):
+        with pytest.raises(ValueError, match=message):
+            evaluate_retrieval(*made(40, 4, 8), device=device)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    @pytest.mark.parametrize("noise", [0.3, 3.0])
+    def test_the_same_on_a_gpu(self, noise):
+        embeddings, labels = made(3000, 60, 130, noise=noise)
+        assert evaluate_retrieval(embeddings, labels, device="cuda") == evaluate_retrieval(embeddings, labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"map_k": ((0, "min"),)}, r"map_k=\(\(0, 'min'\),\) must hold ranks.*'min', 'relevant', 'found'"),
+        ({"ndcg_k": (0,)}, r"ndcg_k=\(0,\) must hold positive"),
+        ({"false_match_rates": (1.0,)}, r"false_match_rates=\(1.0,\) must lie between 0 and 1"),
+        ({"max_queries": 0}, r"max_queries=0 must be positive; None evaluates all"),
+    ],
+)
+def test_settings_that_make_no_sense(change, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate_retrieval(*made(40, 4, 8), **change)
 
 
 def test_intervals_hold_their_means():

@@ -284,7 +284,8 @@ def operand(values, index, scale, factor, out):  # type: ignore[no-untyped-def]
 def _cell(value, origin, scale, cells):  # type: ignore[no-untyped-def]
     """Which cell a value lies in: monotone in the value, 0 for what lies below the origin, at most cells - 1."""
     place = np.float32((value - origin) * scale)
-    return np.int32(min(max(place, np.float32(-1)), np.float32(cells - 2)) + np.float32(1))
+    # in this order of arguments what is not a number lies below as well
+    return np.int32(min(np.float32(cells - 2), max(np.float32(-1), place)) + np.float32(1))
 
 
 @_kernel

@@ -1,0 +1,179 @@
+"""What an evaluation found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from fewshot_callbacks.functional.grouped_recall import GroupedRecall
+from fewshot_callbacks.functional.intervals import Interval
+from fewshot_callbacks.functional.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
+from fewshot_callbacks.functional.ranking import Ties
+from fewshot_callbacks.functional.similarity import Similarity
+
+
+@dataclass(frozen=True)
+class RetrievalReport:
+    """What `evaluate_retrieval` found. Means are over the queries that have a match; pooled values over all pairs."""
+
+    mean: dict[str, float]
+    """metric of each query -> its mean over the queries: `mAP`, `map@r`, `r_precision`, `mrr`, `recall@1`, ..."""
+    macro: dict[str, float]
+    """the same metrics, as the mean over classes of the mean over the queries of the class; empty if not asked for"""
+    per_class: dict[str, dict[int, float]]
+    """metric -> label -> mean over the queries of the class; empty if not asked for"""
+    decision: OperatingPoint
+    """pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was asked for"""
+    at_precision: dict[float, OperatingPoint]
+    """precision -> the pooled point of the smallest threshold that reaches it"""
+    at_false_match_rate: dict[float, ErrorRatePoint]
+    """false match rate -> the pooled point of the smallest threshold that keeps it"""
+    equal_error_rate: float | None
+    """where the share of rejected relevant pairs is that of accepted irrelevant ones; None if not asked for"""
+    grouped: GroupedRecall | None
+    """Grouped Recall@K; None where there are fewer labels than one group needs"""
+    intervals: dict[str, Interval]
+    """metric -> 95 % interval (or what was asked for) of its mean, robust to the dependence of queries of one class"""
+    queries: int
+    """how many there are, or were drawn"""
+    gallery: int
+    classes: int
+    """distinct labels of the queries"""
+    queries_without_match: int
+    """queries that have no relevant candidate: left out of every mean"""
+    queries_with_ties: int
+    """queries with a relevant item that ties with an irrelevant one: where the rule for ties decides"""
+    is_estimate: bool
+    """only a sample of the queries was evaluated (`max_queries`)"""
+    has_exact_auc_pr: bool
+    """`auc_pr` was asked for, and its bounds meet up to rounding; only then is it among the metrics"""
+    similarity: Similarity
+    ties: Ties
+    notes: tuple[str, ...]
+    """what a reader of the numbers should know"""
+    auc_pr: Enclosure = field(compare=False)
+    """area under the pooled precision-recall curve, as the sum of precision times the step in recall: between proved
+    bounds, which a single look at all pairs gives and which depend on the machine; exact if that was asked for"""
+    curve: tuple[tuple[float, float, float], ...] = field(compare=False)
+    """the same curve, thinned for a plot: (threshold, precision, recall), precise to a pixel"""
+    seconds: float = field(compare=False)
+    """how long the evaluation took"""
+
+    @property
+    def mAP(self) -> float:  # noqa: N802 - the field writes it so
+        """Mean average precision: for each query the mean precision at the ranks of its relevant items."""
+        return self.mean["mAP"]
+
+    @property
+    def map_at_r(self) -> float:
+        """MAP@R: the same, cut at rank R, the number of relevant items, and divided by R."""
+        return self.mean["map@r"]
+
+    @property
+    def r_precision(self) -> float:
+        """Share of relevant items among the first R."""
+        return self.mean["r_precision"]
+
+    @property
+    def mrr(self) -> float:
+        """Mean reciprocal rank of the first relevant item."""
+        return self.mean["mrr"]
+
+    @property
+    def recall_at(self) -> dict[int, float]:
+        """K -> share of queries with at least one relevant item among the first K (also CMC@K)."""
+        return self._at("recall@")
+
+    @property
+    def precision_at(self) -> dict[int, float]:
+        """K -> share of relevant items among the first K."""
+        return self._at("precision@")
+
+    @property
+    def ndcg_at(self) -> dict[int, float]:
+        """K -> normalised discounted cumulative gain of the first K."""
+        return self._at("ndcg@")
+
+    def _at(self, start: str) -> dict[int, float]:
+        return {int(name.removeprefix(start)): value for name, value in self.mean.items() if name.startswith(start)}
+
+    @property
+    def recall_at_precision(self) -> dict[float, float]:
+        """Precision -> R@P, the pooled recall at the smallest threshold that reaches it; 0.0 where none does."""
+        return {precision: point.recall for precision, point in self.at_precision.items()}
+
+    @property
+    def grouped_recall_at(self) -> dict[int, float]:
+        """K -> Grouped Recall@K; empty where there were too few labels."""
+        return dict(self.grouped.at) if self.grouped is not None else {}
+
+    @property
+    def precision(self) -> float:
+        """Pooled precision of the decision point."""
+        return self.decision.precision
+
+    @property
+    def recall(self) -> float:
+        """Pooled recall of the decision point."""
+        return self.decision.recall
+
+    @property
+    def f1(self) -> float:
+        """Pooled F1 of the decision point."""
+        return self.decision.f1
+
+    @property
+    def threshold(self) -> float:
+        """Score from which a pair is accepted at the decision point."""
+        return self.decision.threshold
+
+    def metrics(self) -> dict[str, float]:
+        """All values under the names they are logged with, the primary one first."""
+        values = dict(self.mean)
+        values |= {f"macro_{name}": value for name, value in self.macro.items()}
+        values |= {f"grouped_recall@{k}": value for k, value in self.grouped_recall_at.items()}
+        values |= {"precision": self.precision, "recall": self.recall, "f1": self.f1, "threshold": self.threshold}
+        if self.has_exact_auc_pr:
+            values["auc_pr"] = self.auc_pr.value
+        values |= {f"recall@precision{precision:g}": value for precision, value in self.recall_at_precision.items()}
+        values |= {f"fnmr@fmr{rate:g}": at.false_non_match_rate for rate, at in self.at_false_match_rate.items()}
+        return values if self.equal_error_rate is None else values | {"eer": self.equal_error_rate}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as numbers, strings, lists and dictionaries that JSON can hold (NaN becomes None)."""
+
+        def plain(value: float) -> float | None:
+            return None if math.isnan(value) else value
+
+        return {
+            "metrics": {name: plain(value) for name, value in self.metrics().items()},
+            "intervals": {name: [plain(end) for end in interval] for name, interval in self.intervals.items()},
+            "thresholds_at_precision": {f"{p:g}": plain(point.threshold) for p, point in self.at_precision.items()},
+            "thresholds_at_false_match_rate": {
+                f"{rate:g}": plain(point.threshold) for rate, point in self.at_false_match_rate.items()
+            },
+            "auc_pr_bounds": [self.auc_pr.low, self.auc_pr.high],
+            "curve": [[plain(value) for value in point] for point in self.curve],
+            "per_class": {
+                name: {str(label): plain(value) for label, value in values.items()}
+                for name, values in self.per_class.items()
+            },
+            "grouped": None
+            if self.grouped is None
+            else {
+                "group_size": self.grouped.group_size,
+                "groups": self.grouped.groups,
+                "dropped_labels": self.grouped.dropped_labels,
+            },
+            "queries": self.queries,
+            "gallery": self.gallery,
+            "classes": self.classes,
+            "queries_without_match": self.queries_without_match,
+            "queries_with_ties": self.queries_with_ties,
+            "is_estimate": self.is_estimate,
+            "similarity": self.similarity,
+            "ties": self.ties,
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 3),
+        }
