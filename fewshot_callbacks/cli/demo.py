@@ -27,7 +27,7 @@ from rich.table import Table
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
 from fewshot_callbacks.cli.curves import draw_curves
 from fewshot_callbacks.data import GlyphDataModule
-from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.protonet import ProtoNet
 
 MARKER = "results.json"

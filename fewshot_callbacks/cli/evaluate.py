@@ -38,6 +38,14 @@ MEANINGS = {
     "threshold": "score from which a pair is accepted",
 }
 
+MEANINGS_AT_K = {
+    "map": "precision at the relevant ranks up to {k}, over {divisor}",
+    "recall": "share of queries with a relevant item among the first {k}",
+    "precision": "share of relevant items among the first {k}",
+    "ndcg": "discounted gain of the first {k}, over the best possible",
+}
+DIVISORS = {"min": "min(R, k)", "relevant": "R", "found": "the relevant items found"}
+
 
 def parser() -> ArgumentParser:
     """The options of `fewshot evaluate`."""
@@ -180,27 +188,23 @@ def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
 
 
 def _meaning(name: str, report: RetrievalReport) -> str:
-    if name.startswith("recall@precision"):
-        point = report.at_precision[float(name.removeprefix("recall@precision"))]
-        return f"pooled recall at precision >= {name.removeprefix('recall@precision')}, threshold {point.threshold:.4f}"
-    if name.startswith("macro_"):
-        return "mean over classes of " + name.removeprefix("macro_")
-    if name.startswith("fnmr@fmr"):
-        rate = report.at_false_match_rate[float(name.removeprefix("fnmr@fmr"))]
-        return f"relevant pairs rejected, threshold {rate.threshold:.4f}"
-    if name.startswith("map@") and "_" in name:
-        k, _, divisor = name.removeprefix("map@").partition("_")
-        meant = {"min": "min(R, k)", "relevant": "R", "found": "relevant items found"}[divisor]
-        return f"precision at the relevant ranks up to {k}, over {meant}"
-    if name.startswith("precision@"):
-        return f"share of relevant items among the first {name.removeprefix('precision@')}"
-    if name.startswith("ndcg@"):
-        return f"discounted gain of the first {name.removeprefix('ndcg@')}, over the best possible"
-    if name.startswith("recall@"):
-        return f"share of queries with a relevant item among the first {name.removeprefix('recall@')}"
-    if name.startswith("grouped_recall@") and report.grouped is not None:
-        return f"recall inside {report.grouped.groups} groups of {report.grouped.group_size} classes"
-    return MEANINGS[name]
+    start, _, end = name.partition("@")
+    if start == "recall" and end.startswith("precision"):
+        point = report.at_precision[float(end.removeprefix("precision"))]
+        meaning = f"pooled recall at precision >= {end.removeprefix('precision')}, threshold {point.threshold:.4f}"
+    elif start == "fnmr":
+        rate = report.at_false_match_rate[float(end.removeprefix("fmr"))]
+        meaning = f"relevant pairs rejected, threshold {rate.threshold:.4f}"
+    elif start == "grouped_recall" and report.grouped is not None:
+        meaning = f"recall inside {report.grouped.groups} groups of {report.grouped.group_size} classes"
+    elif name.startswith("macro_"):
+        meaning = f"mean over classes of {name.removeprefix('macro_')}"
+    elif name == "map@r" or not end:
+        meaning = MEANINGS[name]
+    else:
+        k, _, divisor = end.partition("_")
+        meaning = MEANINGS_AT_K[start].format(k=k, divisor=DIVISORS.get(divisor))
+    return meaning
 
 
 def _caption(report: RetrievalReport) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -73,6 +73,9 @@ class _Operands(NamedTuple):
     single: Tensor
     half: Tensor | None
 
+    def rows(self, part: slice) -> _Operands:
+        return _Operands(self.single[part], None if self.half is None else self.half[part])
+
 
 @dataclass
 class _Space:
@@ -89,6 +92,9 @@ class _Space:
 
 class CompiledWalk:
     """See the module."""
+
+    one: compiled.Side
+    one_margins: compiled.Margins
 
     def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
         """Take a block of queries past the whole gallery."""
@@ -250,8 +256,8 @@ class CompiledWalk:
             stop = min(start + PART_ROWS, len(rows))
             first = start if diagonal else 0  # on the diagonal, what lies left of it was seen from the other side
             scores = self._scores(
-                _Operands(*(part if part is None else part[start:stop] for part in left)),
-                _Operands(*(part if part is None else part[first:] for part in right)),
+                left.rows(slice(start, stop)),
+                right.rows(slice(first, None)),
                 space,
             )
             if across:

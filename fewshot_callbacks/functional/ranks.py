@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -303,11 +304,11 @@ class RankingPass:
         bare = self._query_entries.panels(block, size, self.candidates.part)
         thresholds: list[Tensor] = [torch.empty(0)] * len(bare)
 
-        def fill(number: int) -> None:
+        def fill(number: int, _: None = None) -> None:
             thresholds[number] = self.relevant_keys(bare[number].index, bare[number].classes, bare[number].first)
 
         if self._compiled_keys is not None:
-            tasks = [Task(frozenset[int](), lambda _, number=number: fill(number), 1) for number in range(len(bare))]
+            tasks = [Task(frozenset(), partial(fill, number), 1) for number in range(len(bare))]
             run_tasks(tasks, [None] * min(self.threads, len(bare)), lambda _: None)
         else:
             for number in range(len(bare)):
@@ -356,9 +357,9 @@ class RankingPass:
         """
         candidates, device = self.candidates, self.scores.device
         if self._compiled_keys is not None and (first is not None or not self.same_set):
-            start, stop = candidates.gallery_start[classes], candidates.gallery_start[classes + 1]
-            keys = np.empty((len(queries), int((stop - start).max())))
-            self._compiled_keys(queries.numpy(), first or 0, start.numpy(), stop.numpy(), keys)
+            opening, closing = candidates.gallery_start[classes], candidates.gallery_start[classes + 1]
+            keys = np.empty((len(queries), int((closing - opening).max())))
+            self._compiled_keys(queries.numpy(), first or 0, opening.numpy(), closing.numpy(), keys)
             keys.sort(axis=1)
             return _without_last_columns(torch.from_numpy(keys))
         present, rows_of = classes.unique_consecutive(return_counts=True)
@@ -371,10 +372,10 @@ class RankingPass:
         for (rows, width), run in runs:
             blocks = len(run)
             if width:
-                first = torch.tensor([start for _, _, start in run], device=device)
+                begin = torch.tensor([start for _, _, start in run], device=device)
                 own = queries[place : place + blocks * rows].view(blocks, rows)
-                for keys, offset in self._class_blocks(own, first, width):
-                    thresholds[place + offset : place + offset + len(keys), :width] = keys
+                for part, offset in self._class_blocks(own, begin, width):
+                    thresholds[place + offset : place + offset + len(part), :width] = part
             place += blocks * rows
         return _without_last_columns(thresholds.sort(dim=1).values)
 

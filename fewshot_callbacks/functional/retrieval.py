@@ -15,7 +15,7 @@ from fewshot_callbacks.functional._checks import check_sets, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.averages import class_means, macro_mean, macro_mean_interval
 from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.grouped_recall import grouped_recall
+from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall
 from fewshot_callbacks.functional.intervals import clustered_mean_interval, exact_mean, normal_quantile
 from fewshot_callbacks.functional.operating_points import PooledCounts, PooledRequest, decide
 from fewshot_callbacks.functional.prototype_accuracy import prototype_accuracy as nearest_prototype
@@ -213,47 +213,33 @@ def evaluate_retrieval(
                 "say how good it is. Grouped Recall is of all queries.",
             )
         distinct = len(query_labels.unique())
-        if group_size is not None and distinct < 2 * group_size:
-            notes.append(
-                f"Grouped Recall is left out: two groups of group_size={group_size} labels need {2 * group_size}, and the "
-                f"queries have {distinct}. "
-                + (f"Use group_size <= {distinct // 2}." if distinct >= 4 else "Pass group_size=None.")
+        if group_size is not None:
+            grouped = _grouped(
+                notes,
+                distinct,
+                embeddings=queries,
+                labels=query_labels,
+                gallery=None if same_set else items,
+                gallery_labels=None if same_set else item_labels,
+                k=tuple(grouped_k),
+                group_size=group_size,
+                seed=group_seed,
+                similarity=similarity,
+                ties=ties,
+                confidence=confidence,
+                memory_mb=memory_mb,
+                **codes,
             )
-        if group_size is not None and distinct >= 2 * group_size:
-            try:
-                grouped = grouped_recall(
-                    queries,
-                    query_labels,
-                    None if same_set else items,
-                    None if same_set else item_labels,
-                    k=tuple(grouped_k),
-                    group_size=group_size,
-                    seed=group_seed,
-                    similarity=similarity,
-                    ties=ties,
-                    query_ids=codes["query_ids"],
-                    gallery_ids=codes["gallery_ids"],
-                    query_groups=codes["query_groups"],
-                    gallery_groups=codes["gallery_groups"],
-                    confidence=confidence,
-                    memory_mb=memory_mb,
-                )
-            except ValueError as error:  # a group without a match: the other metrics stand
-                notes.append(str(error))
     present = {name: ~values.isnan() for name, values in per_query.values.items()}
     intervals = {
         name: clustered_mean_interval(values[present[name]], asked_labels[present[name]], confidence)
         for name, values in per_query.values.items()
     }
-    by_macro: dict[str, float] = {}
-    by_class: dict[str, dict[int, float]] = {}
-    for name, values in per_query.values.items():
-        if macro:
-            by_macro[name] = macro_mean(values, asked_labels)
-            intervals[f"macro_{name}"] = macro_mean_interval(values, asked_labels, confidence)
-        if per_class:
-            present_labels, of_class, _ = class_means(values, asked_labels)
-            by_class[name] = dict(zip(present_labels.tolist(), of_class.tolist(), strict=True))
+    by_macro = {name: macro_mean(values, asked_labels) for name, values in per_query.values.items() if macro}
+    intervals |= {
+        f"macro_{name}": macro_mean_interval(per_query.values[name], asked_labels, confidence) for name in by_macro
+    }
+    by_class = {name: _by_class(values, asked_labels) for name, values in per_query.values.items() if per_class}
     if grouped is not None:
         intervals |= {f"grouped_recall@{k}": interval for k, interval in grouped.intervals.items()}
     return RetrievalReport(
@@ -280,6 +266,27 @@ def evaluate_retrieval(
         notes=tuple(notes),
         seconds=time.perf_counter() - started,
     )
+
+
+def _grouped(notes: list[str], distinct: int, *, group_size: int, **settings: Any) -> GroupedRecall | None:
+    """Grouped Recall, or a note on why there is none: the other metrics stand without it."""
+    if distinct < 2 * group_size:
+        notes.append(
+            f"Grouped Recall is left out: two groups of group_size={group_size} labels need {2 * group_size}, and the "
+            f"queries have {distinct}. "
+            + (f"Use group_size <= {distinct // 2}." if distinct >= 4 else "Pass group_size=None.")
+        )
+        return None
+    try:
+        return grouped_recall(group_size=group_size, **settings)
+    except ValueError as error:  # a group without a match
+        notes.append(str(error))
+        return None
+
+
+def _by_class(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> dict[int, float]:
+    present, means, _ = class_means(values, labels)
+    return dict(zip(present.tolist(), means.tolist(), strict=True))
 
 
 def memory_bytes(device: torch.device, memory_mb: float, device_memory_mb: float | None) -> int:

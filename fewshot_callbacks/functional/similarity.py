@@ -81,6 +81,8 @@ class ScoreTiles:
             self._query_unit = self._gallery_unit = max(self._query_unit, self._gallery_unit)
             self._query_scale = torch.full_like(self._query_scale, self._query_unit)
             self._gallery_scale = torch.full_like(self._gallery_scale, self._gallery_unit)
+        if min(float(self._query_scale.min()), float(self._gallery_scale.min())) < 2.0**-1000:
+            self.compiled = None  # it multiplies with 1 / scale, which would be infinite
         self._centre = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
         if similarity == "euclidean":  # distances do not change when everything moves; the product's error does
             self._centre = gallery.mean(dim=0, dtype=torch.float64).to(self.device)
@@ -295,8 +297,8 @@ class ScoreTiles:
         if self.similarity != "cosine":
             return keys - self.error(index, HALF, of_query=of_query)
         unit_roundoff, moved = self._half_rounding()
-        error = 1.01 * (2 * moved + moved * moved + (self.dim + 12) * 2.0**-22)
-        error = error + self.error(index, SINGLE, of_query=of_query)
+        operands = 1.01 * (2 * moved + moved * moved + (self.dim + 12) * 2.0**-22)
+        error = operands + self.error(index, SINGLE, of_query=of_query)
         low = keys - error - 1.01 * unit_roundoff * (keys.abs() + error) - 2.0**-40
         return torch.where(keys.isinf(), keys, low)  # where nothing is asked, inf - inf would be NaN
 
@@ -426,8 +428,9 @@ class ScoreTiles:
             self.compiled.row_scales(vectors.numpy(), scales)
             return torch.from_numpy(scales)
         largest = torch.cat([part.abs().amax(dim=1).double() for part in vectors.split(ROWS_AT_ONCE)]).to(self.device)
-        _, exponent = torch.frexp(largest)
-        return torch.ldexp(torch.ones_like(largest), exponent).masked_fill(largest == 0, 1.0)
+        mantissa, _ = torch.frexp(largest)
+        # exact, and not by torch.ldexp, whose power of two is a float32
+        return torch.where(largest == 0, 1.0, largest / mantissa)
 
     def _squares(self, vectors: Tensor) -> Float[Tensor, "items"]:
         """Squared lengths, summed exactly as the product of a vector with itself is."""

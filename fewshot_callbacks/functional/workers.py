@@ -56,7 +56,7 @@ def run_tasks(tasks: Sequence[Task], spaces: Sequence[Any], done: Callable[[int]
             while (task := next_task()) is not None:
                 try:
                     task.work(space)
-                except BaseException as error:  # noqa: BLE001 - handed to the caller, who raises it
+                except BaseException as error:
                     finished.put(error)
                     return
                 with free:
@@ -65,6 +65,7 @@ def run_tasks(tasks: Sequence[Task], spaces: Sequence[Any], done: Callable[[int]
                 finished.put(task.size)
 
     threads = [threading.Thread(target=work, args=(space,), daemon=True) for space in spaces]
+    before = torch.get_num_threads()
     try:
         for thread in threads:
             thread.start()
@@ -80,3 +81,4 @@ def run_tasks(tasks: Sequence[Task], spaces: Sequence[Any], done: Callable[[int]
             free.notify_all()
         for thread in threads:
             thread.join()
+        torch.set_num_threads(before)  # some libraries have one number for all threads

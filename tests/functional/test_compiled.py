@@ -213,7 +213,7 @@ def report(case, **options):
     return evaluate_retrieval(case.pop("queries"), case.pop("query_labels"), **case, **options)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines())
 def test_counts_are_those_of_the_keys(case, setting):
     by_keys = expected(case)
@@ -223,7 +223,7 @@ def test_counts_are_those_of_the_keys(case, setting):
         assert counted(case) == by_keys
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines())
 def test_reports_are_those_of_the_reference(case, setting):
     def outcome(kernel, **setting):
@@ -239,17 +239,22 @@ def test_reports_are_those_of_the_reference(case, setting):
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_panels_threads_and_rungs_count_alike(kind, similarity):
-    for labels in ("uneven", "few"):
-        case = {
-            "queries": torch.from_numpy(vectors(kind, 150, 24).astype(np.float32)),
-            "query_labels": torch.from_numpy(labels_of(labels, 150)),
-            "similarity": similarity,
-        }
-        by_keys = expected(case)
-        for rung in (None, "bfloat16", "float32", "float64"):
-            for threads, layout in ((3, (16, 16, ALL)), (2, (64, 33, 50))):
-                with engine(rung=rung, layout=layout, part_rows=13, threads=threads, pilot=True):
-                    assert counted(case) == by_keys
+    case = {
+        "queries": torch.from_numpy(vectors(kind, 80, 24).astype(np.float32)),
+        "query_labels": torch.from_numpy(labels_of("uneven", 80)),
+        "similarity": similarity,
+    }
+    by_keys = expected(case)
+    for rung, threads, layout in (
+        ("bfloat16", 3, (20, 20, ALL)),
+        ("float32", 3, (20, 20, ALL)),
+        ("float64", 2, (20, 20, ALL)),
+        ("bfloat16", 2, (32, 33, 45)),
+        ("float32", 3, (32, 33, 45)),
+        (None, 2, (40, 40, ALL)),
+    ):
+        with engine(rung=rung, layout=layout, part_rows=13, threads=threads, pilot=True):
+            assert counted(case) == by_keys
 
 
 @pytest.mark.parametrize("kind", ["real", "grid"])
@@ -267,7 +272,7 @@ def test_borders_of_runs_and_parts_are_crossed(kind, both):
             assert counted(case) == by_keys
 
 
-@pytest.mark.parametrize("relevant", [126, 127, 128, 255, 256, 257, 400])
+@pytest.mark.parametrize("relevant", [126, 127, 128, 257])
 def test_many_relevant_items(relevant):
     # tables hold numbers of thresholds in as few bits as they need
     generator = torch.Generator().manual_seed(relevant)

@@ -6,8 +6,9 @@ their key. All kernels release the interpreter's lock and run on one thread each
 
 How a pair is placed among R thresholds without a search: the stretch from the lowest to the highest threshold of a query is
 cut into cells. A table says for each cell how many thresholds lie below it, and whether one lies so near that an
-estimate in the cell may be on the wrong side of it (then the number is stored as its complement, below zero). The cell of an estimate and of a threshold come from the same
-monotone arithmetic, so a smaller cell means a smaller number, however the division into cells was rounded.
+estimate in the cell may be on the wrong side of it (then the number is stored as its complement, below zero). The cell of
+an estimate and that of a threshold come from the same monotone arithmetic, so a smaller cell means a smaller number,
+however the division into cells was rounded.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Pairs(NamedTuple):
 
 
 class Side(NamedTuple):
-    """The items along one side of a tile. Counters of a side that asks nothing have no columns."""
+    """The items along one side of a tile. A side that asks nothing has no thresholds."""
 
-    index: NDArray[np.int64]  # (items,) into the vectors
+    items: NDArray[np.int64]  # (items,) into the vectors
     weight: NDArray[np.int64]  # (items,) how many equal items each stands for
     relevant: NDArray[np.int64]  # (items,)
     thresholds: NDArray[np.float64]  # (items, relevant) ascending
@@ -89,7 +90,7 @@ class Pooled(NamedTuple):
 
 
 @_any_order
-def _product(left, right, left_scale, right_scale):  # type: ignore[no-untyped-def]
+def _product(left, right, left_scale, right_scale):
     total = 0.0
     for k in range(left.shape[0]):
         total += (np.float64(left[k]) * left_scale) * (np.float64(right[k]) * right_scale)
@@ -97,7 +98,7 @@ def _product(left, right, left_scale, right_scale):  # type: ignore[no-untyped-d
 
 
 @_any_order
-def _negative_distance(left, right, scale):  # type: ignore[no-untyped-def]
+def _negative_distance(left, right, scale):
     total = 0.0
     for k in range(left.shape[0]):
         difference = (np.float64(left[k]) - np.float64(right[k])) * scale
@@ -106,7 +107,7 @@ def _negative_distance(left, right, scale):  # type: ignore[no-untyped-def]
 
 
 @_any_order
-def _two_slices(left, right, left_scale, right_scale, base):  # type: ignore[no-untyped-def]
+def _two_slices(left, right, left_scale, right_scale, base):
     """Sums over products of slices whose places add to 0, 1, 2; each an integer without rounding."""
     first = second = third = 0.0
     for k in range(left.shape[0]):
@@ -123,7 +124,7 @@ def _two_slices(left, right, left_scale, right_scale, base):  # type: ignore[no-
 
 
 @_any_order
-def _three_slices(left, right, left_scale, right_scale, base):  # type: ignore[no-untyped-def]
+def _three_slices(left, right, left_scale, right_scale, base):
     first = second = third = fourth = fifth = 0.0
     for k in range(left.shape[0]):
         x = np.float64(left[k]) * left_scale * base
@@ -145,7 +146,7 @@ def _three_slices(left, right, left_scale, right_scale, base):  # type: ignore[n
 
 
 @_kernel
-def _slice_sums(pairs, i, j):  # type: ignore[no-untyped-def]
+def _slice_sums(pairs, i, j):
     """The exact value of the product of two scaled vectors, rounded as the key is."""
     queries, gallery = pairs.queries, pairs.gallery
     left, right = queries.values[i], gallery.values[j]
@@ -168,7 +169,7 @@ def _slice_sums(pairs, i, j):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _key(pairs, i, j):  # type: ignore[no-untyped-def]
+def _key(pairs, i, j):
     total = _slice_sums(pairs, i, j)
     if pairs.similarity == 0:
         length = np.sqrt(pairs.queries.square[i] * pairs.gallery.square[j])
@@ -181,7 +182,7 @@ def _key(pairs, i, j):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _score(pairs, i, j):  # type: ignore[no-untyped-def]
+def _score(pairs, i, j):
     """The key up to the error of a float64 product."""
     queries, gallery = pairs.queries, pairs.gallery
     if pairs.similarity == 2:
@@ -191,14 +192,14 @@ def _score(pairs, i, j):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def keys(pairs, rows, columns, out):  # type: ignore[no-untyped-def]
+def keys(pairs, rows, columns, out):
     """The keys of the pairs (rows[p], columns[p])."""
     for p in range(rows.shape[0]):
         out[p] = _key(pairs, rows[p], columns[p])
 
 
 @_kernel
-def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):  # type: ignore[no-untyped-def]
+def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
     """The keys of each query and the items of its class.
 
     Args:
@@ -229,7 +230,7 @@ def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):  # t
 
 
 @_kernel
-def row_scales(values, out):  # type: ignore[no-untyped-def]
+def row_scales(values, out):
     """For each row the smallest power of two that no component exceeds; 1 for a row of zeros."""
     for i in range(values.shape[0]):
         row = values[i]
@@ -240,7 +241,7 @@ def row_scales(values, out):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def row_hashes(bits, odd, out):  # type: ignore[no-untyped-def]
+def row_hashes(bits, odd, out):
     """A number of 64 bits for each row, the same for equal rows."""
     for i in range(bits.shape[0]):
         row = bits[i]
@@ -252,7 +253,7 @@ def row_hashes(bits, odd, out):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def squares(values, inverse_scale, slices, bits, out):  # type: ignore[no-untyped-def]
+def squares(values, inverse_scale, slices, bits, out):
     """The exact squared length of each scaled row, rounded as a key is."""
     base = 2.0**bits
     unit = 1.0 / base
@@ -267,7 +268,7 @@ def squares(values, inverse_scale, slices, bits, out):  # type: ignore[no-untype
 
 
 @_kernel
-def operand(values, index, scale, factor, out):  # type: ignore[no-untyped-def]
+def operand(values, index, scale, factor, out):
     """Chosen rows in float32: divided by a power of two, then multiplied with a factor, rounded after each."""
     for i in range(index.shape[0]):
         row = values[index[i]]
@@ -281,7 +282,7 @@ def operand(values, index, scale, factor, out):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", inline="always")
-def _cell(value, origin, scale, cells):  # type: ignore[no-untyped-def]
+def _cell(value, origin, scale, cells):
     """Which cell a value lies in: monotone in the value, 0 for what lies below the origin, at most cells - 1."""
     place = np.float32((value - origin) * scale)
     # in this order of arguments what is not a number lies below as well
@@ -289,11 +290,11 @@ def _cell(value, origin, scale, cells):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def margins(side, error, out):  # type: ignore[no-untyped-def]
+def margins(side, error, out):
     """Fill the tables of one side, for estimates that are off by at most `error` of each item."""
     low, high, origin, scale, table = out
     cells = table.shape[1]
-    for i in range(side.index.shape[0]):
+    for i in range(side.items.shape[0]):
         relevant = side.relevant[i]
         entries = table[i]
         if relevant == 0:
@@ -323,7 +324,7 @@ def margins(side, error, out):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _below(thresholds, relevant, value):  # type: ignore[no-untyped-def]
+def _below(thresholds, relevant, value):
     """How many of the ascending thresholds are smaller than the value."""
     low = 0
     high = relevant
@@ -342,12 +343,12 @@ def _below(thresholds, relevant, value):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _not_above(thresholds, relevant, value):  # type: ignore[no-untyped-def]
+def _not_above(thresholds, relevant, value):
     return _below(thresholds, relevant, np.nextafter(value, np.inf))
 
 
 @_inlined
-def _place(side, item, value, weight):  # type: ignore[no-untyped-def]
+def _place(side, item, value, weight):
     """Count a candidate whose float64 score is known; False if a threshold is too near."""
     relevant = side.relevant[item]
     thresholds = side.thresholds[item]
@@ -360,7 +361,7 @@ def _place(side, item, value, weight):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _place_key(side, item, key, weight):  # type: ignore[no-untyped-def]
+def _place_key(side, item, key, weight):
     """Count a candidate whose key is known."""
     relevant = side.relevant[item]
     below = _below(side.thresholds[item], relevant, key)
@@ -372,9 +373,9 @@ def _place_key(side, item, key, weight):  # type: ignore[no-untyped-def]
 
 
 @_inlined
-def _resolve(pairs, rows, i, columns, j, row_open, column_open, binned, collecting, pooled, weight):  # type: ignore[no-untyped-def]
+def _resolve(pairs, rows, i, columns, j, row_open, column_open, binned, collecting, pooled, weight):
     """Decide a pair that its estimate left open, or whose key is wanted."""
-    query, item = rows.index[i], columns.index[j]
+    query, item = rows.items[i], columns.items[j]
     value = _score(pairs, query, item)
     if binned and value >= pooled.floor:
         pooled.histogram[_cell(value, pooled.origin, pooled.scale, pooled.histogram.shape[0])] += weight
@@ -401,7 +402,7 @@ def _resolve(pairs, rows, i, columns, j, row_open, column_open, binned, collecti
 
 
 @_kernel
-def count(  # type: ignore[no-untyped-def]
+def count(
     estimates, first_row, rows, row_margins, columns, column_margins, spans, both, weighted, pairs, pooled, cut_estimate
 ):
     """Count every candidate of a tile for its query, and for its column's item too where `both`.
@@ -523,7 +524,7 @@ def count(  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both, pairs, pooled):  # type: ignore[no-untyped-def]
+def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both, pairs, pooled):
     """`count` where few candidates come near any threshold: look closer at those that do, and at nothing else.
 
     Candidates below the lowest threshold of a query are not counted for it, since they beat nothing.
@@ -570,7 +571,7 @@ def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both
 
 
 @_kernel
-def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, edge_margins, hits, ties):  # type: ignore[no-untyped-def]
+def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, edge_margins, hits, ties):
     """Count every candidate of a tile against one list of keys, whatever its query.
 
     Args:
@@ -627,7 +628,7 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                         while k < relevant and high[k] < value[c]:
                             k += 1
                         if k < relevant and low[k] <= value[c]:
-                            query, item = rows.index[i], columns.index[start + c]
+                            query, item = rows.items[i], columns.items[start + c]
                             score = _score(pairs, query, item)
                             k = _below(keys, relevant, score - error)
                             if k < relevant and keys[k] <= score + error:

@@ -1,0 +1,175 @@
+"""What is known of all pairs in runs of scores, and in which of these runs an operating point can lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.functional.similarity import ScoreTiles
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Enclosure:
+    """A value known up to a proved bound."""
+
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        """The middle."""
+        return (self.low + self.high) / 2
+
+    @property
+    def error(self) -> float:
+        """Half the width: the value is off by no more."""
+        return (self.high - self.low) / 2
+
+
+class Stretch(NamedTuple):
+    """Keys from `low` up to `high`, both included."""
+
+    low: float
+    high: float
+
+
+class Cells(NamedTuple):
+    """Runs of keys in ascending order that hold relevant pairs, and what a threshold at one of these accepts."""
+
+    low: Floats
+    high: Floats
+    single: Bools
+    """one key, of which everything is known"""
+    positives: Ints
+    """relevant pairs inside"""
+    tp: Ints
+    """true positives at the lowest threshold; at the others there are fewer"""
+    fewest_fp: Ints
+    """at least so many false positives at each threshold"""
+    most_fp: Ints
+    """at most so many"""
+    tied: Ints
+    """of a single key: negatives with this very key"""
+    relevant: int
+    """number of all relevant pairs"""
+    negatives: int
+    """number of all other pairs"""
+
+    def best_f1(self) -> Bools:
+        """The cells that can hold the threshold of the best F1."""
+        highest = _f1(self.tp, self.fewest_fp, self.relevant)
+        reached = _f1(self.tp, self.most_fp, self.relevant)
+        return highest >= reached.max() if len(reached) else np.zeros(0, bool)
+
+    def at_precision(self, precision: float, low: float, high: float) -> Bools:
+        """The cells that can hold the smallest threshold in [low, high] that reaches this precision."""
+        allowed = (self.high >= low) & (self.low <= high)
+        possible = allowed & (_precision(self.tp, self.fewest_fp) >= precision)
+        certain = allowed & (self.low >= low) & (self.high <= high) & (_precision(self.tp, self.most_fp) >= precision)
+        return _up_to_first(possible, certain)
+
+    def at_false_match_rate(self, rate: float) -> Bools:
+        """The cells that can hold the smallest threshold which accepts at most this share of the negatives."""
+        most = math.floor(rate * self.negatives * (1 + 1e-12))
+        return _up_to_first(self.fewest_fp <= most, self.most_fp <= most)
+
+    def equal_error_rate(self) -> Bools:
+        """The cells that can hold the lowest relevant key beyond which FNMR is no longer smaller than FMR."""
+        if not self.negatives:
+            return np.zeros(len(self.low), bool)
+        rejected = self.relevant - self.tp  # below the cell
+        fewest = (self.fewest_fp - self.tied) / self.negatives
+        most = (self.most_fp - self.tied) / self.negatives
+        possible = (rejected + self.positives) / self.relevant >= fewest
+        certain = np.where(self.single, possible, (rejected + 1) / self.relevant >= most)
+        return _up_to_first(possible, certain)
+
+    def crossing(self, cell: int) -> float:
+        """The equal error rate, if FNMR and FMR cross at this single key or just before it."""
+        before = (self.relevant - self.tp[cell]) / self.relevant
+        after = before + self.positives[cell] / self.relevant
+        match_before = self.fewest_fp[cell] / self.negatives
+        match_after = (self.fewest_fp[cell] - self.tied[cell]) / self.negatives
+        if before >= match_before:
+            return float(before)
+        step = (match_before - before) / ((match_before - before) + (after - match_after))
+        return float(before + step * (after - before))
+
+    def average_precision(self) -> Enclosure:
+        """Area under the precision-recall curve: sum of the precisions at the relevant pairs over their number."""
+        single = self.single
+        tp, n = self.tp.astype(np.float64), self.positives.astype(np.float64)
+        # inside a run of several keys each relevant pair has between tp - n + 1 and tp true positives
+        least = np.where(single, tp, tp - n + 1)
+        low = n * least / (least + self.most_fp)
+        high = n * tp / (tp + self.fewest_fp)
+        return Enclosure(math.fsum(low.tolist()) / self.relevant, math.fsum(high.tolist()) / self.relevant)
+
+    def of(self, chosen: Bools) -> Cells:
+        """Some of the cells."""
+        return Cells(
+            self.low[chosen],
+            self.high[chosen],
+            self.single[chosen],
+            self.positives[chosen],
+            self.tp[chosen],
+            self.fewest_fp[chosen],
+            self.most_fp[chosen],
+            self.tied[chosen],
+            self.relevant,
+            self.negatives,
+        )
+
+    def curve(self, scores: ScoreTiles, points: int) -> tuple[tuple[float, float, float], ...]:
+        """Threshold, precision and recall at cells that are about evenly spaced in recall."""
+        recall = self.tp / self.relevant
+        wanted = np.unique(np.searchsorted(-recall, -np.linspace(1, 0, points), side="left").clip(max=len(recall) - 1))
+        fp = (self.fewest_fp + self.most_fp) / 2
+        return tuple(
+            (scores.to_score(float(self.low[i])), float(self.tp[i] / (self.tp[i] + fp[i])), float(recall[i]))
+            for i in reversed(wanted.tolist())
+        )
+
+
+def merged(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Ascending stretches, those that touch made one."""
+    merged: list[Stretch] = []
+    for stretch in stretches:
+        if merged and stretch.low <= merged[-1].high:
+            merged[-1] = Stretch(merged[-1].low, max(merged[-1].high, stretch.high))
+        else:
+            merged.append(stretch)
+    return merged
+
+
+def _up_to_first(possible: Bools, certain: Bools) -> Bools:
+    """What is possible, up to the first cell that is certain."""
+    first = np.flatnonzero(possible & certain)
+    if len(first):
+        possible = possible.copy()
+        possible[first[0] + 1 :] = False
+    return possible
+
+
+def from_above(counts: NDArray[np.generic]) -> NDArray[Any]:
+    """For each cell, the sum over it and all cells above."""
+    return np.cumsum(counts[::-1])[::-1]
+
+
+def _f1(tp: Ints, fp: Ints, relevant: int) -> Floats:
+    values: Floats = 2 * tp.astype(np.float64) / (tp + fp + relevant)
+    return values
+
+
+def _precision(tp: Ints, fp: Ints) -> Floats:
+    values: Floats = tp.astype(np.float64) / np.maximum(tp + fp, 1)
+    return values
