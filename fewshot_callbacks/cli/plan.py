@@ -14,6 +14,10 @@ from rich.table import Table
 from fewshot_callbacks.functional.cost import EvaluationPlan, plan_evaluation
 
 
+USUAL_RATIOS = (0.4, 2.0)
+"""What an evaluation of one set takes, in matrix products of all pairs: benchmarks/README.md."""
+
+
 def parser() -> ArgumentParser:
     """The options of `fewshot plan`."""
     options = ArgumentParser(
@@ -66,11 +70,14 @@ def _table(plan: EvaluationPlan, speed: float) -> Table:
     table.add_row(
         "matrix product",
         _duration(plan.floating_point_operations / speed),
-        f"at the {speed / 1e9:.0f} GFLOP/s that this machine reached just now; the metrics come on top",
+        f"at the {speed / 1e9:.0f} GFLOP/s that this machine reached just now",
     )
+    low, high = (_duration(plan.floating_point_operations / speed * ratio) for ratio in USUAL_RATIOS)
+    table.add_row("evaluation", f"{low} to {high}", "as multiples of it were measured, from easy to hard (benchmarks/)")
     both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
     table.add_row("embeddings", both, "queries and gallery in float32; held once if they are one set")
-    table.add_row("memory beyond them", _bytes(plan.memory_bytes), "the budget by which tiles are sized")
+    needed = f"{_bytes(min(plan.needed_bytes, plan.memory_bytes))} of {_bytes(plan.memory_bytes)}"
+    table.add_row("memory beyond them", needed, "counters and tiles, of the budget; the rest makes it faster")
     table.add_row("matrix avoided", _bytes(plan.matrix_bytes), "what all similarities at once would take")
     table.add_row("tiles", f"{plan.tiles:,}", f"of up to {plan.tile[0]:,} x {plan.tile[1]:,} pairs")
     return table

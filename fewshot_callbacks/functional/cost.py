@@ -27,6 +27,8 @@ class EvaluationPlan:
     """what the matrix of all similarities would take, in float32; it is never made"""
     memory_bytes: int
     """the budget beyond the embeddings"""
+    needed_bytes: int
+    """what counters and tiles take of it; the rest serves to keep what would be made anew for each tile"""
     tile: tuple[int, int]
     """queries x gallery items that are scored at once"""
     tiles: int
@@ -70,6 +72,7 @@ def plan_evaluation(
         gallery_bytes=4 * dim * gallery,
         matrix_bytes=4 * pairs,
         memory_bytes=memory_bytes,
+        needed_bytes=size.bytes,
         tile=(min(size.rows, queries), min(size.columns, gallery)),
         tiles=math.ceil(queries / size.rows) * math.ceil(gallery / size.columns),
     )

@@ -81,8 +81,9 @@ class ScoreTiles:
             self._query_unit = self._gallery_unit = max(self._query_unit, self._gallery_unit)
             self._query_scale = torch.full_like(self._query_scale, self._query_unit)
             self._gallery_scale = torch.full_like(self._gallery_scale, self._gallery_unit)
-        if min(float(self._query_scale.min()), float(self._gallery_scale.min())) < 2.0**-1000:
-            self.compiled = None  # it multiplies with 1 / scale, which would be infinite
+        scales = torch.cat([self._query_scale, self._gallery_scale])
+        if not 2.0**-400 < float(scales.min()) <= float(scales.max()) < 2.0**400:
+            self.compiled = None  # it multiplies in any order, and so with what float64 does not hold
         self._centre = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
         if similarity == "euclidean":  # distances do not change when everything moves; the product's error does
             self._centre = gallery.mean(dim=0, dtype=torch.float64).to(self.device)

@@ -79,10 +79,34 @@ def test_a_test_logs_under_its_own_name() -> None:
 
 def test_the_keys_are_the_ones_that_are_promised() -> None:
     assert set(validated(retrieval(recall_k=(1, 5), precisions=(0.95, 0.9), group_size=2), Net(), loader())) == {
-        *("val/mAP", "val/map@r", "val/r_precision", "val/recall@1", "val/recall@5", "val/grouped_recall@1"),
+        *("val/mAP", "val/map@r", "val/r_precision", "val/mrr", "val/recall@1", "val/recall@5", "val/grouped_recall@1"),
         *("val/precision", "val/recall", "val/f1", "val/threshold", "val/queries_without_match"),
         *("val/recall@precision0.95", "val/recall@precision0.9"),
     }
+
+
+def test_every_setting_of_the_evaluation_reaches_it() -> None:
+    settings = {
+        "map_k": ((3, "found"),),
+        "precision_k": (2,),
+        "ndcg_k": (4,),
+        "macro": True,
+        "false_match_rates": (0.01,),
+        "equal_error_rate": True,
+        "auc_pr": True,
+        "prototype_accuracy": True,
+        "device": "auto",
+    }
+    net = Net()
+    logged = validated(retrieval(**settings), net, loader())
+    assert {"val/map@3_found", "val/precision@2", "val/ndcg@4", "val/macro_mAP", "val/fnmr@fmr0.01"} < set(logged)
+    assert {"val/eer", "val/auc_pr", "val/prototype_accuracy"} < set(logged)
+    assert logged == close(keyed(measured(*net.by_hand(items()), **settings), "val"))
+
+
+def test_a_sample_of_queries_is_said_to_be_one() -> None:
+    with pytest.warns(UserWarning, match="val: An estimate: 20 of 36 queries were drawn"):
+        validated(retrieval(max_queries=20), Net(), loader())
 
 
 def test_only_map_is_shown_in_the_progress_bar() -> None:

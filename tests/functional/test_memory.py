@@ -1,0 +1,70 @@
+"""The budget is kept: measured from outside, in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+MEASURE = """
+import gc, json, sys
+import torch
+from fewshot_callbacks.functional import compiled_walk
+from fewshot_callbacks.functional.ranks import first_rung
+from fewshot_callbacks.functional.retrieval import evaluate_retrieval
+
+torch.set_num_threads(1)
+n, classes, dim, memory_mb = json.loads(sys.argv[1])
+
+
+def status(name):
+    for line in open("/proc/self/status"):
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+
+
+def data(n, classes):
+    labels = torch.arange(n) % classes
+    return torch.randn(classes, dim)[labels] + 2.5 * torch.randn(n, dim), labels
+
+
+pilot_pairs, compiled_walk.PILOT_PAIRS = compiled_walk.PILOT_PAIRS, 0  # large data takes a sample first
+for rung in ("bfloat16", "float32", "float64"):  # loads libraries and compiled code
+    with first_rung(rung):
+        evaluate_retrieval(*data(500, 25))
+compiled_walk.PILOT_PAIRS = pilot_pairs
+embeddings, labels = data(n, classes)
+gc.collect()
+before = status("VmRSS")
+with open("/proc/self/clear_refs", "w") as reset:
+    reset.write("5")
+report = evaluate_retrieval(embeddings, labels, memory_mb=memory_mb)
+peak = status("VmHWM")
+print(json.dumps([(peak - before) / 1e6, report.seconds]))
+"""
+
+
+def beyond(n: int, classes: int, dim: int, memory_mb: int) -> float:
+    """Megabytes that an evaluation takes at most, beyond what the process has before."""
+    import json
+
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, json.dumps([n, classes, dim, memory_mb])],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    megabytes, seconds = json.loads(done.stdout)
+    print(f"n={n} classes={classes} dim={dim}: {megabytes:.1f} MB of {memory_mb}, {seconds:.1f} s")
+    return megabytes
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the accounts of Linux")
+@pytest.mark.parametrize(
+    ("n", "classes", "dim", "memory_mb"),
+    [(12_000, 226, 128, 64), (12_000, 226, 128, 256), (6_000, 4, 128, 64)],
+    ids=["small-budget", "large-budget", "many-relevant"],
+)
+def test_no_more_memory_than_was_granted(n, classes, dim, memory_mb):
+    assert beyond(n, classes, dim, memory_mb) < 1.1 * memory_mb
