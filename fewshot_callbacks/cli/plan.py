@@ -13,7 +13,6 @@ from rich.table import Table
 
 from fewshot_callbacks.functional.cost import EvaluationPlan, plan_evaluation
 
-
 USUAL_RATIOS = (0.4, 2.0)
 """What an evaluation of one set takes, in matrix products of all pairs: benchmarks/README.md."""
 

@@ -121,8 +121,6 @@ class CompiledWalk:
         items = sum(map(len, panels)) + (0 if self.one_operand else sum(map(len, columns)))
         self.keeps_operands = budget >= items * self.scores.dim * (8 if self.rung == DOUBLE else 6)
         observer = look if isinstance(look, PooledLook) else None
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
         try:
             spaces = [self._space(observer, edges) for _ in range(threads)]
             if edges is not None:
@@ -138,7 +136,7 @@ class CompiledWalk:
             tasks = [task for task in _in_turn(panels, columns, both=walk.both) if task[0].part == task[1].part]
             run_tasks([self._task(rows, some, both, observer, edges) for rows, some, both in tasks], spaces, walk.done)
         finally:
-            torch.set_num_threads(before)
+            self.sides, self.kept_margins, self.kept_operands = {}, {}, {}  # they hold on to the counters
         for space in spaces:
             if observer is not None:
                 observer.absorb(walk, space.pooled)
@@ -321,30 +319,22 @@ class CompiledWalk:
             return SINGLE if forced is None else forced
         rows, columns = walk.sample(PILOT_ROWS, PILOT_COLUMNS)
         assert rows.counts is not None
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            cost, record = self._try(SINGLE, rows, columns, observer)
-            if observer is not None:
-                observer.expect(walk, record, rows, columns)
-            if forced is not None:
-                return forced
-            costs = {SINGLE: cost}
-            part, walk.scores.part = walk.scores.part, walk.scores.dim + 2
-            if (
-                record.filled[1] > CLOSE * len(rows) * len(columns)
-                or self._try(SINGLE, rows, columns, observer)[0] > cost
-            ):
-                walk.scores.part = part  # many small products leave fewer pairs open than one large
-            if record.filled[1] > 0.05 * len(rows) * len(columns):
-                costs[DOUBLE], _ = self._try(DOUBLE, rows, columns, observer)
-            elif not walk.candidates.across_classes:
-                few = replace(rows, **{name: getattr(rows, name)[::8] for name in ("index", "classes", "weight")})
-                few = replace(few, counts=Counts.zeros(rows.counts.thresholds[::8].contiguous()))
-                if self._try(HALF, few, columns, observer)[0] * 4 < cost:  # else much of it is looked at twice
-                    costs[HALF], _ = self._try(HALF, rows, columns, observer)
-        finally:
-            torch.set_num_threads(before)
+        cost, record = self._try(SINGLE, rows, columns, observer)
+        if observer is not None:
+            observer.expect(walk, record, rows, columns)
+        if forced is not None:
+            return forced
+        costs = {SINGLE: cost}
+        part, walk.scores.part = walk.scores.part, walk.scores.dim + 2
+        if record.filled[1] > CLOSE * len(rows) * len(columns) or self._try(SINGLE, rows, columns, observer)[0] > cost:
+            walk.scores.part = part  # many small products leave fewer pairs open than one large
+        if record.filled[1] > 0.05 * len(rows) * len(columns):
+            costs[DOUBLE], _ = self._try(DOUBLE, rows, columns, observer)
+        elif not walk.candidates.across_classes:
+            few = replace(rows, **{name: getattr(rows, name)[::8] for name in ("index", "classes", "weight")})
+            few = replace(few, counts=Counts.zeros(rows.counts.thresholds[::8].contiguous()))
+            if self._try(HALF, few, columns, observer)[0] * 4 < cost:  # else much of it is looked at twice
+                costs[HALF], _ = self._try(HALF, rows, columns, observer)
         return min(costs, key=lambda rung: costs[rung])
 
     def _rung_for(self, edges: EdgesLook) -> int:

@@ -24,6 +24,7 @@ from fewshot_callbacks.functional.intervals import Interval, exact_mean, normal_
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
 from fewshot_callbacks.functional.ranks import RankingPass
 from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity, check_similarity
+from fewshot_callbacks.functional.workers import threads_for
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def grouped_recall(
         found = torch.full((len(ks), len(mine)), torch.nan, dtype=torch.float64)
         if len(theirs):
             own = queries if len(mine) == len(queries) else queries[mine]
-            with full_precision():
+            with full_precision(), threads_for(own.device):
                 tiles = ScoreTiles(own, own if same_set else items[theirs], similarity)
                 candidates = find_candidates(
                     query_labels[mine],

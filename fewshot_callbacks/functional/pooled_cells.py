@@ -112,7 +112,7 @@ class Cells(NamedTuple):
         least = np.where(single, tp, tp - n + 1)
         low = n * least / (least + self.most_fp)
         high = n * tp / (tp + self.fewest_fp)
-        return Enclosure(math.fsum(low.tolist()) / self.relevant, math.fsum(high.tolist()) / self.relevant)
+        return Enclosure(float(low.sum()) / self.relevant, float(high.sum()) / self.relevant)
 
     def of(self, chosen: Bools) -> Cells:
         """Some of the cells."""

@@ -94,7 +94,8 @@ class PooledCounts:
         """Count the estimates of a tile of negatives."""
         self._coarsest = min(self._coarsest, tile.rung)
         place = ((tile.estimates - self.origin) * self.scale).float().clamp_(-1, self.cells_count - 2) + 1
-        place = place.long()
+        # the first bin is for what is no candidate; a coarse estimate of the lowest keys may fall short of the second
+        place = place.long().clamp_(min=1).masked_fill_(tile.estimates == -torch.inf, 0)
         if self.walk.repeats:
             weights = (tile.rows.weight[:, None] * tile.columns.weight[None, :]).view(-1)
             counts = torch.zeros(self.cells_count, dtype=torch.int64, device=place.device)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import groupby, pairwise
@@ -26,7 +26,7 @@ from torch import Tensor
 from fewshot_callbacks.functional.candidates import Candidates, row_numbers
 from fewshot_callbacks.functional.kernels.reference import Counts
 from fewshot_callbacks.functional.similarity import DOUBLE, HALF, SINGLE, ScoreTiles
-from fewshot_callbacks.functional.workers import Task, run_tasks
+from fewshot_callbacks.functional.workers import Task, available_threads, own_threads, run_tasks
 
 Progress = Callable[[int, int], None]
 """Called with the number of pairs that are done and the number that there are."""
@@ -172,7 +172,7 @@ def choose_layout(
     fixed = 8 * 2**20  # histograms and other small things
     panel = 2048
     while panel > 16:
-        if panel >= 64 and panel * 4 * threads > max(queries, gallery, 512 * threads):
+        if panel >= 64 and panel * 3 * threads > max(queries, gallery, 512 * threads):
             panel //= 2  # enough panels for all threads to be busy
             continue
         if fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles) <= memory_bytes * SHARE_OF_PANELS:
@@ -214,7 +214,7 @@ class RankingPass:
         self.scores, self.candidates, self.memory_bytes = tiles, candidates, memory_bytes
         self.progress = progress
         self.same_set = tiles.queries is tiles.gallery
-        self.threads = torch.get_num_threads() if tiles.compiled is not None else 1
+        self.threads = available_threads() if tiles.compiled is not None else 1
         self._find_entries()
         relevant = candidates.relevant_pairs / max(1, len(candidates.query_order))
         self.layout = choose_layout(
@@ -356,10 +356,10 @@ class RankingPass:
             first: the place of the first among all, where the others follow it.
         """
         candidates, device = self.candidates, self.scores.device
-        if self._compiled_keys is not None and (first is not None or not self.same_set):
+        if self._compiled_keys is not None:
             opening, closing = candidates.gallery_start[classes], candidates.gallery_start[classes + 1]
             keys = np.empty((len(queries), int((closing - opening).max())))
-            self._compiled_keys(queries.numpy(), first or 0, opening.numpy(), closing.numpy(), keys)
+            self._compiled_keys(queries.numpy(), -1 if first is None else first, opening.numpy(), closing.numpy(), keys)
             keys.sort(axis=1)
             return _without_last_columns(torch.from_numpy(keys))
         present, rows_of = classes.unique_consecutive(return_counts=True)
@@ -420,11 +420,13 @@ class RankingPass:
                     look.relevant(*panel_positives(panel, weighted=self.repeats))
             wanted = look is not None or any(panel.counts.thresholds.shape[1] for panel in panels if panel.counts)
             if wanted:
-                walker.walk(self, panels, look)
+                with self._threads():
+                    walker.walk(self, panels, look)
             else:  # no query of this block has a match, and nobody else looks at its pairs
                 self.done(len(block) * self.pairs // len(self._query_entries))
             for panel in panels:
                 yield from self._rank_blocks(panel)
+            del panels, panel  # before the next block is made
 
     def scan(self, look: Look) -> None:
         """Walk over all pairs once more, for a look alone."""
@@ -434,7 +436,12 @@ class RankingPass:
             panels = self.query_panels(block)
             for panel in panels:
                 look.relevant(*panel_positives(panel, weighted=self.repeats))
-            walker.walk(self, panels, look, counting=False)
+            with self._threads():
+                walker.walk(self, panels, look, counting=False)
+            del panels, panel  # before the next block is made
+
+    def _threads(self) -> AbstractContextManager[None]:
+        return own_threads() if self.scores.compiled is not None else nullcontext()
 
     def _walker(self) -> Walker:
         if self.scores.compiled is not None:

@@ -24,6 +24,7 @@ from fewshot_callbacks.functional.ranks import SHARE_OF_KEYS, Progress, RankBloc
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.settings import RetrievalSettings, compute_device
 from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity
+from fewshot_callbacks.functional.workers import threads_for
 
 _CALL = "evaluate_retrieval"
 
@@ -175,7 +176,7 @@ def evaluate_retrieval(
             for name, code in codes.items()
         }
 
-    with full_precision():
+    with full_precision(), threads_for(where):
         tiles = ScoreTiles(asked, items, similarity, where)
         candidates = find_candidates(
             asked_labels.to(where),

@@ -270,7 +270,7 @@ class ScoreTiles:
 
     def _half_rounding(self) -> tuple[float, float]:
         """Unit roundoff of half precision, and how far a vector of length one moves when it is rounded to it."""
-        unit_roundoff = 2.0**-9 if self.half == torch.bfloat16 else 2.0**-11
+        unit_roundoff = 2.0**-8 if self.half == torch.bfloat16 else 2.0**-11
         return unit_roundoff, unit_roundoff + math.sqrt(self.dim) * 2.0**-25
 
     def _half_error(self, index: Tensor, *, of_query: bool) -> Float[Tensor, "items"]:

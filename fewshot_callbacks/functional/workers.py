@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
+
+from fewshot_callbacks.functional.kernels import compiled_kernels
+
+_available: list[int] = []
+
+
+def available_threads() -> int:
+    """How many threads a walk may start: those of torch, also while `own_threads` has taken them from it."""
+    return _available[-1] if _available else torch.get_num_threads()
+
+
+@contextmanager
+def own_threads() -> Iterator[None]:
+    """Torch keeps to one thread inside the block, since the walk starts its own, each of which multiplies for itself.
+
+    What is left to torch are many small operations. Threads that wait for each other between them cost more than they
+    bring, the more so where something else uses the processor too.
+    """
+    before = torch.get_num_threads()
+    _available.append(available_threads())
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        _available.pop()
+        torch.set_num_threads(before)
+
+
+def threads_for(device: torch.device) -> AbstractContextManager[None]:
+    """`own_threads` where the compiled kernels will count."""
+    compiled = device.type == "cpu" and compiled_kernels() is not None
+    return own_threads() if compiled else nullcontext()
 
 
 class Task(NamedTuple):

@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 FEW = 96
 """So many thresholds are compared faster than searched."""
+MEMBERS = 256
+"""Classes of at most so many items are split into slices as a whole."""
 RUN = 256
 """Columns that are handled at once: their tables and counters stay in the second cache."""
 
@@ -170,7 +172,11 @@ def _slice_sums(pairs, i, j):
 
 @_kernel
 def _key(pairs, i, j):
-    total = _slice_sums(pairs, i, j)
+    return _key_of(pairs, _slice_sums(pairs, i, j), i, j)
+
+
+@_kernel
+def _key_of(pairs, total, i, j):
     if pairs.similarity == 0:
         length = np.sqrt(pairs.queries.square[i] * pairs.gallery.square[j])
         if length == 0.0:
@@ -198,6 +204,25 @@ def keys(pairs, rows, columns, out):
         out[p] = _key(pairs, rows[p], columns[p])
 
 
+@_any_order
+def _split(row, scale, base, first, second):
+    """The two slices of a scaled row, as whole numbers."""
+    for k in range(row.shape[0]):
+        x = np.float64(row[k]) * scale * base
+        first[k] = np.rint(x)
+        second[k] = np.rint((x - first[k]) * base)
+
+
+@_any_order
+def _sliced(x0, x1, y0, y1):
+    first = second = third = 0.0
+    for k in range(x0.shape[0]):
+        first += x0[k] * y0[k]
+        second += x0[k] * y1[k] + x1[k] * y0[k]
+        third += x1[k] * y1[k]
+    return first, second, third
+
+
 @_kernel
 def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
     """The keys of each query and the items of its class.
@@ -205,22 +230,42 @@ def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
     Args:
         pairs: the vectors.
         queries: (rows,) indices.
-        first: with one set, the place of the first of them in `gallery`; the others follow.
+        first: with one set, the place of the first of them in `gallery`, where the others follow; -1 if they do not.
         start: (rows,) place in `gallery` where the query's class begins.
         stop: (rows,) and where it ends.
         gallery: (items,) indices in the order of classes.
         same_set: a query is no candidate for itself, and the key of two queries is made once.
         out: (rows, columns) where the keys are put, +inf for the query itself and behind the last.
     """
+    dim = pairs.gallery.values.shape[1]
+    base = 2.0**pairs.bits
+    unit = 1.0 / base
+    own = np.empty((2, dim))
+    members = np.empty((2, MEMBERS if pairs.slices == 2 else 0, dim))
+    split = np.int64(-1)
     for r in range(queries.shape[0]):
         row = out[r]
         width = stop[r] - start[r]
+        sliced = width <= members.shape[1]  # every vector of the class is split once, not for each pair
+        if sliced:
+            if split != start[r]:
+                for m in range(width):
+                    item = gallery[start[r] + m]
+                    scale = pairs.gallery.inverse_scale[item]
+                    _split(pairs.gallery.values[item], scale, base, members[0, m], members[1, m])
+                split = start[r]
+            scale = pairs.queries.inverse_scale[queries[r]]
+            _split(pairs.queries.values[queries[r]], scale, base, own[0], own[1])
         for m in range(width):
             place = start[r] + m
-            if same_set and place == first + r:
+            if same_set and gallery[place] == queries[r]:
                 row[m] = np.inf
-            elif same_set and first <= place < first + r:
+            elif same_set and 0 <= first <= place < first + r:
                 row[m] = out[place - first, first + r - start[r]]
+            elif sliced:
+                sums = _sliced(own[0], own[1], members[0, m], members[1, m])
+                total = (sums[2] * unit**4 + sums[1] * unit**3) + sums[0] * unit**2
+                row[m] = _key_of(pairs, total, queries[r], gallery[place])
             else:
                 row[m] = _key(pairs, queries[r], gallery[place])
         row[width:] = np.inf
