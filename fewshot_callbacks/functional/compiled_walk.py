@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -27,6 +27,9 @@ PILOT_ROWS, PILOT_COLUMNS = 128, 2048
 
 CLOSER = 30.0
 """What looking at one pair closer costs, in float32 products of a pair."""
+
+MANY_SURVIVE = 0.05
+"""Where a screen lets more pairs than these pass, it does not pay."""
 
 CLOSE = 0.01
 """Where more pairs than these are open, an estimate with a larger error does not pay."""
@@ -330,12 +333,21 @@ class CompiledWalk:
             walk.scores.part = part  # many small products leave fewer pairs open than one large
         if record.filled[1] > 0.05 * len(rows) * len(columns):
             costs[DOUBLE], _ = self._try(DOUBLE, rows, columns, observer)
-        elif not walk.candidates.across_classes:
-            few = replace(rows, **{name: getattr(rows, name)[::8] for name in ("index", "classes", "weight")})
-            few = replace(few, counts=Counts.zeros(rows.counts.thresholds[::8].contiguous()))
-            if self._try(HALF, few, columns, observer)[0] * 4 < cost:  # else much of it is looked at twice
-                costs[HALF], _ = self._try(HALF, rows, columns, observer)
+        elif not walk.candidates.across_classes and self._survivors(rows, columns, observer) < MANY_SURVIVE:
+            costs[HALF], _ = self._try(HALF, rows, columns, observer)
         return min(costs, key=lambda rung: costs[rung])
+
+    def _survivors(self, rows: Panel, columns: Panel, observer: PooledLook | None) -> float:
+        """Share of a sample that a screen in half precision would have to look at closer."""
+        left, right = (
+            self.scores.operand(panel.index, HALF, of_query=of_query)
+            for panel, of_query in ((rows, True), (columns, False))
+        )
+        pooled = _nothing_pooled() if observer is None else observer.pooled(self.pass_, 1)
+        low = torch.from_numpy(self._lowest(rows, pooled, of_query=True))
+        passing = self.scores.half_product(left, right) >= low[:, None]
+        passing &= rows.classes[:, None] != columns.classes
+        return float(passing.count_nonzero()) / passing.numel()
 
     def _rung_for(self, edges: EdgesLook) -> int:
         """What should be fastest for counting against some keys alone, where the pairs near them are looked at closer."""

@@ -43,9 +43,7 @@ def hard_data(kind, n=160):
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize(
-    "kind", ["random", "separated", "hard", "codes", "repeated", "near-collapsed", "collapsed"]
-)
+@pytest.mark.parametrize("kind", ["random", "separated", "hard", "codes", "repeated", "near-collapsed", "collapsed"])
 def test_all_roads_give_one_report(kind, similarity):
     embeddings, labels = hard_data(kind)
 
@@ -249,7 +247,7 @@ def request_for(case, **changes):
     some = np.concatenate(
         [np.quantile(part, [0.0, 0.3, 0.9, 1.0], method="nearest") for part in (positives, negatives)]
     )
-    thresholds = tuple(tiles.to_score(float(key)) for key in some) + (0.3,)
+    thresholds = (*tuple(tiles.to_score(float(key)) for key in some), 0.3)
     bounds = (0.0, 1.0) if case["similarity"] == "cosine" else (-math.inf, math.inf)
     settings = {
         "precisions": (0.05, 0.3, 0.75, 1.0), "bounds": bounds, "thresholds": thresholds,
