@@ -229,5 +229,7 @@ class _Search:
         self.area = cells.average_precision()
         if self.walks > 1:  # what the first look knew of single keys, and the rest from this one
             known = self.initial.of(self.initial.single).average_precision()
-            rest = cells.of((cells.low < self.first.cut) | ~cells.single).average_precision()
+            place = self.first.cell_of(cells.low)
+            listed = (place >= self.first.known.start) & (place < self.first.known.stop)
+            rest = cells.of(~(listed & cells.single)).average_precision()
             self.area = Enclosure(known.low + rest.low, known.high + rest.high)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.functional.kernels.reference import Counts, count_tile
@@ -28,6 +29,8 @@ SCREENED_SHARE = 0.001
 """A screen looks closer at no more than this share of all pairs for the histogram's sake."""
 SLACK = 1.5
 """A sample may be off by this factor in how many negatives will be wanted."""
+LISTED_BYTES = 400
+"""What one relevant key costs while it is listed with all that is known of it, with room to spare."""
 FEW_COUNTS = 30
 """Fewer pairs of a sample than these tell nothing."""
 
@@ -67,6 +70,7 @@ class PooledCounts:
         width = max((high - low) / bins, 3 * error, 1e-300)
         self.origin, self.scale, self.cells_count = low - 3 * width, 1 / width, bins + 8
         self.cut = self.floor = math.inf
+        self.known = range(0)
         self._expected_floor = self._expected_cut = math.inf
         self.positives = np.zeros(self.cells_count, np.int64)
         self.negatives = np.zeros(self.cells_count, np.int64)
@@ -200,14 +204,12 @@ class PooledCounts:
     # ---------------------------------------------------------------------------------------------------------- deciding
 
     def cells(self) -> Cells:
-        """What is known: of each relevant key above the cut all, below it the cells of the histogram."""
+        """What is known: all of each relevant key in some cells above the cut, and the other cells of the histogram."""
         self.cut = cut = max(self._cuts, default=math.inf)
         negatives = self.negative_pairs()
-        from_cut = [Stretch(cut, math.inf)] if math.isfinite(cut) else []
-        keys, amount = _distinct(*self.positives_within(from_cut))
-        top = _Tally(keys, amount)
+        self.known = known = self._known_cells(cut)
+        top = _Tally(*_distinct(*self._positives_in(known)))
         top.add(*self._collected())
-        positives = self.positives - _histogram(self.cell_of(keys), amount, self.cells_count)
         # a negative's key lies at most so many cells away from its estimate's
         away = math.ceil(self.walk.scores.largest_error(self._coarsest) * self.scale + 0.05)
         accepted = from_above(self.negatives)
@@ -219,24 +221,54 @@ class PooledCounts:
         low_edges, high_edges = edges - 0.01 / self.scale, edges + 1.01 / self.scale
         if self.screened:
             most = np.where(low_edges - 1 / self.scale <= self.floor, negatives, most)
-        fewest = np.maximum(fewest, self._reaching(cut))
-        some = positives > 0
+        if math.isfinite(cut):
+            below = np.arange(self.cells_count) < self.cell_of(np.array([cut]))[0]
+            fewest = np.where(below, np.maximum(fewest, self._reaching(cut)), fewest)
+        tp = from_above(self.positives)
+        beyond = int(tp[known.stop]) if known.stop < self.cells_count else 0
         fp, tied = top.accepted()
-        relevant = int(positives.sum()) + int(top.positives.sum())
-        tp_top = from_above(top.positives)
-        tp = from_above(positives) + int(top.positives.sum())
+        held = self.positives > 0
+        under, over = held.copy(), held.copy()
+        under[known.start :] = False
+        over[: known.stop] = False
+        most = np.minimum(most, negatives)
+
+        def in_order(of_cells: NDArray[Any], of_keys: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate([of_cells[under], of_keys, of_cells[over]])
+
         return Cells(
-            low=np.concatenate([low_edges[some], top.keys]),
-            high=np.concatenate([np.minimum(high_edges[some], math.nextafter(cut, -math.inf)), top.keys]),
-            single=np.concatenate([np.zeros(int(some.sum()), bool), np.ones(len(top.keys), bool)]),
-            positives=np.concatenate([positives[some], top.positives]),
-            tp=np.concatenate([tp[some], tp_top]),
-            fewest_fp=np.concatenate([fewest[some], fp]),
-            most_fp=np.concatenate([np.minimum(most[some], negatives), fp]),
-            tied=np.concatenate([np.zeros(int(some.sum()), np.int64), tied]),
-            relevant=relevant,
+            low=in_order(low_edges, top.keys),
+            high=in_order(high_edges, top.keys),
+            single=in_order(np.zeros(self.cells_count, bool), np.ones(len(top.keys), bool)),
+            positives=in_order(self.positives, top.positives),
+            tp=in_order(tp, from_above(top.positives) + beyond),
+            fewest_fp=in_order(fewest, fp),
+            most_fp=in_order(most, fp),
+            tied=in_order(np.zeros(self.cells_count, np.int64), tied),
+            relevant=int(tp[0]),
             negatives=negatives,
         )
+
+    def _known_cells(self, cut: float) -> range:
+        """The cells above the cut, from the lowest on, as many as the budget allows to list the relevant keys of."""
+        if not math.isfinite(cut):
+            return range(self.cells_count, self.cells_count)
+        start = int(self.cell_of(np.array([cut]))[0]) + 1
+        listed = np.cumsum(self.positives[start:])
+        most = max(1000, self.walk.memory_bytes // LISTED_BYTES)
+        return range(start, start + int(np.searchsorted(listed, most, side="right")))
+
+    def _positives_in(self, cells: range) -> tuple[Floats, Ints | None]:
+        """The keys of the relevant pairs in some cells."""
+        parts: list[tuple[Floats, Ints | None]] = []
+        if not cells:
+            return np.empty(0), None
+        for keys, weights in self.walk.positives():
+            values = keys.cpu().numpy()
+            place = self.cell_of(values)
+            inside = (place >= cells.start) & (place < cells.stop)
+            parts.append((values[inside], None if weights is None else weights.cpu().numpy()[inside]))
+        return _joined(parts)
 
     def _collected(self) -> tuple[Floats, Ints | None]:
         """The keys of the highest negatives, and how many pairs each stands for."""

@@ -33,7 +33,8 @@ def data(n, classes):
 pilot_pairs, compiled_walk.PILOT_PAIRS = compiled_walk.PILOT_PAIRS, 0  # large data takes a sample first
 for rung in ("bfloat16", "float32", "float64"):  # loads libraries and compiled code
     with first_rung(rung):
-        evaluate_retrieval(*data(500, 25))
+        for few_or_many in (25, 2):
+            evaluate_retrieval(*data(500, few_or_many))
 compiled_walk.PILOT_PAIRS = pilot_pairs
 embeddings, labels = data(n, classes)
 gc.collect()
