@@ -37,9 +37,6 @@ CLOSE = 0.01
 PILOT_PAIRS = 2**23
 """Below so many pairs there is nothing to choose."""
 
-NO_POOL = 1
-"""Cells of a histogram that nobody reads."""
-
 
 @runtime_checkable
 class PooledLook(Protocol):
@@ -208,12 +205,13 @@ class CompiledWalk:
         if (kept := self.kept_margins.get(key)) is not None:
             return kept
         if key not in space.margins:
-            for old in [old for old in space.margins if old[1] == of_query]:
-                del space.margins[old]
+            if len(space.margins) > 1:
+                space.margins.clear()
             error = self.scores.error(panel.index, self.rung, of_query=of_query)
             space.margins[key] = _margins(side, error.numpy(), np.float64 if self.rung == DOUBLE else np.float32)
             if self.keeps_margins:
-                self.kept_margins[key] = space.margins[key]
+                self.kept_margins[key] = space.margins.pop(key)
+                return self.kept_margins[key]
         return space.margins[key]
 
     def _scores(self, left: _Operands, right: _Operands, space: _Space) -> NDArray[np.floating[Any]]:
@@ -410,7 +408,7 @@ _NO_MARGINS = {SINGLE: _no_margins(np.float32), DOUBLE: _no_margins(np.float64)}
 
 def _nothing_pooled() -> compiled.Pooled:
     return compiled.Pooled(
-        np.zeros(NO_POOL + 1, np.int64), 0.0, 1e-30, math.inf, math.inf,  # not 0: -inf times 0 is no number
+        np.zeros(2, np.int64), 0.0, 1e-30, math.inf, math.inf,  # not 0: -inf times 0 is no number
         np.empty(0), np.empty(0, np.int64), np.zeros(3, np.int64),
     )  # fmt: skip
 

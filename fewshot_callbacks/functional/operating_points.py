@@ -67,7 +67,8 @@ class OperatingPoint:
 class ErrorRatePoint:
     """Verification at a fixed false match rate: a pair of different classes is accepted at most so often.
 
-    `threshold` is the smallest accepted score of a relevant pair; NaN where not even the highest may be accepted.
+    `threshold` is the smallest accepted score of a relevant pair; NaN where not even the highest may be accepted. All is
+    NaN where there is a single class, and so no pair to be falsely matched.
     """
 
     threshold: float
@@ -212,12 +213,15 @@ class _Search:
             self.at_threshold[threshold] = self._point(threshold, *counts)
 
     def _rates_of(self, chosen: Ints) -> ErrorRatePoint:
+        cells = self.cells
+        if not cells.negatives:
+            return ErrorRatePoint(math.nan, math.nan, math.nan)
         if not len(chosen):
             return ErrorRatePoint(math.nan, 0.0, 1.0)
-        cell, cells = int(chosen[0]), self.cells
+        cell = int(chosen[0])
         return ErrorRatePoint(
             self.scores.to_score(float(cells.low[cell])),
-            float(cells.fewest_fp[cell] / cells.negatives) if cells.negatives else 0.0,
+            float(cells.fewest_fp[cell] / cells.negatives),
             float(1 - cells.tp[cell] / cells.relevant),
         )
 

@@ -108,7 +108,7 @@ def evaluate_retrieval(
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
         max_queries: evaluate at most so many queries, drawn from all classes in proportion to their size, against the
             whole gallery. The report then says that it is an estimate; the intervals say how good it is.
-        query_seed: of that draw.
+        query_seed: of that draw, which depends on the order of the queries.
         confidence: of the intervals.
         memory_mb: bound on the memory used beyond the embeddings, in MB.
         device: where the scores are made: `"cpu"`, `"cuda"` (or one of several), `"auto"`. The results are the same.
@@ -204,7 +204,14 @@ def evaluate_retrieval(
         pooled = decide(first)
         if prototype_accuracy:
             per_query.values["prototype_accuracy"] = _prototype_accuracy(
-                asked, asked_labels, items, item_labels, similarity, chosen, same_set=same_set, memory=budget
+                asked,
+                asked_labels,
+                items,
+                item_labels,
+                similarity,
+                chosen,
+                same_set=same_set,
+                memory=int(memory_mb * 10**6),  # it is computed where the embeddings are, whatever the device
             )
         grouped, notes = None, _notes(walk, per_query, matched)
         if chosen is not None:

@@ -1,4 +1,5 @@
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks.functional import evaluate_retrieval, kernels
 from fewshot_callbacks.functional.kernels.reference import Counts, count_pairs, count_tile
 
 INF = float("inf")
@@ -199,3 +201,23 @@ def test_counts_begin_at_zero_and_hold_many_candidates():
     assert counts.better().tolist() == [[0]]
     count_tile(counts, torch.ones(1, 3), torch.zeros(1, dtype=torch.float64), torch.full((3,), weight))
     assert counts.better().tolist() == [[3 * weight]]
+
+
+class TestChoice:
+    def test_what_cannot_be_loaded_is_said_once_and_replaced(self, monkeypatch):
+        def broken(name):
+            raise ImportError("no numba here")
+
+        kernels._load.cache_clear()
+        monkeypatch.setattr(kernels, "importlib", SimpleNamespace(import_module=broken))
+        try:
+            with pytest.warns(
+                UserWarning, match=r"ImportError: no numba here.*falls back to PyTorch.*pip install -U numba"
+            ):
+                assert kernels.compiled_kernels() is None
+            assert kernels.compiled_kernels() is None  # warnings are errors: a second one would raise
+            embeddings = torch.nn.functional.one_hot(torch.arange(12) % 3).float()
+            report = evaluate_retrieval(embeddings, torch.arange(12) % 3, group_size=None)
+            assert report.mAP == 1.0
+        finally:
+            kernels._load.cache_clear()

@@ -398,6 +398,14 @@ class TestPooledRates:
         expected = np.interp(0, -gap, false_match[between])
         assert report.equal_error_rate == pytest.approx(expected, abs=2 / relevant.sum())
 
+    def test_a_single_class_has_no_error_rates(self):
+        embeddings, _ = made(20, 2, 4)
+        report = evaluate_retrieval(
+            embeddings, torch.zeros(20, dtype=torch.int64), false_match_rates=(0.1,), equal_error_rate=True
+        )
+        assert math.isnan(report.metrics()["fnmr@fmr0.1"])
+        assert math.isnan(report.equal_error_rate)
+
     def test_the_curve_is_a_thinned_one(self):
         report = evaluate_retrieval(*made(300, 20, 12, noise=2.0), group_size=None)
         recalls = [recall for _, _, recall in report.curve]
