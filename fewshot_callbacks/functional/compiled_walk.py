@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -367,9 +367,8 @@ class CompiledWalk:
         self.kept_margins, self.keeps_margins = {}, False
         self.kept_operands, self.keeps_operands, self.one_operand = {}, False, False
         assert rows.counts is not None
-        for part in (slice(0, 1), slice(None)):  # the first call may compile, and starts the library of products
-            counts = Counts.zeros(rows.counts.thresholds[part].contiguous(), torch.int32)
-            some = Panel(0, rows.index[part], rows.classes[part], rows.weight[part], counts)
+        for _ in range(2):  # the first time may compile, here and in the library of products, for this very shape
+            some = replace(rows, counts=Counts.zeros(rows.counts.thresholds, torch.int32))
             self.sides = {(0, True): self.side(some, of_query=True), (0, False): self.side(columns, of_query=False)}
             space = _Space(_nothing_pooled() if observer is None else observer.pooled(self.pass_, 1))
             started = time.perf_counter()
