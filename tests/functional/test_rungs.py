@@ -197,12 +197,17 @@ def check_decisions(case, request, capacity=10_000, look=PooledCounts):
     for rate in request.false_match_rates:
         allowed = np.flatnonzero(fp <= math.floor(rate * len(negatives) * (1 + 1e-12)))
         point = found.at_false_match_rate[rate]
+        if not len(negatives):
+            assert all(
+                math.isnan(part) for part in (point.threshold, point.false_match_rate, point.false_non_match_rate)
+            )
+            continue
         if not len(allowed):
             assert math.isnan(point.threshold)
             assert point.false_non_match_rate == 1
             continue
         assert point.threshold == tiles.to_score(float(keys[allowed[0]]))
-        assert point.false_match_rate == (fp[allowed[0]] / len(negatives) if len(negatives) else 0)
+        assert point.false_match_rate == fp[allowed[0]] / len(negatives)
         assert point.false_non_match_rate == pytest.approx(1 - tp[allowed[0]] / len(positives), abs=1e-15)
     scores = np.concatenate([positives, negatives])
     truth = np.concatenate([np.ones(len(positives), int), np.zeros(len(negatives), int)])
