@@ -281,9 +281,8 @@ class CompiledWalk:
             return
         row_margins = self._margins(rows, row_side, space, of_query=True)
         column_margins = self._margins(columns, column_side, space, of_query=False) if both else _NO_MARGINS[self.rung]
-        cut = pooled.cut
-        if math.isfinite(cut):
-            cut -= self.scores.largest_error(self.rung) * (1 + 1e-6) + abs(cut) * 2.0**-22
+        dtype = np.float64 if self.rung == DOUBLE else np.float32
+        cut = np.nextafter(dtype(pooled.cut), dtype(-np.inf)) if math.isfinite(pooled.cut) else dtype(np.inf)
         for scores, start, first, spans in self._parts(rows, columns, both, space):
             compiled.count(
                 scores, start, row_side, row_margins, _from(column_side, first),
@@ -408,7 +407,7 @@ _NO_MARGINS = {SINGLE: _no_margins(np.float32), DOUBLE: _no_margins(np.float64)}
 def _nothing_pooled() -> compiled.Pooled:
     return compiled.Pooled(
         np.zeros(2, np.int64), 0.0, 1e-30, math.inf, math.inf,  # not 0: -inf times 0 is no number
-        np.empty(0), np.empty(0, np.int64), np.zeros(3, np.int64),
+        np.empty(0), np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64), np.zeros(3, np.int64),
     )  # fmt: skip
 
 

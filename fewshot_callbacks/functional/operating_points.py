@@ -3,9 +3,9 @@
 Precision, recall and F1 at a threshold, the threshold of the best F1, recall at a fixed precision, the false non-match
 rate at a fixed false match rate and the equal error rate: each is decided by how many negatives reach the score of some
 relevant pair. All pairs are never held. While they pass for the ranks, a histogram of the whole range is made, and the
-keys of the highest negatives are collected, as many as a sample of the pairs says will be needed. What a histogram's
-cell leaves undecided is proved to lie in a narrow stretch; if it is not among the collected keys, one more walk over the
-pairs counts them against the relevant pairs of that stretch alone.
+highest negatives are noted, as many as a sample of the pairs says will be needed. What these leave undecided is proved to
+lie in a narrow stretch. There the pairs are counted against the relevant ones exactly: those that were noted, or, where
+the stretch reaches below them, all, in one more walk.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fewshot_callbacks.functional.edge_counts import EdgeCounts, closer_look
 from fewshot_callbacks.functional.pooled_cells import Bools, Cells, Enclosure, Ints
-from fewshot_callbacks.functional.pooled_counts import EdgeCounts, PooledCounts, PooledRequest, closer_look
+from fewshot_callbacks.functional.pooled_counts import PooledCounts, PooledRequest
 
 __all__ = [
     "Enclosure",
@@ -106,7 +107,13 @@ def decide(first: PooledCounts) -> PooledDecisions:
     search = _Search(first)
     while search.open:
         look = closer_look(first, search.cells, search.decisive, search.wanted)
-        first.walk.scan(look)
+        if look.edges()[0] >= first.highest.complete_from:
+            for keys, weights in first.walk.positives():
+                look.relevant(keys, weights)
+            first.highest.count(look)
+        else:
+            first.walk.scan(look)
+            search.walks += 1
         search.take(look, look.cells())
     return search.decisions()
 
@@ -127,7 +134,7 @@ class _Search:
         self.at_rate: dict[float, ErrorRatePoint] = {}
         self.crossing: float | None = None
         self.area: Enclosure | None = None
-        self.walks = 0
+        self.walks = 1
         self.initial = first.cells()
         self.take(first, self.initial)
 
@@ -138,7 +145,6 @@ class _Search:
 
     def take(self, look: PooledCounts | EdgeCounts, cells: Cells) -> None:
         """Decide what a look allows to decide."""
-        self.walks += 1
         self.look, self.cells = look, cells
         self.decisive = np.zeros(len(cells.low), bool)
         self.wanted: list[float] = []
@@ -227,13 +233,12 @@ class _Search:
 
     def _find_area(self) -> None:
         cells = self.cells
-        if self.walks == 1 and not bool(cells.single.all()):
+        if self.look is self.first and not bool(cells.single.all()):
             self.decisive |= ~cells.single
             return
         self.area = cells.average_precision()
-        if self.walks > 1:  # what the first look knew of single keys, and the rest from this one
-            known = self.initial.of(self.initial.single).average_precision()
-            place = self.first.cell_of(cells.low)
-            listed = (place >= self.first.known.start) & (place < self.first.known.stop)
-            rest = cells.of(~(listed & cells.single)).average_precision()
+        if self.look is not self.first:  # what the first look knew of single keys, and the rest from this one
+            singles = self.initial.of(self.initial.single)
+            known = singles.average_precision()
+            rest = cells.of(~(np.isin(cells.low, singles.low) & cells.single)).average_precision()
             self.area = Enclosure(known.low + rest.low, known.high + rest.high)

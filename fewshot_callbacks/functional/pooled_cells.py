@@ -15,6 +15,8 @@ from fewshot_callbacks.functional.similarity import ScoreTiles
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Stretches = NDArray[np.float64]
+"""(stretches, 2): keys from the first up to the second, both included; ascending, and none touches the next"""
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,6 @@ class Enclosure:
     def error(self) -> float:
         """Half the width: the value is off by no more."""
         return (self.high - self.low) / 2
-
-
-class Stretch(NamedTuple):
-    """Keys from `low` up to `high`, both included."""
-
-    low: float
-    high: float
 
 
 class Cells(NamedTuple):
@@ -140,15 +135,50 @@ class Cells(NamedTuple):
         )
 
 
-def merged(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """Ascending stretches, those that touch made one."""
-    merged: list[Stretch] = []
-    for stretch in stretches:
-        if merged and stretch.low <= merged[-1].high:
-            merged[-1] = Stretch(merged[-1].low, max(merged[-1].high, stretch.high))
-        else:
-            merged.append(stretch)
-    return merged
+def merged(low: Floats, high: Floats) -> Stretches:
+    """Stretches with ascending lower ends, those that touch made one."""
+    reached = np.maximum.accumulate(high)
+    first = np.flatnonzero(np.append(True, low[1:] > reached[:-1])[: len(low)])
+    last = np.append(first[1:], len(low))[: len(first)] - 1
+    return np.stack([low[first], reached[last]], axis=1)
+
+
+def inside_any(keys: Floats, stretches: Stretches) -> Bools:
+    """Which keys lie in one of some stretches."""
+    if not len(stretches):
+        return np.zeros(len(keys), bool)
+    last = np.searchsorted(stretches[:, 0], keys, side="right") - 1
+    inside: Bools = (last >= 0) & (keys <= stretches[np.maximum(last, 0), 1])
+    return inside
+
+
+def joined(parts: Sequence[tuple[Floats, Ints | None]]) -> tuple[Floats, Ints | None]:
+    """Keys in pieces, with the number of pairs that each stands for, made one piece."""
+    keys = np.concatenate([part[0] for part in parts]) if parts else np.empty(0)
+    weights = [part[1] for part in parts if part[1] is not None]
+    return keys, np.concatenate(weights) if weights else None
+
+
+def distinct(keys: Floats, weights: Ints | None) -> tuple[Floats, Ints]:
+    """Ascending distinct keys, and how many pairs have each."""
+    if weights is None:
+        keys = np.sort(keys)
+        first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.empty(0, np.int64)
+        return keys[first], np.diff(np.append(first, len(keys)))
+    values, back = np.unique(keys, return_inverse=True)
+    return values, histogram(back, weights, len(values))
+
+
+def histogram(place: Ints, weights: Ints | None, cells: int) -> Ints:
+    """Pairs in each cell; exact also where weights are large."""
+    if weights is None or not len(weights):
+        return np.bincount(place, minlength=cells).astype(np.int64)
+    if weights.strides == (0,):
+        same: Ints = np.bincount(place, minlength=cells).astype(np.int64) * weights[0]
+        return same
+    counts = np.zeros(cells, np.int64)
+    np.add.at(counts, place, weights)
+    return counts
 
 
 def _up_to_first(possible: Bools, certain: Bools) -> Bools:

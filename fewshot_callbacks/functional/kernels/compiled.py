@@ -76,16 +76,20 @@ class Margins(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """What is recorded of all pairs, whatever their query: a histogram and the highest keys."""
+    """What is recorded of all pairs, whatever their query: a histogram, and which pairs have the highest estimates."""
 
-    histogram: NDArray[np.int64]  # (bins + 1,) the first bin is for what is no candidate
+    histogram: NDArray[
+        np.int64
+    ]  # (bins + 1,) the first bin is for what lies below all others, and for what is no candidate
     origin: float
     scale: float
     floor: float  # a screen records no value below this one
-    cut: float  # keys from here on are collected
-    keys: NDArray[np.float64]  # (capacity,)
-    weights: NDArray[np.int64]  # (capacity,)
-    filled: NDArray[np.int64]  # (3,) keys collected; pairs left open by the estimate; keys computed
+    cut: float  # pairs with estimates from here on are collected
+    values: NDArray[np.float64]  # (capacity,) their estimates
+    rows: NDArray[np.int32]  # (capacity,) their queries
+    columns: NDArray[np.int32]  # (capacity,) and their gallery items
+    weights: NDArray[np.int64]  # (capacity,) how many pairs each stands for; empty where that is the same for all
+    filled: NDArray[np.int64]  # (3,) pairs collected; pairs left open by the estimate; keys computed
 
 
 # ------------------------------------------------------------------------------------------------------ scores of pairs
@@ -419,19 +423,33 @@ def _place_key(side, item, key, weight):
 
 
 @_inlined
-def _resolve(pairs, rows, i, columns, j, row_open, column_open, binned, collecting, pooled, weight):
-    """Decide a pair that its estimate left open, or whose key is wanted."""
+def _collect(pooled, value, query, item, weight):
+    """Note a pair whose estimate is among the highest."""
+    place = pooled.filled[0]
+    if place < pooled.values.shape[0]:
+        pooled.values[place] = value
+        pooled.rows[place] = query
+        pooled.columns[place] = item
+        if place < pooled.weights.shape[0]:
+            pooled.weights[place] = weight
+    pooled.filled[0] = place + 1
+
+
+@_inlined
+def _resolve(pairs, rows, i, columns, j, row_open, column_open, screened, pooled, weight):
+    """Decide a pair that its estimate left open; `screened`: nothing has been recorded of it yet."""
     query, item = rows.items[i], columns.items[j]
     value = _score(pairs, query, item)
-    if binned and value >= pooled.floor:
-        pooled.histogram[_cell(value, pooled.origin, pooled.scale, pooled.histogram.shape[0])] += weight
-    error = rows.error[i]
+    if screened:
+        if value >= pooled.floor:
+            pooled.histogram[_cell(value, pooled.origin, pooled.scale, pooled.histogram.shape[0])] += weight
+        if value >= pooled.cut:
+            _collect(pooled, value, query, item, weight)
     if row_open and _place(rows, i, value, columns.weight[j]):
         row_open = False
     if column_open and _place(columns, j, value, rows.weight[i]):
         column_open = False
-    collected = collecting and value + error >= pooled.cut
-    if not (row_open or column_open or collected):
+    if not (row_open or column_open):
         return
     key = _key(pairs, query, item)
     pooled.filled[2] += 1
@@ -439,18 +457,10 @@ def _resolve(pairs, rows, i, columns, j, row_open, column_open, binned, collecti
         _place_key(rows, i, key, columns.weight[j])
     if column_open:
         _place_key(columns, j, key, rows.weight[i])
-    if collected and key >= pooled.cut:
-        place = pooled.filled[0]
-        if place < pooled.keys.shape[0]:
-            pooled.keys[place] = key
-            pooled.weights[place] = weight
-        pooled.filled[0] = place + 1
 
 
 @_kernel
-def count(
-    estimates, first_row, rows, row_margins, columns, column_margins, spans, both, weighted, pairs, pooled, cut_estimate
-):
+def count(estimates, first_row, rows, row_margins, columns, column_margins, spans, both, weighted, pairs, pooled, cut):
     """Count every candidate of a tile for its query, and for its column's item too where `both`.
 
     Args:
@@ -466,7 +476,7 @@ def count(
         weighted: some entry stands for several items.
         pairs: the vectors.
         pooled: what is recorded of all pairs.
-        cut_estimate: an estimate below it belongs to a key below `pooled.cut`.
+        cut: `pooled.cut` in the precision of the estimates, not rounded up.
     """
     parts, height, width = estimates.shape
     value = np.empty(RUN, estimates.dtype)
@@ -479,7 +489,6 @@ def count(
     scale = value.dtype.type(pooled.scale)
     bin_count = pooled.histogram.shape[0]
     row_cells, column_cells = row_margins.table.shape[1], column_margins.table.shape[1]
-    cut = value.dtype.type(cut_estimate)
     pair_factor = 2 if both else 1
     for first in range(0, width, RUN):
         for r in range(height):
@@ -556,17 +565,14 @@ def count(
                 for o in range(opened):
                     j = start + open_at[o]
                     _resolve(
-                        pairs, rows, i, columns, j, o < row_opened, o >= row_opened, False, False, pooled,
-                        pair_factor * row_weight * columns.weight[j],
+                        pairs, rows, i, columns, j, o < row_opened, o >= row_opened, False, pooled, np.int64(0)
                     )  # fmt: skip
                 opened = 0
                 if wanted:
                     for c in range(length):
                         if value[c] >= cut:
-                            _resolve(
-                                pairs, rows, i, columns, start + c, False, False, False, True, pooled,
-                                pair_factor * row_weight * columns.weight[start + c],
-                            )  # fmt: skip
+                            weight = pair_factor * row_weight * columns.weight[start + c]
+                            _collect(pooled, value[c], rows.items[i], columns.items[start + c], weight)
 
 
 @_kernel
@@ -612,7 +618,7 @@ def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both
                         pooled.filled[1] += 1
                         _resolve(
                             pairs, rows, i, columns, j, rows.relevant[i] > 0, both and columns.relevant[j] > 0, True,
-                            True, pooled, pair_factor * rows.weight[i] * columns.weight[j],
+                            pooled, pair_factor * rows.weight[i] * columns.weight[j],
                         )  # fmt: skip
 
 

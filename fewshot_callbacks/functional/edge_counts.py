@@ -1,0 +1,170 @@
+"""Another look at all pairs, whatever their query: exact counts at chosen keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional.kernels.reference import Counts, count_tile
+from fewshot_callbacks.functional.pooled_cells import (
+    Bools,
+    Cells,
+    Floats,
+    Ints,
+    Stretches,
+    from_above,
+    histogram,
+    inside_any,
+    merged,
+)
+from fewshot_callbacks.functional.pooled_counts import PooledCounts
+
+if TYPE_CHECKING:
+    from fewshot_callbacks.functional.torch_walk import Tile, TorchWalk
+
+
+class EdgeCounts:
+    """Another look: relevant pairs and negatives counted against a list of keys, each exactly.
+
+    Args:
+        first: what is known of the pairs.
+        edges: the keys, ascending.
+        stretches: where the relevant keys among them lie.
+    """
+
+    def __init__(self, first: PooledCounts, edges: Floats, stretches: Stretches) -> None:
+        self.walk, self._edges, self.stretches, self._first = first.walk, edges, stretches, first
+        self.positives, self.negatives = Tally(edges), Tally(edges)
+
+    def relevant(self, keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None) -> None:
+        """Count the keys of relevant pairs."""
+        self.positives.add(keys.cpu().numpy(), None if weights is None else weights.cpu().numpy())
+
+    def edges(self) -> Floats:
+        """The keys."""
+        return self._edges
+
+    def share_within(self, margin: float) -> float:
+        """About which share of all pairs lies no further from some key than this."""
+        wider = merged(self.stretches[:, 0] - margin, self.stretches[:, 1] + margin)
+        share = self._first.share_within(wider)
+        length = float((wider[:, 1] - wider[:, 0]).sum())
+        return share * min(1.0, 2 * margin * len(self._edges) / length) if length else share
+
+    def add(self, hits: Ints, ties: Ints) -> None:
+        """Take the counters of a thread."""
+        self.negatives.hits += hits
+        self.negatives.ties += ties
+
+    def tile(self, walk: TorchWalk, tile: Tile) -> None:
+        """Count a tile of negatives: as the candidates of one query whose thresholds are the keys."""
+        device = tile.estimates.device
+        counts = Counts.zeros(torch.from_numpy(self._edges).to(device)[None])
+        height, width = tile.estimates.shape
+        error = tile.error.max()[None]
+        for start in range(0, height, 64):
+            part = tile.estimates[start : start + 64].reshape(1, -1)
+            weights = None
+            if self.walk.repeats:
+                weights = (tile.rows.weight[start : start + 64, None] * tile.columns.weight).view(-1)
+            zero, place = count_tile(counts, part, error, weights)
+            if len(place):
+                rows, columns = start + place // width, place % width
+                keys = walk.keys_of(tile, rows, columns)
+                counts.add_keys(zero, keys, None if weights is None else weights[place])
+        factor = 2 if tile.both else 1
+        self.add(factor * counts.hits[0].cpu().numpy(), factor * counts.ties[0].cpu().numpy())
+
+    def cells(self) -> Cells:
+        """Each key that relevant pairs have, and each gap between keys that holds some."""
+        tp, tp_tied = self.positives.accepted()
+        fp, fp_tied = self.negatives.accepted()
+        between = self.positives.between()
+        gaps = np.flatnonzero(between[1:-1] > 0) if len(between) > 2 else np.empty(0, np.int64)
+        own = np.flatnonzero(tp_tied > 0)
+        edges = self._edges
+        inside = inside_any(edges, self.stretches)
+        own = own[inside[own]]
+        gaps = gaps[inside_any(np.nextafter(edges[gaps], np.inf), self.stretches)] if len(gaps) else gaps
+        low = np.concatenate([edges[own], np.nextafter(edges[gaps], np.inf)])
+        order = np.argsort(low, kind="stable")
+        return Cells(
+            low=low[order],
+            high=np.concatenate([edges[own], np.nextafter(edges[gaps + 1], -np.inf)])[order],
+            single=np.concatenate([np.ones(len(own), bool), np.zeros(len(gaps), bool)])[order],
+            positives=np.concatenate([tp_tied[own], between[1:-1][gaps] if len(gaps) else gaps])[order],
+            tp=np.concatenate([tp[own], tp[gaps] - tp_tied[gaps]])[order],
+            fewest_fp=np.concatenate([fp[own], fp[gaps + 1] if len(gaps) else gaps])[order],
+            most_fp=np.concatenate([fp[own], fp[gaps] - fp_tied[gaps]])[order],
+            tied=np.concatenate([fp_tied[own], np.zeros(len(gaps), np.int64)])[order],
+            relevant=self.positives.total,
+            negatives=self._first.negative_pairs(),  # those below all keys have not been counted here
+        )
+
+    def accepted(self, key: float) -> tuple[int, int] | None:
+        """True and false positives at a threshold that is one of the keys."""
+        place = int(np.searchsorted(self._edges, key))
+        if place == len(self._edges) or self._edges[place] != key:
+            return None
+        return int(self.positives.accepted()[0][place]), int(self.negatives.accepted()[0][place])
+
+
+class Tally:
+    """How many pairs lie at and between some ascending, distinct keys."""
+
+    def __init__(self, keys: Floats) -> None:
+        self.keys = keys
+        self.hits = np.zeros(len(keys) + 1, np.int64)
+        self.ties = np.zeros(len(keys) + 1, np.int64)
+
+    def add(self, keys: Floats, weights: Ints | None) -> None:
+        inside = (keys >= self.keys[0]) & (keys <= self.keys[-1])
+        if not inside.all():  # to compare with two keys costs less than to search among all
+            for place, outside in ((0, keys < self.keys[0]), (-1, keys > self.keys[-1])):
+                self.hits[place] += outside.sum() if weights is None else weights[outside].sum()
+            keys, weights = keys[inside], None if weights is None else weights[inside]
+        below = np.searchsorted(self.keys, keys)
+        not_above = np.searchsorted(self.keys, keys, side="right")
+        self.hits += histogram(below, weights, len(self.hits))
+        tied = below != not_above
+        if tied.any():
+            of_tied = None if weights is None else weights[tied]
+            self.ties -= histogram(below[tied], of_tied, len(self.ties))
+            self.ties += histogram(not_above[tied], of_tied, len(self.ties))
+
+    @property
+    def total(self) -> int:
+        return int(self.hits.sum())
+
+    def accepted(self) -> tuple[Ints, Ints]:
+        """For each key, how many are not below it, and how many of those are equal to it."""
+        above = from_above(self.hits)[1:]
+        reached = from_above(self.hits + self.ties)[1:]
+        return reached, reached - above
+
+    def between(self) -> Ints:
+        """How many lie below the first key, between the first and the second, ..., above the last."""
+        reached, tied = self.accepted()
+        gaps: Ints = np.concatenate([[self.total], reached - tied]) - np.concatenate([reached, [0]])
+        return gaps
+
+
+def closer_look(first: PooledCounts, cells: Cells, decisive: Bools, wanted: Sequence[float]) -> EdgeCounts:
+    """A look at the relevant keys in the decisive cells, or, if they are too many, at evenly spaced keys."""
+    index = np.flatnonzero(decisive)
+    low, high = cells.low[index], cells.high[index]
+    capacity = max(1000, first.capacity // 4)
+    alone = np.append(True, np.diff(index) > 1)[: len(index)]  # what follows each other is one stretch
+    last = np.append(alone[1:], True)[: len(index)]
+    stretches = merged(low[alone], np.maximum.accumulate(high)[last])
+    edges = first.distinct_within(stretches, capacity)
+    if edges is None:
+        stretches = merged(low, high)
+        each = max(2, capacity // max(1, len(stretches)))
+        edges = np.linspace(stretches[:, 0], stretches[:, 1], each).ravel()
+    return EdgeCounts(first, np.unique(np.concatenate([edges, stretches.ravel(), wanted])), stretches)
