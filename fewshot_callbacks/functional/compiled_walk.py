@@ -34,8 +34,11 @@ MANY_SURVIVE = 0.05
 CLOSE = 0.01
 """Where more pairs than these are open, an estimate with a larger error does not pay."""
 
-PILOT_PAIRS = 2**23
+PILOT_PAIRS = 2**20
 """Below so many pairs there is nothing to choose."""
+
+MANY_PAIRS = 2**25
+"""Below so many pairs a quarter of that piece has to do."""
 
 
 @runtime_checkable
@@ -50,6 +53,9 @@ class PooledLook(Protocol):
 
     def absorb(self, walk: RankingPass, record: compiled.Pooled) -> None:
         """Take what a thread has recorded."""
+
+    def narrow(self, low: float, high: float) -> None:
+        """Learn that a sample, of which float64 products will be made, lies in this range of keys."""
 
     def expect(self, walk: RankingPass, record: compiled.Pooled, rows: Panel, columns: Panel) -> None:
         """Learn from a sample, before `pooled` is called again, what will be wanted."""
@@ -96,12 +102,16 @@ class CompiledWalk:
     one: compiled.Side
     one_margins: compiled.Margins
 
-    def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
-        """Take a block of queries past the whole gallery."""
+    def prepare(self, walk: RankingPass, look: Look | None) -> None:
+        """Choose the first rung."""
         self.pass_, self.scores = walk, walk.scores
         self.pairs = walk.scores.pairs()
         if walk.rung is None:
             walk.rung = self._choose_rung(look)
+
+    def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
+        """Take a block of queries past the whole gallery."""
+        assert walk.rung is not None
         edges = look if isinstance(look, EdgesLook) and not counting else None
         self.rung = walk.rung if edges is None else self._rung_for(edges)
         threads = walk.threads if walk.entry_pairs * self.scores.dim > 2**24 else 1
@@ -317,11 +327,14 @@ class CompiledWalk:
         observer = look if isinstance(look, PooledLook) else None
         if walk.pairs < PILOT_PAIRS or (forced is not None and observer is None):
             return SINGLE if forced is None else forced
-        rows, columns = walk.sample(PILOT_ROWS, PILOT_COLUMNS)
+        few = walk.pairs < MANY_PAIRS
+        rows, columns = walk.sample(PILOT_ROWS // (2 if few else 1), PILOT_COLUMNS // (2 if few else 1))
         assert rows.counts is not None
         cost, record = self._try(SINGLE, rows, columns, observer)
         if observer is not None:
             observer.expect(walk, record, rows, columns)
+        if forced == DOUBLE:
+            self._look_closer(rows, columns, observer)
         if forced is not None:
             return forced
         costs = {SINGLE: cost}
@@ -332,7 +345,22 @@ class CompiledWalk:
             costs[DOUBLE], _ = self._try(DOUBLE, rows, columns, observer)
         elif not walk.candidates.across_classes and self._survivors(rows, columns, observer) < MANY_SURVIVE:
             costs[HALF], _ = self._try(HALF, rows, columns, observer)
-        return min(costs, key=lambda rung: costs[rung])
+        rung = min(costs, key=lambda rung: costs[rung])
+        if rung == DOUBLE:
+            self._look_closer(rows, columns, observer)
+        return rung
+
+    def _look_closer(self, rows: Panel, columns: Panel, observer: PooledLook | None) -> None:
+        """Where float64 products are made, let the look see a sample as finely as they tell pairs apart."""
+        if observer is None or self.pass_.candidates.across_classes:  # what is excluded would be taken for very low
+            return
+        assert rows.counts is not None
+        estimates, _ = self.scores.tile(rows.index, columns.index, DOUBLE)
+        keys = rows.counts.thresholds
+        some = torch.cat([estimates[rows.classes[:, None] != columns.classes], keys[keys.isfinite()]])
+        if len(some):
+            observer.narrow(float(some.min()), float(some.max()))
+            observer.expect(self.pass_, self._try(DOUBLE, rows, columns, observer)[1], rows, columns)
 
     def _survivors(self, rows: Panel, columns: Panel, observer: PooledLook | None) -> float:
         """Share of a sample that a screen in half precision would have to look at closer."""

@@ -123,6 +123,7 @@ class Tally:
         self.ties = np.zeros(len(keys) + 1, np.int64)
 
     def add(self, keys: Floats, weights: Ints | None) -> None:
+        """Count some pairs with these keys."""
         inside = (keys >= self.keys[0]) & (keys <= self.keys[-1])
         if not inside.all():  # to compare with two keys costs less than to search among all
             for place, outside in ((0, keys < self.keys[0]), (-1, keys > self.keys[-1])):
@@ -139,6 +140,7 @@ class Tally:
 
     @property
     def total(self) -> int:
+        """All pairs."""
         return int(self.hits.sum())
 
     def accepted(self) -> tuple[Ints, Ints]:

@@ -22,8 +22,8 @@ from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.intervals import Interval, exact_mean, normal_quantile
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
-from fewshot_callbacks.functional.ranks import RankingPass
 from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity, check_similarity
+from fewshot_callbacks.functional.walkers import ranking_pass
 from fewshot_callbacks.functional.workers import threads_for
 
 
@@ -182,7 +182,7 @@ def grouped_recall(
                         for name, code in codes.items()
                     },
                 )
-                for ranks in RankingPass(tiles, candidates, int(memory_mb * 10**6)).run():
+                for ranks in ranking_pass(tiles, candidates, int(memory_mb * 10**6)).run():
                     found[:, ranks.queries] = torch.stack([recall_at_k(ranks, k, ties) for k in ks])
         for number, members in enumerate(_members(group[mine], len(split))):
             matched = members[~found[0, members].isnan()]

@@ -43,11 +43,12 @@ class HighestPairs:
 
     def add(self, record: Pooled) -> None:
         """Take what one thread has collected; each thread has seen other pairs."""
-        filled = int(record.filled[0])
-        arrays = (record.values, record.rows, record.columns, record.weights)
-        values, rows, columns, weights = (array[:filled].copy() for array in arrays)
+        some = slice(int(record.filled[0]))
+        weights = record.weights[some].copy() if len(record.weights) else None
         self.cut = record.cut if not self._parts else max(self.cut, record.cut)
-        self._parts.append(_Part(values, rows, columns, weights if len(record.weights) else None))
+        self._parts.append(
+            _Part(record.values[some].copy(), record.rows[some].copy(), record.columns[some].copy(), weights)
+        )
 
     @property
     def complete_from(self) -> float:
@@ -56,9 +57,13 @@ class HighestPairs:
 
     @cached_property
     def _all(self) -> _Part:
-        values, rows, columns = (np.concatenate([part[place] for part in self._parts]) for place in range(3))
         weights = [part.weights for part in self._parts if part.weights is not None]
-        return _Part(values, rows, columns, np.concatenate(weights) if weights else None)
+        return _Part(
+            np.concatenate([part.values for part in self._parts]),
+            np.concatenate([part.rows for part in self._parts]),
+            np.concatenate([part.columns for part in self._parts]),
+            np.concatenate(weights) if weights else None,
+        )
 
     @cached_property
     def _ordered(self) -> tuple[Floats, Ints | None]:

@@ -273,7 +273,7 @@ class PooledCounts:
         return math.ceil(self.walk.scores.largest_error(self._coarsest) * self.scale + 0.05)
 
     def _known_cells(self) -> range:
-        """Cells in which all negatives were collected, from the lowest on, as many as the budget allows to list the keys of."""
+        """Cells in which all negatives were collected, as many as the budget allows to list the relevant keys of."""
         if not math.isfinite(self.highest.cut):
             return range(self.cells_count, self.cells_count)
         start = int(self.cell_of(np.array([self.highest.complete_from]))[0]) + 1

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import groupby, pairwise
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -198,6 +198,14 @@ def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool) -> fl
     return scores + 2 * panel * (8 * dim + 8 * relevant + 2200)
 
 
+class BestMatches(NamedTuple):
+    """Of each query, the highest key of its relevant candidates, and how many of them have it."""
+
+    keys: Float[Tensor, "queries"]
+    """-inf where a query has no relevant candidate"""
+    tied: Int[Tensor, "queries"]
+
+
 class RankingPass:
     """One way through all pairs of queries and gallery.
 
@@ -205,18 +213,28 @@ class RankingPass:
         tiles: the scores.
         candidates: who may be retrieved.
         memory_bytes: budget for everything beyond the embeddings themselves.
+        walker: who makes the tiles; see `walkers`.
         progress: called now and then with the pairs that are done and the pairs that there are.
+        best: rank the best matches of each query alone, which are these.
+        rung: the first rung; by default the one that is fastest.
     """
 
     def __init__(
-        self, tiles: ScoreTiles, candidates: Candidates, memory_bytes: int, progress: Progress | None = None
+        self,
+        tiles: ScoreTiles,
+        candidates: Candidates,
+        memory_bytes: int,
+        walker: Walker,
+        progress: Progress | None = None,
+        best: BestMatches | None = None,
+        rung: int | None = None,
     ) -> None:
         self.scores, self.candidates, self.memory_bytes = tiles, candidates, memory_bytes
-        self.progress = progress
+        self.walker, self.progress, self.best, self.rung = walker, progress, best, rung
         self.same_set = tiles.queries is tiles.gallery
         self.threads = available_threads() if tiles.compiled is not None else 1
         self._find_entries()
-        relevant = candidates.relevant_pairs / max(1, len(candidates.query_order))
+        relevant = 1.0 if best is not None else candidates.relevant_pairs / max(1, len(candidates.query_order))
         self.layout = choose_layout(
             memory_bytes,
             len(self._query_entries),
@@ -229,8 +247,8 @@ class RankingPass:
         self.both = self.same_set and self.layout.block >= len(self._query_entries) and not candidates.across_classes
         self.pairs = candidates.pairs
         self.pairs_done, self.pairs_total = 0, self.pairs
-        self.rung: int | None = None
         self._held: list[Panel] = []
+        self._found: BestMatches | None = None
         self._compiled_keys: Callable[..., None] | None = None
         of_itself = self.same_set or not candidates.exclusions  # nobody but the item itself is excluded
         if tiles.compiled is not None and not self.repeats and not candidates.across_classes and of_itself:
@@ -305,9 +323,9 @@ class RankingPass:
         thresholds: list[Tensor] = [torch.empty(0)] * len(bare)
 
         def fill(number: int, _: None = None) -> None:
-            thresholds[number] = self.relevant_keys(bare[number].index, bare[number].classes, bare[number].first)
+            thresholds[number] = self._thresholds(bare[number])
 
-        if self._compiled_keys is not None:
+        if self._compiled_keys is not None and self.best is None:
             tasks = [Task(frozenset(), partial(fill, number), 1) for number in range(len(bare))]
             run_tasks(tasks, [None] * min(self.threads, len(bare)), lambda _: None)
         else:
@@ -334,7 +352,7 @@ class RankingPass:
             return Panel(0, entries.index[chosen], entries.classes[chosen], entries.weight[chosen])
 
         panel = drawn(self._query_entries, queries)
-        thresholds = self.relevant_keys(panel.index, panel.classes)
+        thresholds = self._thresholds(replace(panel, first=-1))
         return replace(panel, counts=Counts.zeros(thresholds, torch.int32)), drawn(self._gallery_entries, gallery)
 
     def positives(self) -> Iterator[tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]]:
@@ -344,6 +362,14 @@ class RankingPass:
                 yield panel_positives(panel, weighted=self.repeats)
 
     # ------------------------------------------------------------------------------------------------------- thresholds
+
+    def _thresholds(self, panel: Panel) -> Float[Tensor, "queries columns"]:
+        """The keys that candidates are compared with; a panel whose entries do not follow each other begins at -1."""
+        if self.best is None:
+            return self.relevant_keys(panel.index, panel.classes, panel.first if panel.first >= 0 else None)
+        keys, tied = self.best.keys[panel.index], self.best.tied[panel.index]
+        column = torch.arange(int(tied.max()) if len(tied) else 0, device=keys.device)
+        return torch.where(column < tied[:, None], keys[:, None], torch.inf)
 
     def relevant_keys(
         self, queries: Int[Tensor, "queries"], classes: Int[Tensor, "queries"], first: int | None = None
@@ -412,7 +438,8 @@ class RankingPass:
 
     def run(self, look: Look | None = None) -> Iterator[RankBlock]:
         """Walk over all pairs once and yield the ranks, some queries at a time."""
-        walker = self._walker()
+        with self._threads():
+            self.walker.prepare(self, look)
         for block in self.blocks():
             panels = self.query_panels(block)
             if look is not None:
@@ -421,7 +448,7 @@ class RankingPass:
             wanted = look is not None or any(panel.counts.thresholds.shape[1] for panel in panels if panel.counts)
             if wanted:
                 with self._threads():
-                    walker.walk(self, panels, look)
+                    self.walker.walk(self, panels, look)
             else:  # no query of this block has a match, and nobody else looks at its pairs
                 self.done(len(block) * self.pairs // len(self._query_entries))
             for panel in panels:
@@ -431,26 +458,16 @@ class RankingPass:
     def scan(self, look: Look) -> None:
         """Walk over all pairs once more, for a look alone."""
         self.pairs_total += self.pairs
-        walker = self._walker()
         for block in self.blocks():
             panels = self.query_panels(block)
             for panel in panels:
                 look.relevant(*panel_positives(panel, weighted=self.repeats))
             with self._threads():
-                walker.walk(self, panels, look, counting=False)
+                self.walker.walk(self, panels, look, counting=False)
             del panels, panel  # before the next block is made
 
     def _threads(self) -> AbstractContextManager[None]:
         return own_threads() if self.scores.compiled is not None else nullcontext()
-
-    def _walker(self) -> Walker:
-        if self.scores.compiled is not None:
-            from fewshot_callbacks.functional.compiled_walk import CompiledWalk  # noqa: PLC0415 - needs numba
-
-            return CompiledWalk()
-        from fewshot_callbacks.functional.torch_walk import TorchWalk  # noqa: PLC0415
-
-        return TorchWalk()
 
     def done(self, pairs: int) -> None:
         """Note pairs of items as done, and tell whoever wants to know."""
@@ -466,21 +483,46 @@ class RankingPass:
             part = slice(start, start + rows)
             counts = Counts(*(table[part] for table in (panel.counts.thresholds, panel.counts.hits, panel.counts.ties)))
             block = _rank_block(panel.index[part], counts)
-            yield self._of_all_copies(block, panel.first + start)
+            members, row = self._copies(panel.first + start, len(block.queries))
+            if members is not None and row is not None:  # the same ranks for every query that an entry stands for
+                block = RankBlock(members, *(getattr(block, field.name)[row] for field in fields(block)[1:]))
+            self._note_best(block, counts.thresholds if row is None else counts.thresholds[row])
+            yield block
 
-    def _of_all_copies(self, block: RankBlock, first: int) -> RankBlock:
-        """The same ranks for every query that an entry stands for."""
-        entries, rows = self._query_entries, len(block.queries)
+    def _copies(self, first: int, rows: int) -> tuple[Tensor | None, Tensor | None]:
+        """The queries for which some entries stand, and the place of the entry of each; None where each is its own."""
+        entries = self._query_entries
         if entries.by_entry is None or entries.start is None:
-            return block
+            return None, None
         members = entries.by_entry[entries.start[first] : entries.start[first + rows]]
-        row = torch.arange(rows, device=members.device).repeat_interleave(entries.weight[first : first + rows])
-        return RankBlock(members, *(getattr(block, field.name)[row] for field in fields(block)[1:]))
+        return members, torch.arange(rows, device=members.device).repeat_interleave(
+            entries.weight[first : first + rows]
+        )
+
+    def _note_best(self, block: RankBlock, keys: Tensor) -> None:
+        if self._found is None:
+            queries, device = len(self.candidates.query_order), self.scores.device
+            self._found = BestMatches(
+                torch.full((queries,), -torch.inf, dtype=torch.float64, device=device),
+                torch.zeros(queries, dtype=torch.int64, device=device),
+            )
+        some = (block.relevant > 0).nonzero().flatten()
+        last = block.relevant[some, None] - 1
+        self._found.keys[block.queries[some]] = keys[some].gather(1, last).flatten()
+        self._found.tied[block.queries[some]] = block.relevant_tied[some].gather(1, last).flatten()
+
+    def best_matches(self) -> BestMatches:
+        """What `run` found: the highest key that a relevant candidate of each query has."""
+        assert self._found is not None
+        return self._found
 
 
 @runtime_checkable
 class Walker(Protocol):
     """What makes the tiles and counts them."""
+
+    def prepare(self, walk: RankingPass, look: Look | None) -> None:
+        """Called once, before the first block."""
 
     def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
         """Take a block of queries past the whole gallery."""

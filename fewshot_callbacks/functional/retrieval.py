@@ -24,6 +24,7 @@ from fewshot_callbacks.functional.ranks import SHARE_OF_KEYS, Progress, RankBloc
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.settings import RetrievalSettings, compute_device
 from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity
+from fewshot_callbacks.functional.walkers import ranking_pass
 from fewshot_callbacks.functional.workers import threads_for
 
 _CALL = "evaluate_retrieval"
@@ -185,7 +186,7 @@ def evaluate_retrieval(
             query_place=chosen.to(where) if same_set and chosen is not None else None,
             **{name: None if code is None else code.to(where) for name, code in asked_codes.items()},
         )
-        walk = RankingPass(tiles, candidates, budget, progress)
+        walk = ranking_pass(tiles, candidates, budget, progress=progress)
         request = PooledRequest(
             precisions,
             threshold_bounds,

@@ -88,10 +88,16 @@ class ScoreTiles:
         if similarity == "euclidean":  # distances do not change when everything moves; the product's error does
             self._centre = gallery.mean(dim=0, dtype=torch.float64).to(self.device)
         # squared lengths in units of each vector's own scale, and lengths in the unit of the keys
-        self._query_square = self._squares(queries)
-        self._gallery_square = self._query_square if gallery is queries else self._squares(gallery)
+        self._query_square, query_loss = self._squares(queries)
+        self._gallery_square, gallery_loss = (
+            (self._query_square, query_loss) if gallery is queries else self._squares(gallery)
+        )
         self._query_norm = self._query_square.sqrt()
         self._gallery_norm = self._gallery_square.sqrt()
+        # a row is at least half as long as its scale, if it is not zero
+        self._query_loss = query_loss / self._query_norm.clamp(min=0.25)
+        self._gallery_loss = gallery_loss / self._gallery_norm.clamp(min=0.25)
+        self._largest_losses = float(self._query_loss.max()), float(self._gallery_loss.max())
         if similarity != "cosine":
             self._query_norm = self._query_norm * (self._query_scale / self._query_unit)
             self._gallery_norm = self._gallery_norm * (self._gallery_scale / self._gallery_unit)
@@ -254,16 +260,19 @@ class ScoreTiles:
         if rung == SINGLE:
             terms = min(self.part, columns) + math.ceil(columns / self.part) + 12
         relative = 1.02 * (terms * unit_roundoff / (1 - terms * unit_roundoff) + 8 * 2.0**-53)
-        # a scaled component is at most 1, and so is off by half a unit of the last slice; a scale is at most twice
-        # the largest component, and a row at least as long as that
-        truncated = 4 * math.sqrt(self.dim) * 2.0 ** (-self.bits * self.slices)
         smallest = self.dim * (2.0**-120 if rung == SINGLE else 2.0**-960)
+        if self.similarity != "euclidean":
+            # the slices leave out little of most rows, and nothing of many
+            loss, of_others = (self._query_loss if of_query else self._gallery_loss)[index], self._largest_losses[of_query]
+            lost = 1.001 * (loss + of_others)
         if self.similarity == "cosine":
-            return torch.full((len(index),), relative + truncated + smallest, dtype=torch.float64, device=self.device)
+            return relative + lost + smallest
         lengths = (self._query_norm if of_query else self._gallery_norm)[index]
         largest = self._largest_norm if of_query else self._largest_query_norm
         if self.similarity == "dot":
-            return (relative + truncated) * lengths * largest + smallest
+            return (relative + lost) * lengths * largest + smallest
+        # a scaled component is at most 1, and so is off by half a unit of the last slice
+        truncated = 4 * math.sqrt(self.dim) * 2.0 ** (-self.bits * self.slices)
         largest = self._largest_centred_norm if of_query else self._largest_centred_query_norm
         reach = (self._centred_norm(self.queries if of_query else self.gallery, index) + largest) ** 2
         return 2 * relative * reach + 4 * truncated * (self.dim + reach) + smallest
@@ -331,8 +340,8 @@ class ScoreTiles:
     def keys(self, rows: Int[Tensor, "rows"], columns: Int[Tensor, "columns"]) -> Float[Tensor, "rows columns"]:
         """The keys of rows x columns: exact products of slices."""
         return self._from_slices(
-            self._split(self.queries, rows),
-            self._split(self.gallery, columns),
+            self._slices(self.queries, rows),
+            self._slices(self.gallery, columns),
             rows.unsqueeze(1),
             columns.unsqueeze(0),
             lambda left, right: left @ right.T,
@@ -343,8 +352,8 @@ class ScoreTiles:
     ) -> Float[Tensor, "blocks rows columns"]:
         """The keys of several blocks of the same shape at once."""
         return self._from_slices(
-            [part.unflatten(0, rows.shape) for part in self._split(self.queries, rows.flatten())],
-            [part.unflatten(0, columns.shape) for part in self._split(self.gallery, columns.flatten())],
+            [part.unflatten(0, rows.shape) for part in self._slices(self.queries, rows.flatten())],
+            [part.unflatten(0, columns.shape) for part in self._slices(self.gallery, columns.flatten())],
             rows.unsqueeze(-1),
             columns.unsqueeze(-2),
             lambda left, right: left @ right.mT,
@@ -359,7 +368,7 @@ class ScoreTiles:
             # each vector is split once, however many pairs it is in
             left_index, left_place = some_rows.unique(return_inverse=True)
             right_index, right_place = some_columns.unique(return_inverse=True)
-            left, right = self._split(self.queries, left_index), self._split(self.gallery, right_index)
+            left, right = self._slices(self.queries, left_index), self._slices(self.gallery, right_index)
             parts += [
                 self._from_slices(
                     [part[i] for part in left],
@@ -372,8 +381,11 @@ class ScoreTiles:
             ]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device=self.device)
 
-    def _split(self, vectors: Tensor, index: Tensor) -> list[Tensor]:
-        """Integers in float64, |.| <= 2**bits: vector = scale * sum over k of slice_k 2**(-bits (k + 1))."""
+    def _slices(self, vectors: Tensor, index: Tensor) -> list[Tensor]:
+        return self._split(vectors, index)[0]
+
+    def _split(self, vectors: Tensor, index: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Integers in float64, |.| <= 2**bits: vector = scale * sum over k of slice_k 2**(-bits (k + 1)); and the rest."""
         scale = self._query_scale if vectors is self.queries else self._gallery_scale
         rest = self._rows(vectors, index).double() / scale[index].unsqueeze(1)  # (items, dim), within [-1, 1]
         slices = []
@@ -382,7 +394,7 @@ class ScoreTiles:
             whole = rest.round()
             slices.append(whole)
             rest = rest - whole
-        return slices
+        return slices, rest
 
     def _from_slices(
         self,
@@ -433,16 +445,17 @@ class ScoreTiles:
         # exact, and not by torch.ldexp, whose power of two is a float32
         return torch.where(largest == 0, 1.0, largest / mantissa)
 
-    def _squares(self, vectors: Tensor) -> Float[Tensor, "items"]:
-        """Squared lengths, summed exactly as the product of a vector with itself is."""
+    def _squares(self, vectors: Tensor) -> tuple[Float[Tensor, "items"], Float[Tensor, "items"]]:
+        """Squared lengths, summed exactly as the product of a vector with itself is; lengths of what slices leave out."""
         if self.compiled is not None:
-            out = np.empty(len(vectors))
+            out, dropped = np.empty(len(vectors)), np.empty(len(vectors))
             scale = self._query_scale if vectors is self.queries else self._gallery_scale
-            self.compiled.squares(vectors.numpy(), 1 / scale.numpy(), self.slices, self.bits, out)
-            return torch.from_numpy(out)
-        squares = []
+            self.compiled.squares(vectors.numpy(), 1 / scale.numpy(), self.slices, self.bits, out, dropped)
+            return torch.from_numpy(out), torch.from_numpy(dropped)
+        squares, losses = [], []
         for index in torch.arange(len(vectors), device=self.device).split(ROWS_AT_ONCE):
-            slices = self._split(vectors, index)
+            slices, rest = self._split(vectors, index)
+            losses.append(rest.square().sum(dim=1).sqrt() * 2.0 ** (-self.bits * self.slices))
             orders = reversed(range(2 * self.slices - 1))
             levels = (
                 _sum(
@@ -454,7 +467,7 @@ class ScoreTiles:
                 for order in orders
             )
             squares.append(_sum(levels))
-        return torch.cat(squares)
+        return torch.cat(squares), torch.cat(losses)
 
 
 def _sum(tensors: Iterable[Tensor]) -> Tensor:

@@ -45,6 +45,14 @@ class TorchWalk:
 
     walk_: RankingPass
 
+    def prepare(self, walk: RankingPass, look: Look | None) -> None:
+        """Choose the first rung."""
+        del look
+        if walk.rung is None:
+            forced = forced_rung()
+            first = HALF if walk.scores.device.type == "cuda" else SINGLE
+            walk.rung = first if forced is None else forced
+
     def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
         """Take a block of queries past the whole gallery."""
         self.walk_ = walk
@@ -64,10 +72,7 @@ class TorchWalk:
 
     def _tile(self, rows: Panel, columns: Panel, *, both: bool) -> Tile:
         walk = self.walk_
-        if walk.rung is None:
-            forced = forced_rung()
-            first = HALF if walk.scores.device.type == "cuda" else SINGLE
-            walk.rung = first if forced is None else forced
+        assert walk.rung is not None
         estimates, error = walk.scores.tile(rows.index, columns.index, walk.rung)
         if bool(columns.classes[0] <= rows.classes[-1]) and bool(columns.classes[-1] >= rows.classes[0]):
             estimates.masked_fill_(rows.classes[:, None] == columns.classes[None, :], -torch.inf)

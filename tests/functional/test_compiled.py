@@ -14,6 +14,7 @@ from fewshot_callbacks.functional.kernels import compiled, use
 from fewshot_callbacks.functional.ranks import Layout, RankingPass, first_rung
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.similarity import ScoreTiles
+from fewshot_callbacks.functional.walkers import ranking_pass
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
 ALL = 10**6
@@ -170,7 +171,7 @@ TABLES = ("negatives_above", "negatives_tied", "relevant_above", "relevant_tied"
 def counted(case, look=None):
     """For each query the rows of all `RankBlock`s."""
     tiles, candidates = prepared(case)
-    walk = RankingPass(tiles, candidates, 10**8)
+    walk = ranking_pass(tiles, candidates, 10**8)
     found = {}
     for block in walk.run(look):
         for row, query in enumerate(block.queries.tolist()):

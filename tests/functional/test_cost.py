@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.cost import plan_evaluation
-from fewshot_callbacks.functional.ranks import RankingPass, choose_layout
+from fewshot_callbacks.functional.ranks import choose_layout
 from fewshot_callbacks.functional.similarity import ScoreTiles
+from fewshot_callbacks.functional.walkers import ranking_pass
 
 
 def test_one_by_hand():
@@ -55,9 +56,8 @@ def test_every_pair_is_counted_once(memory_mb):
     labels, embeddings = torch.arange(600) % 60, torch.randn(600, 8)
     tiles = ScoreTiles(embeddings, embeddings, "cosine")
     seen = []
-    walk = RankingPass(
-        tiles, find_candidates(labels, labels, same_set=True), memory_mb * 10**6, lambda *now: seen.append(now)
-    )
+    candidates = find_candidates(labels, labels, same_set=True)
+    walk = ranking_pass(tiles, candidates, memory_mb * 10**6, progress=lambda *now: seen.append(now))
     ranks = list(walk.run())
     assert sum(len(block.queries) for block in ranks) == 600
     assert seen[-1] == (360_000, 360_000)

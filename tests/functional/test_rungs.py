@@ -12,9 +12,10 @@ from fewshot_callbacks.functional import pooled_counts
 from fewshot_callbacks.functional.kernels import compiled, use
 from fewshot_callbacks.functional.operating_points import PooledRequest, decide
 from fewshot_callbacks.functional.pooled_counts import PooledCounts
-from fewshot_callbacks.functional.ranks import RankingPass, first_rung
+from fewshot_callbacks.functional.ranks import first_rung
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.similarity import DOUBLE, HALF, SINGLE, ScoreTiles
+from fewshot_callbacks.functional.walkers import ranking_pass
 from tests.functional.test_compiled import (
     ALL,
     KINDS,
@@ -163,7 +164,7 @@ def check_decisions(case, request, capacity=10_000, look=PooledCounts):
     """Compare `decide` with loops over all relevant keys; returns the decisions and what was seen first."""
     positives, negatives = all_pairs(case)
     tiles, candidates = prepared(case)
-    walk = RankingPass(tiles, candidates, 10**8)
+    walk = ranking_pass(tiles, candidates, 10**8)
     first = look(walk, request, capacity)
     for _ in walk.run(first):
         pass

@@ -302,13 +302,28 @@ def row_hashes(bits, odd, out):
         out[i] = total
 
 
+@_any_order
+def _dropped(row, scale, base, slices):
+    """Squared length of what the slices of a scaled row leave out, in units of the last slice."""
+    total = 0.0
+    for k in range(row.shape[0]):
+        rest = np.float64(row[k]) * scale * base
+        rest -= np.rint(rest)
+        for _ in range(1, slices):
+            rest *= base
+            rest -= np.rint(rest)
+        total += rest * rest
+    return total
+
+
 @_kernel
-def squares(values, inverse_scale, slices, bits, out):
-    """The exact squared length of each scaled row, rounded as a key is."""
+def squares(values, inverse_scale, slices, bits, out, dropped):
+    """The exact squared length of each scaled row, rounded as a key is, and the length of what its slices leave out."""
     base = 2.0**bits
     unit = 1.0 / base
     for i in range(values.shape[0]):
         row, scale = values[i], inverse_scale[i]
+        dropped[i] = np.sqrt(_dropped(row, scale, base, slices)) * unit**slices
         if slices == 2:
             first, second, third = _two_slices(row, row, scale, scale, base)
             out[i] = (third * unit**4 + second * unit**3) + first * unit**2
@@ -344,6 +359,7 @@ def margins(side, error, out):
     """Fill the tables of one side, for estimates that are off by at most `error` of each item."""
     low, high, origin, scale, table = out
     cells = table.shape[1]
+    rounding = 2.0**-22 if low.itemsize == 4 else 2.0**-51
     for i in range(side.items.shape[0]):
         relevant = side.relevant[i]
         entries = table[i]
@@ -355,7 +371,7 @@ def margins(side, error, out):
         for k in range(relevant):
             threshold = side.thresholds[i, k]
             # a little more than the error, so that rounding to the estimates' own precision changes nothing
-            reach = error[i] * (1 + 1e-6) + abs(threshold) * 2.0**-22 + 2.0**-125
+            reach = error[i] * (1 + 1e-6) + abs(threshold) * rounding + 2.0**-125
             low[i, k] = threshold - reach
             high[i, k] = threshold + reach
         origin[i] = low[i, 0]
