@@ -394,15 +394,21 @@ class CompiledWalk:
         self.kept_margins, self.keeps_margins = {}, False
         self.kept_operands, self.keeps_operands, self.one_operand = {}, False, False
         assert rows.counts is not None
-        for _ in range(2):  # the first time may compile, here and in the library of products, for this very shape
+        shape = (rung, self.scores.similarity, self.scores.part, len(rows), len(columns), self.scores.dim)
+        for _ in range(1 if shape in _ran else 2):  # the first time may compile, also in the library of products
             some = replace(rows, counts=Counts.zeros(rows.counts.thresholds, torch.int32))
             self.sides = {(0, True): self.side(some, of_query=True), (0, False): self.side(columns, of_query=False)}
             space = _Space(_nothing_pooled() if observer is None else observer.pooled(self.pass_, 1))
             started = time.perf_counter()
             self.count(some, columns, False, space)
             seconds = time.perf_counter() - started
+        _ran.add(shape)
         directions = 2 if self.pass_.both else 1
         return space.product_seconds + directions * (seconds - space.product_seconds), space.pooled
+
+
+_ran: set[tuple[object, ...]] = set()
+"""Samples of which shape have been timed in this process"""
 
 
 def _margins(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.intervals import Interval, exact_mean, normal_quantile
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
+from fewshot_callbacks.functional.ranks import BestMatches, RankingPass
 from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity, check_similarity
 from fewshot_callbacks.functional.walkers import ranking_pass
 from fewshot_callbacks.functional.workers import threads_for
@@ -156,43 +157,87 @@ def grouped_recall(
         call, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
     )
     splits = label_groups(query_labels, group_size, seed, repeats)
-    distinct = query_labels.unique()
-    query_code = torch.searchsorted(distinct, query_labels)
-    item_code = torch.searchsorted(distinct, item_labels).clamp(max=len(distinct) - 1)
-    known = distinct[item_code] == item_labels
-    values = torch.empty(repeats, splits.shape[1], len(ks), dtype=torch.float64)
-    for repeat, split in enumerate(splits):
-        group_of = torch.full((len(distinct),), -1, dtype=torch.int64)
-        group_of[torch.searchsorted(distinct, split.flatten())] = torch.arange(len(split)).repeat_interleave(group_size)
-        group = group_of[query_code]
-        mine = (group >= 0).nonzero().flatten()
-        theirs = mine if same_set else (known & (group_of[item_code] >= 0)).nonzero().flatten()
-        found = torch.full((len(ks), len(mine)), torch.nan, dtype=torch.float64)
-        if len(theirs):
-            own = queries if len(mine) == len(queries) else queries[mine]
-            with full_precision(), threads_for(own.device):
-                tiles = ScoreTiles(own, own if same_set else items[theirs], similarity)
-                candidates = find_candidates(
-                    query_labels[mine],
-                    item_labels[theirs],
-                    same_set=same_set,
-                    query_part=group[mine],
-                    **{
-                        name: None if code is None else code[mine if name.startswith("query") else theirs]
-                        for name, code in codes.items()
-                    },
-                )
-                for ranks in ranking_pass(tiles, candidates, int(memory_mb * 10**6)).run():
-                    found[:, ranks.queries] = torch.stack([recall_at_k(ranks, k, ties) for k in ks])
-        for number, members in enumerate(_members(group[mine], len(split))):
-            matched = members[~found[0, members].isnan()]
-            if not len(matched):
-                raise ValueError(
-                    f"{call}: none of the {len(members)} queries of group {number} (labels {split[number].tolist()}) has "
-                    f"a match. Use a larger group_size than {group_size}, or drop the labels that have one item only."
-                )
-            values[repeat, number] = torch.tensor([exact_mean(part) for part in found[:, matched]], dtype=torch.float64)
-    return _summary(values, ks, group_size, len(distinct) - splits.shape[1] * group_size, confidence)
+    known = torch.isin(item_labels, query_labels)  # an item of another label is in no group
+    if not bool(known.all()):
+        items, item_labels = items[known], item_labels[known]
+        codes = {
+            name: code[known] if code is not None and name.startswith("gallery") else code
+            for name, code in codes.items()
+        }
+    with full_precision(), threads_for(queries.device):
+        search = GroupedSearch(
+            ScoreTiles(queries, items, similarity), query_labels, item_labels, codes, int(memory_mb * 10**6)
+        )
+        return search.recall(splits, ks, ties, confidence)
+
+
+@dataclass(frozen=True)
+class GroupedSearch:
+    """Queries and a gallery in which every label is that of some query, to be searched in groups of labels.
+
+    Args:
+        scores: of queries and gallery.
+        query_labels: (queries,) on the device of the scores.
+        gallery_labels: (gallery,) likewise.
+        codes: the exclusions, as in `candidates.find_candidates`.
+        memory_bytes: budget beyond the embeddings.
+        best: the best matches of each query, if they are known.
+        rung: where to begin, if that is known.
+    """
+
+    scores: ScoreTiles
+    query_labels: Int[Tensor, "queries"]
+    gallery_labels: Int[Tensor, "gallery"]
+    codes: Mapping[str, Tensor | None]
+    memory_bytes: int
+    best: BestMatches | None = None
+    rung: int | None = None
+
+    def recall(
+        self, splits: Int[Tensor, "repeats groups group_size"], ks: Sequence[int], ties: Ties, confidence: float
+    ) -> GroupedRecall:
+        """Grouped Recall over the groups of `label_groups`.
+
+        Raises:
+            ValueError: if no query of some group has a match.
+        """
+        distinct = self.query_labels.unique()
+        repeats, groups, group_size = splits.shape
+        values = torch.empty(repeats, groups, len(ks), dtype=torch.float64)
+        best = self.best
+        for repeat, split in enumerate(splits):
+            # what is left over makes a group of its own, which counts for nothing
+            group_of = torch.full((len(distinct),), groups)
+            group_of[torch.searchsorted(distinct.cpu(), split.flatten())] = torch.arange(groups).repeat_interleave(
+                group_size
+            )
+            group = group_of.to(distinct.device)[torch.searchsorted(distinct, self.query_labels)]
+            walk = self._pass(group, best)
+            found = torch.full((len(ks), len(group)), torch.nan, dtype=torch.float64)
+            for ranks in walk.run():
+                found[:, ranks.queries.cpu()] = torch.stack([recall_at_k(ranks, k, ties) for k in ks]).cpu()
+            best = walk.best_matches()
+            for number, members in enumerate(_members(group.cpu(), groups)):
+                matched = members[~found[0, members].isnan()]
+                if not len(matched):
+                    raise ValueError(
+                        f"grouped_recall: none of the {len(members)} queries of group {number} (labels "
+                        f"{split[number].tolist()}) has a match. Use a larger group_size than {group_size}, or drop the "
+                        "labels that have one item only."
+                    )
+                means = [exact_mean(part) for part in found[:, matched]]
+                values[repeat, number] = torch.tensor(means, dtype=torch.float64)
+        return _summary(values, ks, group_size, len(distinct) - groups * group_size, confidence)
+
+    def _pass(self, group: Int[Tensor, "queries"], best: BestMatches | None) -> RankingPass:
+        candidates = find_candidates(
+            self.query_labels,
+            self.gallery_labels,
+            same_set=self.scores.queries is self.scores.gallery,
+            query_part=group,
+            **self.codes,
+        )
+        return ranking_pass(self.scores, candidates, self.memory_bytes, best=best, rung=self.rung)
 
 
 def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "members"]]:

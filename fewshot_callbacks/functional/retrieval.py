@@ -15,7 +15,7 @@ from fewshot_callbacks.functional._checks import check_sets, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.averages import class_means, macro_mean, macro_mean_interval
 from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall
+from fewshot_callbacks.functional.grouped_recall import GroupedRecall, GroupedSearch, grouped_recall, label_groups
 from fewshot_callbacks.functional.intervals import clustered_mean_interval, exact_mean, normal_quantile
 from fewshot_callbacks.functional.operating_points import PooledCounts, PooledRequest, decide
 from fewshot_callbacks.functional.prototype_accuracy import prototype_accuracy as nearest_prototype
@@ -221,24 +221,8 @@ def evaluate_retrieval(
                 f"An estimate: {len(chosen):,} of {len(queries):,} queries were drawn (seed {query_seed}); the intervals "
                 "say how good it is. Grouped Recall is of all queries.",
             )
-        distinct = len(query_labels.unique())
-        if group_size is not None:
-            grouped = _grouped(
-                notes,
-                distinct,
-                embeddings=queries,
-                labels=query_labels,
-                gallery=None if same_set else items,
-                gallery_labels=None if same_set else item_labels,
-                k=tuple(grouped_k),
-                group_size=group_size,
-                seed=group_seed,
-                similarity=similarity,
-                ties=ties,
-                confidence=confidence,
-                memory_mb=memory_mb,
-                **codes,
-            )
+        sets = (queries, query_labels, items, item_labels)
+        grouped = _grouped(notes, settings, confidence, sets, codes, walk if chosen is None else None)
     present = {name: ~values.isnan() for name, values in per_query.values.items()}
     intervals = {
         name: clustered_mean_interval(values[present[name]], asked_labels[present[name]], confidence)
@@ -265,7 +249,7 @@ def evaluate_retrieval(
         intervals=intervals,
         queries=len(asked),
         gallery=len(items),
-        classes=distinct,
+        classes=len(query_labels.unique()),
         queries_without_match=int((~matched).sum()),
         queries_with_ties=int(per_query.tied.sum()),
         is_estimate=chosen is not None,
@@ -277,8 +261,29 @@ def evaluate_retrieval(
     )
 
 
-def _grouped(notes: list[str], distinct: int, *, group_size: int, **settings: Any) -> GroupedRecall | None:
-    """Grouped Recall, or a note on why there is none: the other metrics stand without it."""
+def _grouped(
+    notes: list[str],
+    settings: RetrievalSettings,
+    confidence: float,
+    sets: tuple[Tensor, Tensor, Tensor, Tensor],
+    codes: dict[str, Tensor | None],
+    walk: RankingPass | None,
+) -> GroupedRecall | None:
+    """Grouped Recall, or a note on why there is none: the other metrics stand without it.
+
+    Args:
+        notes: what the report will say.
+        settings: of the evaluation.
+        confidence: of the interval.
+        sets: queries, their labels, gallery, its labels.
+        codes: who is excluded.
+        walk: a pass over all these pairs, of which much can be used again.
+    """
+    queries, query_labels, items, item_labels = sets
+    group_size, ks = settings.group_size, tuple(settings.grouped_k)
+    if group_size is None:
+        return None
+    distinct = len(query_labels.unique())
     if distinct < 2 * group_size:
         notes.append(
             f"Grouped Recall is left out: two groups of group_size={group_size} labels need {2 * group_size}, and the "
@@ -287,7 +292,36 @@ def _grouped(notes: list[str], distinct: int, *, group_size: int, **settings: An
         )
         return None
     try:
-        return grouped_recall(group_size=group_size, **settings)
+        if walk is None or not bool(torch.isin(item_labels, query_labels).all()):
+            gallery, gallery_labels = (None, None) if items is queries else (items, item_labels)
+            return grouped_recall(
+                queries,
+                query_labels,
+                gallery,
+                gallery_labels,
+                k=ks,
+                group_size=group_size,
+                seed=settings.group_seed,
+                similarity=settings.similarity,
+                ties=settings.ties,
+                confidence=confidence,
+                memory_mb=settings.memory_mb,
+                query_ids=codes["query_ids"],
+                gallery_ids=codes["gallery_ids"],
+                query_groups=codes["query_groups"],
+                gallery_groups=codes["gallery_groups"],
+            )
+        device = walk.scores.device
+        search = GroupedSearch(
+            walk.scores,
+            query_labels.to(device),
+            item_labels.to(device),
+            {name: None if code is None else code.to(device) for name, code in codes.items()},
+            walk.memory_bytes,
+            walk.best_matches(),
+            walk.rung,
+        )
+        return search.recall(label_groups(query_labels, group_size, settings.group_seed), ks, settings.ties, confidence)
     except ValueError as error:  # a group without a match
         notes.append(str(error))
         return None

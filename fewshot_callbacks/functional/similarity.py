@@ -263,7 +263,10 @@ class ScoreTiles:
         smallest = self.dim * (2.0**-120 if rung == SINGLE else 2.0**-960)
         if self.similarity != "euclidean":
             # the slices leave out little of most rows, and nothing of many
-            loss, of_others = (self._query_loss if of_query else self._gallery_loss)[index], self._largest_losses[of_query]
+            loss, of_others = (
+                (self._query_loss if of_query else self._gallery_loss)[index],
+                self._largest_losses[of_query],
+            )
             lost = 1.001 * (loss + of_others)
         if self.similarity == "cosine":
             return relative + lost + smallest
