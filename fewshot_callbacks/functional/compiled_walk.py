@@ -19,7 +19,7 @@ from torch import Tensor
 from fewshot_callbacks.functional.kernels import compiled
 from fewshot_callbacks.functional.kernels.reference import Counts
 from fewshot_callbacks.functional.ranks import PART_ROWS, SHARE_OF_KEPT, Look, Panel, RankingPass, forced_rung
-from fewshot_callbacks.functional.similarity import DOUBLE, HALF, SINGLE
+from fewshot_callbacks.functional.similarity import DOUBLE, HALF, ROUNDED, SINGLE
 from fewshot_callbacks.functional.workers import Task, run_tasks
 
 PILOT_ROWS, PILOT_COLUMNS = 128, 2048
@@ -192,6 +192,8 @@ class CompiledWalk:
             self.scores.error(panel.index, DOUBLE, of_query=of_query).numpy(),
             counts.hits.numpy(),
             counts.ties.numpy(),
+            _NO_OPERAND,
+            self.scores.error(panel.index, ROUNDED, of_query=of_query).numpy(),
         )
 
     def _operands(self, panel: Panel, space: _Space, *, of_query: bool) -> _Operands:
@@ -209,6 +211,15 @@ class CompiledWalk:
                 self.kept_operands[key] = space.operands.pop(key)
                 return self.kept_operands[key]
         return space.operands[key]
+
+    def _sides(self, rows: Panel, columns: Panel, space: _Space) -> tuple[compiled.Side, compiled.Side]:
+        """Both sides of a tile with their operands."""
+        return (
+            self.sides[rows.first, True]._replace(operand=self._operands(rows, space, of_query=True).single.numpy()),
+            self.sides[columns.first, False]._replace(
+                operand=self._operands(columns, space, of_query=False).single.numpy()
+            ),
+        )
 
     def _margins(self, panel: Panel, side: compiled.Side, space: _Space, *, of_query: bool) -> compiled.Margins:
         key = (panel.first, of_query or self.pass_.both)  # with one set both sides are the same
@@ -276,7 +287,7 @@ class CompiledWalk:
 
     def count(self, rows: Panel, columns: Panel, both: bool, space: _Space) -> None:
         """Count one tile."""
-        row_side, column_side = self.sides[rows.first, True], self.sides[columns.first, False]
+        row_side, column_side = self._sides(rows, columns, space)
         pooled = space.pooled
         if self.rung == HALF:
             row_low = self._lowest(rows, pooled, of_query=True)
@@ -302,7 +313,7 @@ class CompiledWalk:
 
     def count_edges(self, rows: Panel, columns: Panel, both: bool, space: _Space) -> None:
         """Count one tile against the keys of an `EdgesLook`, for all its queries at once."""
-        row_side, column_side = self.sides[rows.first, True], self.sides[columns.first, False]
+        row_side, column_side = self._sides(rows, columns, space)
         for scores, start, first, spans in self._parts(rows, columns, both, space):
             compiled.count_pool(
                 scores, start, row_side, _from(column_side, first), spans, both, self.pairs,
@@ -438,6 +449,9 @@ def _no_margins(dtype: type[np.floating[Any]]) -> compiled.Margins:
 _NO_MARGINS = {SINGLE: _no_margins(np.float32), DOUBLE: _no_margins(np.float64)}
 
 
+_NO_OPERAND = np.empty((0, 0), np.float32)
+
+
 def _nothing_pooled() -> compiled.Pooled:
     return compiled.Pooled(
         np.zeros(2, np.int64), 0.0, 1e-30, math.inf, math.inf,  # not 0: -inf times 0 is no number
@@ -450,7 +464,8 @@ def _edge_side(edges: EdgesLook) -> compiled.Side:
     keys = edges.edges()
     one = np.zeros(1, np.int64)
     nothing = np.zeros((1, 1), np.int32)
-    return compiled.Side(one, one + 1, one + len(keys), keys[None], np.zeros(1), nothing, nothing)
+    error = np.zeros(1)
+    return compiled.Side(one, one + 1, one + len(keys), keys[None], error, nothing, nothing, _NO_OPERAND, error)
 
 
 def _from(arrays: Any, first: int) -> Any:

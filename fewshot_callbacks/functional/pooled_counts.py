@@ -26,7 +26,7 @@ from fewshot_callbacks.functional.pooled_cells import (
     joined,
 )
 from fewshot_callbacks.functional.ranks import Panel, RankingPass, panel_positives
-from fewshot_callbacks.functional.similarity import DOUBLE, HALF, SINGLE
+from fewshot_callbacks.functional.similarity import DOUBLE, HALF, ROUNDED, SINGLE
 
 if TYPE_CHECKING:
     from fewshot_callbacks.functional.kernels.compiled import Pooled
@@ -171,8 +171,8 @@ class PooledCounts:
         if walk.rung == DOUBLE:
             self._coarsest = DOUBLE
         self.floor = self._expected_floor if self.screened else -math.inf
-        # what a screen lets pass is recorded with its float64 score
-        self.highest.error = walk.scores.largest_error(DOUBLE if self.screened else self._coarsest)
+        # of what a screen lets pass, the product of the rounded operands is recorded
+        self.highest.error = walk.scores.largest_error(ROUNDED if self.screened else self._coarsest)
         self.highest.add(record)
 
     def expect(self, walk: RankingPass, record: Pooled, rows: Panel, columns: Panel) -> None:

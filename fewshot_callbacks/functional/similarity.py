@@ -33,6 +33,9 @@ Similarity = Literal["cosine", "dot", "euclidean"]
 HALF, SINGLE, DOUBLE, EXACT = 0, 1, 2, 3
 """The rungs of `ScoreTiles.tile`: half-precision product, float32 product, float64 product, the keys themselves."""
 
+ROUNDED = 4
+"""A float64 product of the operands of `SINGLE`: only they are rounded. For single pairs."""
+
 PART = 128
 """Components that one float32 product sums up on the CPU. The error grows with their number, not with the dimension: the
 products of several parts are added afterwards, which costs little and leaves fewer pairs open."""
@@ -254,13 +257,15 @@ class ScoreTiles:
         """
         if rung == HALF:
             return self._half_error(index, of_query=of_query)
-        unit_roundoff = 2.0**-24 if rung == SINGLE else 2.0**-53
+        unit_roundoff = 2.0**-53 if rung == DOUBLE else 2.0**-24
         columns = self.dim + 2 if self.similarity == "euclidean" else self.dim
         terms = columns + 12
         if rung == SINGLE:
             terms = min(self.part, columns) + math.ceil(columns / self.part) + 12
+        if rung == ROUNDED:  # to float32 up to three times on either side: the row, its factor, and their product
+            terms, unit_roundoff = 8 + math.ceil(columns * 2.0**-29), 2.0**-24
         relative = 1.02 * (terms * unit_roundoff / (1 - terms * unit_roundoff) + 8 * 2.0**-53)
-        smallest = self.dim * (2.0**-120 if rung == SINGLE else 2.0**-960)
+        smallest = self.dim * (2.0**-960 if rung == DOUBLE else 2.0**-120)
         if self.similarity != "euclidean":
             # the slices leave out little of most rows, and nothing of many
             loss, of_others = (

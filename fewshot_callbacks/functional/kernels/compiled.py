@@ -63,6 +63,8 @@ class Side(NamedTuple):
     error: NDArray[np.float64]  # (items,) of a float64 product
     hits: NDArray[np.int32]  # (items, relevant + 1)
     ties: NDArray[np.int32]  # (items, relevant + 1)
+    operand: NDArray[np.floating]  # (items, components) what is multiplied, item after item as they are here
+    rounding: NDArray[np.float64]  # (items,) error of a float64 product of operands
 
 
 class Margins(NamedTuple):
@@ -413,12 +415,19 @@ def _not_above(thresholds, relevant, value):
     return _below(thresholds, relevant, np.nextafter(value, np.inf))
 
 
+@_any_order
+def _operand_product(left, right):
+    total = 0.0
+    for k in range(left.shape[0]):
+        total += np.float64(left[k]) * np.float64(right[k])
+    return total
+
+
 @_inlined
-def _place(side, item, value, weight):
-    """Count a candidate whose float64 score is known; False if a threshold is too near."""
+def _place(side, item, value, error, weight):
+    """Count a candidate whose score is known up to an error; False if a threshold is too near."""
     relevant = side.relevant[item]
     thresholds = side.thresholds[item]
-    error = side.error[item]
     below = _below(thresholds, relevant, value - error)
     if below < relevant and thresholds[below] <= value + error:
         return False
@@ -455,15 +464,23 @@ def _collect(pooled, value, query, item, weight):
 def _resolve(pairs, rows, i, columns, j, row_open, column_open, screened, pooled, weight):
     """Decide a pair that its estimate left open; `screened`: nothing has been recorded of it yet."""
     query, item = rows.items[i], columns.items[j]
-    value = _score(pairs, query, item)
+    # the operands lie next to each other in memory, the vectors far apart
+    value = _operand_product(rows.operand[i], columns.operand[j])
     if screened:
         if value >= pooled.floor:
             pooled.histogram[_cell(value, pooled.origin, pooled.scale, pooled.histogram.shape[0])] += weight
         if value >= pooled.cut:
             _collect(pooled, value, query, item, weight)
-    if row_open and _place(rows, i, value, columns.weight[j]):
+    if row_open and _place(rows, i, value, rows.rounding[i], columns.weight[j]):
         row_open = False
-    if column_open and _place(columns, j, value, rows.weight[i]):
+    if column_open and _place(columns, j, value, columns.rounding[j], rows.weight[i]):
+        column_open = False
+    if not (row_open or column_open):
+        return
+    value = _score(pairs, query, item)
+    if row_open and _place(rows, i, value, rows.error[i], columns.weight[j]):
+        row_open = False
+    if column_open and _place(columns, j, value, columns.error[j], rows.weight[i]):
         column_open = False
     if not (row_open or column_open):
         return
@@ -665,7 +682,7 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
     place = np.empty(RUN, np.int32)
     for r in range(height):
         i = first_row + r
-        error = rows.error[i]
+        error, rounding = rows.error[i], rows.rounding[i]
         for first in range(0, width, RUN):
             for half in range(2):
                 if half == 0:
@@ -697,8 +714,11 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                             k += 1
                         if k < relevant and low[k] <= value[c]:
                             query, item = rows.items[i], columns.items[start + c]
-                            score = _score(pairs, query, item)
-                            k = _below(keys, relevant, score - error)
+                            score = _operand_product(rows.operand[i], columns.operand[start + c])
+                            k = _below(keys, relevant, score - rounding)
+                            if k < relevant and keys[k] <= score + rounding:
+                                score = _score(pairs, query, item)
+                                k = _below(keys, relevant, score - error)
                             if k < relevant and keys[k] <= score + error:
                                 key = _key(pairs, query, item)
                                 k = _below(keys, relevant, key)
