@@ -77,7 +77,7 @@ class Data(NamedTuple):
 
 
 Values = dict[str, float]
-"""metric -> value; "mAP", and "MAP@R" where it is known"""
+"""metric -> value; "mAP", and "MAP@R" where it is known; "GR@1" of Grouped Recall"""
 
 Ready = Callable[[], Values]
 """What is timed, after imports and preparations"""
@@ -221,6 +221,30 @@ def ours(
     return prepare
 
 
+def grouped(data: Data, setting: Setting) -> Ready:
+    """Grouped Recall@1, which compares each item with those of its group."""
+    from fewshot_callbacks import grouped_recall  # noqa: PLC0415
+
+    options: dict[str, Any] = {} if setting.budget_mb is None else {"memory_mb": setting.budget_mb}
+
+    def run() -> Values:
+        return {"GR@1": grouped_recall(data.embeddings, data.labels, group_size=10, **options).at[1]}
+
+    return run
+
+
+def binary_codes(data: Data, setting: Setting) -> Ready:
+    """The signs of the embeddings as binary codes, compared by their Hamming distance."""
+    from fewshot_callbacks import evaluate_retrieval  # noqa: PLC0415
+
+    codes = data.embeddings > 0
+
+    def run() -> Values:
+        return {"mAP of codes": evaluate_retrieval(codes, data.labels, similarity="hamming").mAP}
+
+    return run
+
+
 def argsort(data: Data, setting: Setting) -> Ready:
     """Sort each row of scores, in chunks, for the mAP: as it is written by hand."""
     embeddings, labels = data
@@ -325,6 +349,8 @@ ROWS = {
         Row("ours-float64", "the same, first rung float64", ours("float64"), cuda=True),
         Row("ours-two-sets", "the same, queries and gallery given apart", ours(two_sets=True), cuda=True),
         Row("ours-reference", "the same, counting in plain PyTorch", ours(kernel="reference")),
+        Row("grouped", "grouped_recall alone, groups of 10 classes", grouped),
+        Row("codes", "evaluate_retrieval of their signs, packed to bits", binary_codes),
         Row("argsort", "rows sorted in chunks, mAP alone", argsort, cuda=True),
         Row("pml", "pytorch-metric-learning, k=None", metric_learning(None), 95, 20_000),
         Row("pml-torch", "the same, its search in torch", metric_learning(None, torch_knn=True), 110, 20_000),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fewshot_callbacks.data import EpisodicBatchSampler, GlyphDataModule, GlyphSet, ImageFolderDataModule
     from fewshot_callbacks.functional import (
         RetrievalReport,
+        compare_reports,
         discriminant_ratio,
         evaluate_retrieval,
         grouped_recall,
@@ -28,6 +29,7 @@ _HOME = {
     "data": ("EpisodicBatchSampler", "GlyphDataModule", "GlyphSet", "ImageFolderDataModule"),
     "functional": (
         "RetrievalReport",
+        "compare_reports",
         "discriminant_ratio",
         "evaluate_retrieval",
         "grouped_recall",
@@ -54,6 +56,7 @@ __all__ = [
     "RetrievalMonitor",
     "RetrievalReport",
     "SoftmaxHead",
+    "compare_reports",
     "discriminant_ratio",
     "evaluate_retrieval",
     "grouped_recall",

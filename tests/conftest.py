@@ -14,14 +14,15 @@ from jaxtyping import install_import_hook
 import tests.typechecker  # noqa: F401 - the hook looks it up by name
 
 # the hook wraps every function, and numba cannot compile a wrapper: the kernels come in before it
-KERNELS = "fewshot_callbacks.functional.kernels.compiled"
-spec = importlib.util.spec_from_file_location(
-    KERNELS, Path(__file__).parents[1] / "fewshot_callbacks/functional/kernels/compiled.py"
-)
-assert spec is not None
-assert spec.loader is not None
-sys.modules[KERNELS] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules[KERNELS])
+KERNELS = Path(__file__).parents[1] / "fewshot_callbacks/functional/kernels"
+for name in ("compiled", "bits"):
+    spec = importlib.util.spec_from_file_location(
+        f"fewshot_callbacks.functional.kernels.{name}", KERNELS / f"{name}.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[spec.name])
 
 hook = install_import_hook("fewshot_callbacks", "tests.typechecker.typechecked")
 

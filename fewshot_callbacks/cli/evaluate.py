@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fewshot_callbacks.functional.comparison import compare_reports
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
+from fewshot_callbacks.functional.intervals import Difference
 from fewshot_callbacks.functional.ranking import Ties
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
@@ -59,6 +61,13 @@ def parser() -> ArgumentParser:
         ),
     )
     options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
+    options.add_argument(
+        "--against",
+        type=Path | None,
+        default=None,
+        metavar="FILE",
+        help="embeddings of the same items in the same order, say by another model: which differences are beyond chance?",
+    )
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     options.add_argument("--similarity", type=Similarity, default="cosine", help="how two embeddings are compared")
     options.add_argument("--recall_k", type=list[int], default=[1, 5, 10], help="the K of Recall@K")
@@ -97,38 +106,29 @@ def divisors(entries: Sequence[str]) -> tuple[Any, ...]:
 def run(arguments: Sequence[str]) -> None:
     """Evaluate and print."""
     options = parser().parse_args(list(arguments))
+    console, errors = Console(), Console(stderr=True)
+    hidden = options.json or not sys.stderr.isatty()
     arrays = load_arrays(options.file)
-    console = Console()
-    with _progress(Console(stderr=True), hidden=options.json or not sys.stderr.isatty()) as progress:
-        report = evaluate_retrieval(
-            arrays["embeddings"],
-            arrays["labels"],
-            arrays.get("gallery"),
-            arrays.get("gallery_labels"),
-            similarity=options.similarity,
-            recall_k=options.recall_k,
-            map_k=divisors(options.map_k),
-            precision_k=options.precision_k,
-            ndcg_k=options.ndcg_k,
-            macro=options.macro,
-            per_class=options.per_class,
-            false_match_rates=options.false_match_rates,
-            equal_error_rate=options.equal_error_rate,
-            auc_pr=options.auc_pr,
-            prototype_accuracy=options.prototype_accuracy,
-            max_queries=options.max_queries,
-            device=options.device,
-            precisions=options.precisions,
-            threshold=options.threshold,
-            group_size=options.group_size,
-            ties=options.ties,
-            memory_mb=options.memory_mb,
-            progress=progress,
-            query_ids=arrays.get("query_ids"),
-            gallery_ids=arrays.get("gallery_ids"),
-            query_groups=arrays.get("query_groups"),
-            gallery_groups=arrays.get("gallery_groups"),
+    others = None if options.against is None else load_arrays(options.against)
+    if others is not None and not np.array_equal(arrays["labels"], others["labels"]):
+        raise ValueError(
+            f"{options.file} holds {len(arrays['labels']):,} labels, {options.against} {len(others['labels']):,}, and they "
+            "are not the same in the same order. Embed the same items with both models."
         )
+    with _progress(errors, hidden=hidden) as progress:
+        report = _evaluate(arrays, options, progress)
+    if others is not None:
+        with _progress(errors, hidden=hidden) as progress:
+            other = _evaluate(others, options, progress)
+        differences = compare_reports(report, other)
+        if options.json:
+            print(json.dumps(_as_json(report, other, differences), indent=2))
+            return
+        console.print(comparison_table(differences, str(options.file), str(options.against)))
+        for name, of_one in ((options.file, report), (options.against, other)):
+            for note in of_one.notes:
+                console.print(f"[yellow]note[/] {name}: {note}")
+        return
     j = discriminant_ratio_of(arrays)
     if options.json:
         print(json.dumps(report.to_dict() | {"J": j}, indent=2))
@@ -136,6 +136,40 @@ def run(arguments: Sequence[str]) -> None:
     console.print(report_table(report, j, title=str(options.file)))
     for note in report.notes:
         console.print(f"[yellow]note[/] {note}")
+
+
+def _evaluate(
+    arrays: dict[str, NDArray[Any]], options: Any, progress: Callable[[int, int], None] | None
+) -> RetrievalReport:
+    return evaluate_retrieval(
+        arrays["embeddings"],
+        arrays["labels"],
+        arrays.get("gallery"),
+        arrays.get("gallery_labels"),
+        similarity=options.similarity,
+        recall_k=options.recall_k,
+        map_k=divisors(options.map_k),
+        precision_k=options.precision_k,
+        ndcg_k=options.ndcg_k,
+        macro=options.macro,
+        per_class=options.per_class,
+        false_match_rates=options.false_match_rates,
+        equal_error_rate=options.equal_error_rate,
+        auc_pr=options.auc_pr,
+        prototype_accuracy=options.prototype_accuracy,
+        max_queries=options.max_queries,
+        device=options.device,
+        precisions=options.precisions,
+        threshold=options.threshold,
+        group_size=options.group_size,
+        ties=options.ties,
+        memory_mb=options.memory_mb,
+        progress=progress,
+        query_ids=arrays.get("query_ids"),
+        gallery_ids=arrays.get("gallery_ids"),
+        query_groups=arrays.get("query_groups"),
+        gallery_groups=arrays.get("gallery_groups"),
+    )
 
 
 def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
@@ -185,6 +219,52 @@ def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
         table.add_row(name, f"{value:.4f}", span, _meaning(name, report))
     table.add_row("J", "n/a" if j is None else f"{j:.4f}", "", "scatter between classes over scatter within them")
     return table
+
+
+def comparison_table(differences: dict[str, Difference], first: str, second: str) -> Table:
+    """Two evaluations beside each other for a screen."""
+    table = Table(
+        title=f"{first} against {second}",
+        caption="Each query is compared with itself; the intervals are robust to the dependence of queries of one class.",
+        title_style="bold",
+        caption_justify="left",
+    )
+    table.add_column("metric")
+    for name in ("first", "second", "difference"):
+        table.add_column(name, justify="right", style="bold" if name == "difference" else "")
+    table.add_column("its 95 % interval", justify="right")
+    table.add_column("")
+    for name, difference in differences.items():
+        low, high = difference.interval
+        known = not math.isnan(low)
+        verdict = ("[bold]beyond chance[/]" if difference.is_beyond_chance else "within chance") if known else ""
+        table.add_row(
+            name,
+            f"{difference.first:.4f}",
+            f"{difference.second:.4f}",
+            f"{difference.value:+.4f}",
+            f"{low:+.4f} to {high:+.4f}" if known else "",
+            verdict,
+        )
+    return table
+
+
+def _as_json(first: RetrievalReport, second: RetrievalReport, differences: dict[str, Difference]) -> dict[str, Any]:
+    def plain(value: float) -> float | None:
+        return None if math.isnan(value) else value
+
+    return {
+        "first": first.to_dict(),
+        "second": second.to_dict(),
+        "differences": {
+            name: {
+                "value": plain(difference.value),
+                "interval": [plain(end) for end in difference.interval],
+                "is_beyond_chance": difference.is_beyond_chance if not math.isnan(difference.interval.low) else None,
+            }
+            for name, difference in differences.items()
+        },
+    }
 
 
 def _meaning(name: str, report: RetrievalReport) -> str:

@@ -1,5 +1,6 @@
 """The maths: tensors in, tensors or a small frozen result out. No Lightning, no state, no logging."""
 
+from fewshot_callbacks.functional.comparison import compare_reports
 from fewshot_callbacks.functional.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, discriminant_ratio
 from fewshot_callbacks.functional.episodes import (
@@ -10,13 +11,14 @@ from fewshot_callbacks.functional.episodes import (
     summarize_accuracies,
 )
 from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall, label_groups
-from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, mean_interval
+from fewshot_callbacks.functional.intervals import Difference, Interval, clustered_mean_interval, mean_interval
 from fewshot_callbacks.functional.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 
 __all__ = [
     "ClassMoments",
+    "Difference",
     "Enclosure",
     "EpisodeAccuracy",
     "EpisodeList",
@@ -27,6 +29,7 @@ __all__ = [
     "OperatingPoint",
     "RetrievalReport",
     "clustered_mean_interval",
+    "compare_reports",
     "discriminant_ratio",
     "evaluate_retrieval",
     "grouped_recall",

@@ -77,7 +77,7 @@ def check_labels(labels: Tensor, items: int, name: str, of: str, call: str) -> T
         raise ValueError(
             f"{call}: {items} {of}, but {len(labels)} {name}. Both must come from the same items in the same order."
         )
-    return labels.to(device="cpu", dtype=torch.int64)
+    return labels.to(device="cpu", dtype=torch.int64).contiguous()
 
 
 def check_sets(

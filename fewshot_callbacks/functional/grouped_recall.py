@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,11 +20,12 @@ from torch import Tensor
 from fewshot_callbacks.functional._checks import check_sets, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.intervals import Interval, exact_mean, normal_quantile
+from fewshot_callbacks.functional.codes import check_code_sets
+from fewshot_callbacks.functional.intervals import Difference, Interval, exact_mean, normal_quantile
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
-from fewshot_callbacks.functional.ranks import BestMatches, RankingPass
-from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity, check_similarity
-from fewshot_callbacks.functional.walkers import ranking_pass
+from fewshot_callbacks.functional.ranks import BestMatches
+from fewshot_callbacks.functional.similarity import Similarity, check_similarity
+from fewshot_callbacks.functional.walkers import Begin, passes, scores_of
 from fewshot_callbacks.functional.workers import threads_for
 
 
@@ -44,6 +45,30 @@ class GroupedRecall:
     """labels left over by one split, because the group size does not divide their number"""
     repeats: int
     """independent splits that were averaged over"""
+    per_group: dict[int, Float[Tensor, "repeats groups"]] = field(compare=False, repr=False)
+    """K -> Recall@K inside each group of each split"""
+    confidence: float = 0.95
+    """of the intervals"""
+
+    def minus(self, other: GroupedRecall) -> dict[int, Difference]:
+        """The difference to another set, of whatever classes: K -> value and interval.
+
+        The two sets are taken as independent, as the training and the validation classes are: z sqrt(s1^2/n1 + s2^2/n2).
+
+        Raises:
+            ValueError: if the groups are not of the same size, or the intervals not of the same confidence.
+        """
+        if (self.group_size, self.confidence) != (other.group_size, other.confidence):
+            raise ValueError(
+                f"GroupedRecall.minus: groups of {self.group_size} labels at confidence {self.confidence:g} cannot be "
+                f"compared with groups of {other.group_size} at {other.confidence:g}. Compute both in the same way."
+            )
+        differences = {}
+        for k in (k for k in self.at if k in other.at):
+            value = self.at[k] - other.at[k]
+            half = math.hypot(self.intervals[k].half_width, other.intervals[k].half_width)
+            differences[k] = Difference(self.at[k], other.at[k], Interval(value - half, value + half))
+        return differences
 
 
 def label_groups(
@@ -114,7 +139,7 @@ def grouped_recall(
         labels: (items,) integer labels.
         gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
         gallery_labels: (gallery,) their labels; items of a label that no query has belong to no group.
-        k: one or several K; a query counts if a relevant item is among its first K.
+        k: one or several K, smaller than `group_size`; a query counts if a relevant item is among its first K.
         group_size: labels in each group.
         repeats: average over so many independent splits; the interval is the mean over the splits' intervals, since the
             same items return in each of them.
@@ -148,11 +173,17 @@ def grouped_recall(
     ks = (k,) if isinstance(k, int) else tuple(k)
     if not ks or min(ks) < 1:
         raise ValueError(f"{call}: k={k} is no positive rank. Pass for instance k=(1, 5).")
+    if max(ks) >= group_size >= 2:
+        raise ValueError(
+            f"{call}: k={max(ks)} must be smaller than group_size={group_size}: with K candidates for as many classes, "
+            "recall says little. Use larger groups or a smaller k."
+        )
     normal_quantile(confidence)  # a wrong confidence is refused before the work, not after it
     if not memory_mb > 0:
         raise ValueError(f"{call}: memory_mb={memory_mb} must be positive; the default is 512.")
     same_set = gallery is None
-    queries, query_labels, items, item_labels = check_sets(call, embeddings, labels, gallery, gallery_labels)
+    check = check_code_sets if similarity == "hamming" else check_sets
+    queries, query_labels, items, item_labels = check(call, embeddings, labels, gallery, gallery_labels)
     codes = exclusion_codes(
         call, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
     )
@@ -164,11 +195,10 @@ def grouped_recall(
             name: code[known] if code is not None and name.startswith("gallery") else code
             for name, code in codes.items()
         }
-    with full_precision(), threads_for(queries.device):
-        search = GroupedSearch(
-            ScoreTiles(queries, items, similarity), query_labels, item_labels, codes, int(memory_mb * 10**6)
-        )
-        return search.recall(splits, ks, ties, confidence)
+    with full_precision(), threads_for(torch.device("cpu")):
+        scores = scores_of(queries, items, similarity)
+        begin = passes(scores, int(memory_mb * 10**6))
+        return GroupedSearch(begin, same_set, query_labels, item_labels, codes).recall(splits, ks, ties, confidence)
 
 
 @dataclass(frozen=True)
@@ -176,22 +206,20 @@ class GroupedSearch:
     """Queries and a gallery in which every label is that of some query, to be searched in groups of labels.
 
     Args:
-        scores: of queries and gallery.
+        begin: makes a pass over these candidates, given the best matches of each query if they are known.
+        same_set: the gallery is the queries.
         query_labels: (queries,) on the device of the scores.
         gallery_labels: (gallery,) likewise.
         codes: the exclusions, as in `candidates.find_candidates`.
-        memory_bytes: budget beyond the embeddings.
         best: the best matches of each query, if they are known.
-        rung: where to begin, if that is known.
     """
 
-    scores: ScoreTiles
+    begin: Begin
+    same_set: bool
     query_labels: Int[Tensor, "queries"]
     gallery_labels: Int[Tensor, "gallery"]
     codes: Mapping[str, Tensor | None]
-    memory_bytes: int
     best: BestMatches | None = None
-    rung: int | None = None
 
     def recall(
         self, splits: Int[Tensor, "repeats groups group_size"], ks: Sequence[int], ties: Ties, confidence: float
@@ -212,7 +240,10 @@ class GroupedSearch:
                 group_size
             )
             group = group_of.to(distinct.device)[torch.searchsorted(distinct, self.query_labels)]
-            walk = self._pass(group, best)
+            candidates = find_candidates(
+                self.query_labels, self.gallery_labels, same_set=self.same_set, query_part=group, **self.codes
+            )
+            walk = self.begin(candidates, best)
             found = torch.full((len(ks), len(group)), torch.nan, dtype=torch.float64)
             for ranks in walk.run():
                 found[:, ranks.queries.cpu()] = torch.stack([recall_at_k(ranks, k, ties) for k in ks]).cpu()
@@ -228,16 +259,6 @@ class GroupedSearch:
                 means = [exact_mean(part) for part in found[:, matched]]
                 values[repeat, number] = torch.tensor(means, dtype=torch.float64)
         return _summary(values, ks, group_size, len(distinct) - groups * group_size, confidence)
-
-    def _pass(self, group: Int[Tensor, "queries"], best: BestMatches | None) -> RankingPass:
-        candidates = find_candidates(
-            self.query_labels,
-            self.gallery_labels,
-            same_set=self.scores.queries is self.scores.gallery,
-            query_part=group,
-            **self.codes,
-        )
-        return ranking_pass(self.scores, candidates, self.memory_bytes, best=best, rung=self.rung)
 
 
 def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "members"]]:
@@ -268,4 +289,6 @@ def _summary(
         groups=groups,
         dropped_labels=dropped,
         repeats=repeats,
+        per_group={k: values[:, :, place] for place, k in enumerate(ks)},
+        confidence=confidence,
     )

@@ -37,18 +37,29 @@ class HighestPairs:
 
     def __init__(self, walk: RankingPass, error: float) -> None:
         self.walk, self.error = walk, error
-        self.cut = math.inf
-        """estimates from here on have been kept"""
+        self._cuts: list[float] = []
         self._parts: list[_Part] = []
 
     def add(self, record: Pooled) -> None:
         """Take what one thread has collected; each thread has seen other pairs."""
         some = slice(int(record.filled[0]))
         weights = record.weights[some].copy() if len(record.weights) else None
-        self.cut = record.cut if not self._parts else max(self.cut, record.cut)
+        self._cuts.append(record.cut)
         self._parts.append(
             _Part(record.values[some].copy(), record.rows[some].copy(), record.columns[some].copy(), weights)
         )
+
+    def __len__(self) -> int:
+        return sum(len(part.values) for part in self._parts)
+
+    def give_up(self) -> None:
+        """Keep nothing: they have become too many."""
+        self._parts, self._cuts = [], [math.inf]
+
+    @property
+    def cut(self) -> float:
+        """Estimates from here on have been kept."""
+        return max(self._cuts, default=math.inf)
 
     @property
     def complete_from(self) -> float:
@@ -57,13 +68,17 @@ class HighestPairs:
 
     @cached_property
     def _all(self) -> _Part:
-        weights = [part.weights for part in self._parts if part.weights is not None]
-        return _Part(
-            np.concatenate([part.values for part in self._parts]),
-            np.concatenate([part.rows for part in self._parts]),
-            np.concatenate([part.columns for part in self._parts]),
-            np.concatenate(weights) if weights else None,
+        parts, self._parts = self._parts, []  # not to be held twice
+        weights = [part.weights for part in parts if part.weights is not None]
+        self._parts.append(
+            _Part(
+                np.concatenate([part.values for part in parts]),
+                np.concatenate([part.rows for part in parts]),
+                np.concatenate([part.columns for part in parts]),
+                np.concatenate(weights) if weights else None,
+            )
         )
+        return self._parts[0]
 
     @cached_property
     def _ordered(self) -> tuple[Floats, Ints | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -21,6 +22,26 @@ class Interval(NamedTuple):
     def half_width(self) -> float:
         """Half the distance between the ends."""
         return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of two sets, or of two evaluations of one set."""
+
+    first: float
+    second: float
+    interval: Interval
+    """of first minus second; NaN where nothing is known of it"""
+
+    @property
+    def value(self) -> float:
+        """First minus second."""
+        return self.first - self.second
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Whether the interval of the difference leaves out zero."""
+        return self.interval.low > 0 or self.interval.high < 0
 
 
 def normal_quantile(confidence: float) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fewshot_callbacks.functional.codes import CodeCounts
 from fewshot_callbacks.functional.edge_counts import EdgeCounts, closer_look
 from fewshot_callbacks.functional.pooled_cells import Bools, Cells, Enclosure, Ints
 from fewshot_callbacks.functional.pooled_counts import PooledCounts, PooledRequest
@@ -98,13 +99,15 @@ class PooledDecisions:
     """how often all pairs had to be looked at"""
 
 
-def decide(first: PooledCounts) -> PooledDecisions:
+def decide(first: PooledCounts | CodeCounts) -> PooledDecisions:
     """Find the operating points after a walk that `first` has observed.
 
     Returns:
         The points; each is exact. The area under the curve is enclosed by proved bounds.
     """
     search = _Search(first)
+    if isinstance(first, CodeCounts):  # everything is known
+        return search.decisions()
     while search.open:
         look = closer_look(first, search.cells, search.decisive, search.wanted)
         if look.edges()[0] >= first.highest.complete_from:
@@ -125,7 +128,7 @@ class _Search:
         first: the first look.
     """
 
-    def __init__(self, first: PooledCounts) -> None:
+    def __init__(self, first: PooledCounts | CodeCounts) -> None:
         self.first, self.request, self.scores = first, first.request, first.walk.scores
         self.low, self.high = (self.scores.to_key(bound) for bound in self.request.bounds)
         self.best_f1: OperatingPoint | None = None
@@ -143,7 +146,7 @@ class _Search:
         """Whether another look is needed."""
         return bool(self.decisive.any() or self.wanted)
 
-    def take(self, look: PooledCounts | EdgeCounts, cells: Cells) -> None:
+    def take(self, look: PooledCounts | EdgeCounts | CodeCounts, cells: Cells) -> None:
         """Decide what a look allows to decide."""
         self.look, self.cells = look, cells
         self.decisive = np.zeros(len(cells.low), bool)

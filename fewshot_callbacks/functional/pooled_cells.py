@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-
-from fewshot_callbacks.functional.similarity import ScoreTiles
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -35,6 +33,14 @@ class Enclosure:
     def error(self) -> float:
         """Half the width: the value is off by no more."""
         return (self.high - self.low) / 2
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """What turns keys into the scores that a user reads."""
+
+    def to_score(self, key: float) -> float:
+        """The score of a key."""
 
 
 class Cells(NamedTuple):
@@ -124,7 +130,7 @@ class Cells(NamedTuple):
             self.negatives,
         )
 
-    def curve(self, scores: ScoreTiles, points: int) -> tuple[tuple[float, float, float], ...]:
+    def curve(self, scores: Scores, points: int) -> tuple[tuple[float, float, float], ...]:
         """Threshold, precision and recall at cells that are about evenly spaced in recall."""
         recall = self.tp / self.relevant
         wanted = np.unique(np.searchsorted(-recall, -np.linspace(1, 0, points), side="left").clip(max=len(recall) - 1))

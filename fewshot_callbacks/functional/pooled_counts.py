@@ -174,6 +174,9 @@ class PooledCounts:
         # of what a screen lets pass, the product of the rounded operands is recorded
         self.highest.error = walk.scores.largest_error(ROUNDED if self.screened else self._coarsest)
         self.highest.add(record)
+        if len(self.highest) > self.capacity:  # many blocks, and a sample that was wrong
+            self.highest.give_up()
+            self._expected_cut = math.inf
 
     def expect(self, walk: RankingPass, record: Pooled, rows: Panel, columns: Panel) -> None:
         """Foretell from a sample which negatives will be wanted, so that they are collected on the way."""

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxtyping import Float, Int
+from torch import Tensor
+
 from fewshot_callbacks.functional.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.intervals import Interval
 from fewshot_callbacks.functional.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
@@ -57,6 +60,10 @@ class RetrievalReport:
     bounds, which a single look at all pairs gives and which depend on the machine; exact if that was asked for"""
     curve: tuple[tuple[float, float, float], ...] = field(compare=False)
     """the same curve, thinned for a plot: (threshold, precision, recall), precise to a pixel"""
+    per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
+    """metric -> its value for each query; NaN for a query without a match"""
+    query_labels: Int[Tensor, "queries"] = field(compare=False, repr=False)
+    """label of each query, in the same order"""
     seconds: float = field(compare=False)
     """how long the evaluation took"""
 

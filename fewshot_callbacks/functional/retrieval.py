@@ -15,6 +15,7 @@ from fewshot_callbacks.functional._checks import check_sets, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.averages import class_means, macro_mean, macro_mean_interval
 from fewshot_callbacks.functional.candidates import find_candidates
+from fewshot_callbacks.functional.codes import CodeCounts, CodePass, Codes, check_code_sets
 from fewshot_callbacks.functional.grouped_recall import GroupedRecall, GroupedSearch, grouped_recall, label_groups
 from fewshot_callbacks.functional.intervals import clustered_mean_interval, exact_mean, normal_quantile
 from fewshot_callbacks.functional.operating_points import PooledCounts, PooledRequest, decide
@@ -23,8 +24,8 @@ from fewshot_callbacks.functional.ranking import Divisor, Ties, depends_on_ties
 from fewshot_callbacks.functional.ranks import SHARE_OF_KEYS, Progress, RankBlock, RankingPass
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.settings import RetrievalSettings, compute_device
-from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity
-from fewshot_callbacks.functional.walkers import ranking_pass
+from fewshot_callbacks.functional.similarity import Similarity
+from fewshot_callbacks.functional.walkers import passes, scores_of
 from fewshot_callbacks.functional.workers import threads_for
 
 _CALL = "evaluate_retrieval"
@@ -78,7 +79,8 @@ def evaluate_retrieval(
         labels: (queries,) integer labels of any value.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, leave-one-out.
         gallery_labels: (gallery,) their labels. An item whose label no query has is a distractor: it takes ranks.
-        similarity: `"cosine"`, `"dot"` or `"euclidean"` (minus the distance).
+        similarity: `"cosine"`, `"dot"` or `"euclidean"` (minus the distance); `"hamming"` for binary codes, minus the number
+            of bits that differ: `embeddings` then hold -1 and +1, or 0 and 1, in any dtype, and are packed to bits.
         recall_k: the K of Recall@K, the share of queries with a relevant item among the first K.
         map_k: AP@k, each as k or as (k, divisor): `"min"` divides by min(R, k), `"relevant"` by R, the number of relevant
             items, `"found"` by those among the first k (the hashing papers' choice). Logged as `map@10_min`.
@@ -157,14 +159,15 @@ def evaluate_retrieval(
     settings.check(_CALL)
     normal_quantile(confidence)  # refuses what is no probability, before the work is done
     same_set = gallery is None
-    queries, query_labels, items, item_labels = check_sets(_CALL, embeddings, labels, gallery, gallery_labels)
+    check = check_code_sets if similarity == "hamming" else check_sets
+    queries, query_labels, items, item_labels = check(_CALL, embeddings, labels, gallery, gallery_labels)
     codes = exclusion_codes(
         _CALL, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
     )
     any_code = any(code is not None for code in codes.values())
     if threshold_bounds is None:
         threshold_bounds = (0.0, 1.0) if similarity == "cosine" else (-math.inf, math.inf)
-    where = compute_device(_CALL, device)
+    where = compute_device(_CALL, "cpu" if similarity == "hamming" else device)
     budget = memory_bytes(where, memory_mb, device_memory_mb)
     chosen = (
         None if max_queries is None or max_queries >= len(queries) else _drawn(query_labels, max_queries, query_seed)
@@ -178,7 +181,6 @@ def evaluate_retrieval(
         }
 
     with full_precision(), threads_for(where):
-        tiles = ScoreTiles(asked, items, similarity, where)
         candidates = find_candidates(
             asked_labels.to(where),
             item_labels.to(where),
@@ -186,7 +188,7 @@ def evaluate_retrieval(
             query_place=chosen.to(where) if same_set and chosen is not None else None,
             **{name: None if code is None else code.to(where) for name, code in asked_codes.items()},
         )
-        walk = ranking_pass(tiles, candidates, budget, progress=progress)
+        walk = passes(scores_of(asked, items, similarity, where), budget, progress=progress)(candidates, None)
         request = PooledRequest(
             precisions,
             threshold_bounds,
@@ -195,15 +197,13 @@ def evaluate_retrieval(
             equal_error_rate,
             auc_pr,
         )
-        first = PooledCounts(walk, request, max(10_000, int(walk.memory_bytes * SHARE_OF_KEYS / 8)))
         per_query = _PerQuery(len(asked), settings)
-        for ranks in walk.run(first):
-            per_query.add(ranks)
+        look = _observed(walk, request, per_query)
         matched = per_query.relevant > 0
         if not bool(matched.any()):
             raise ValueError(_no_match(len(asked), asked_labels, item_labels, same_set, any_code=any_code))
-        pooled = decide(first)
-        if prototype_accuracy:
+        pooled = decide(look)
+        if isinstance(asked, Tensor) and isinstance(items, Tensor) and prototype_accuracy:
             per_query.values["prototype_accuracy"] = _prototype_accuracy(
                 asked,
                 asked_labels,
@@ -257,17 +257,31 @@ def evaluate_retrieval(
         similarity=similarity,
         ties=ties,
         notes=tuple(notes),
+        per_query=per_query.values,
+        query_labels=asked_labels,
         seconds=time.perf_counter() - started,
     )
+
+
+def _observed(walk: RankingPass | CodePass, request: PooledRequest, per_query: _PerQuery) -> PooledCounts | CodeCounts:
+    """Run a pass; what it tells of each query, and what of all pairs."""
+    if isinstance(walk, CodePass):
+        for ranks in walk.run():
+            per_query.add(ranks)
+        return CodeCounts(walk, request)
+    look = PooledCounts(walk, request, max(10_000, int(walk.memory_bytes * SHARE_OF_KEYS / 8)))
+    for ranks in walk.run(look):
+        per_query.add(ranks)
+    return look
 
 
 def _grouped(
     notes: list[str],
     settings: RetrievalSettings,
     confidence: float,
-    sets: tuple[Tensor, Tensor, Tensor, Tensor],
+    sets: tuple[Tensor | Codes, Tensor, Tensor | Codes, Tensor],
     codes: dict[str, Tensor | None],
-    walk: RankingPass | None,
+    walk: RankingPass | CodePass | None,
 ) -> GroupedRecall | None:
     """Grouped Recall, or a note on why there is none: the other metrics stand without it.
 
@@ -311,15 +325,16 @@ def _grouped(
                 query_groups=codes["query_groups"],
                 gallery_groups=codes["gallery_groups"],
             )
-        device = walk.scores.device
+        scores = (walk.queries, walk.gallery) if isinstance(walk, CodePass) else walk.scores
+        begin = passes(scores, walk.memory_bytes, rung=None if isinstance(walk, CodePass) else walk.rung)
+        device = walk.candidates.query_order.device
         search = GroupedSearch(
-            walk.scores,
+            begin,
+            items is queries,
             query_labels.to(device),
             item_labels.to(device),
             {name: None if code is None else code.to(device) for name, code in codes.items()},
-            walk.memory_bytes,
             walk.best_matches(),
-            walk.rung,
         )
         return search.recall(label_groups(query_labels, group_size, settings.group_seed), ks, settings.ties, confidence)
     except ValueError as error:  # a group without a match
@@ -415,7 +430,7 @@ def _no_match(queries: int, query_labels: Tensor, item_labels: Tensor, same_set:
     )
 
 
-def _notes(walk: RankingPass, per_query: _PerQuery, matched: Tensor) -> list[str]:
+def _notes(walk: RankingPass | CodePass, per_query: _PerQuery, matched: Tensor) -> list[str]:
     notes = []
     left_out = int((~matched).sum())
     if left_out:

@@ -94,11 +94,21 @@ class RetrievalSettings:
             raise ValueError(
                 f"{call}: group_size={self.group_size} must be at least 2 labels; None leaves Grouped Recall out."
             )
+        if self.group_size is not None and max(self.grouped_k, default=1) >= self.group_size:
+            raise ValueError(
+                f"{call}: grouped_k={_shown(self.grouped_k)} must hold ranks below group_size={self.group_size}. Use larger "
+                "groups or smaller ranks."
+            )
         if self.max_queries is not None and self.max_queries < 1:
             raise ValueError(f"{call}: max_queries={self.max_queries} must be positive; None evaluates all queries.")
         if not self.memory_mb > 0:
             raise ValueError(f"{call}: memory_mb={self.memory_mb} must be positive; the default is 512.")
         compute_device(call, self.device)
+        if self.similarity == "hamming" and (self.prototype_accuracy or self.device not in ("cpu", "auto")):
+            raise ValueError(
+                f"{call}: binary codes have no mean to be a prototype, and are compared on the CPU. With "
+                "similarity='hamming' leave prototype_accuracy and device out."
+            )
 
     # --------------------------------------------------------------------------------------------------------- per query
 

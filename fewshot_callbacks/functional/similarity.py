@@ -27,8 +27,9 @@ from torch import Tensor
 
 from fewshot_callbacks.functional.kernels import compiled_kernels
 
-Similarity = Literal["cosine", "dot", "euclidean"]
-"""`cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance."""
+Similarity = Literal["cosine", "dot", "euclidean", "hamming"]
+"""`cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance.
+`hamming`: minus the number of bits in which two binary codes differ; see `codes`, which `ScoreTiles` does not know."""
 
 HALF, SINGLE, DOUBLE, EXACT = 0, 1, 2, 3
 """The rungs of `ScoreTiles.tile`: half-precision product, float32 product, float64 product, the keys themselves."""
@@ -64,6 +65,8 @@ class ScoreTiles:
         self, queries: Tensor, gallery: Tensor, similarity: Similarity, device: torch.device | None = None
     ) -> None:
         check_similarity(similarity)
+        if similarity == "hamming":
+            raise ValueError("ScoreTiles: binary codes are packed, and compared by codes.CodePass.")
         self.queries, self.gallery, self.similarity = queries, gallery, similarity
         self.dim = queries.shape[1]
         self.device = queries.device if device is None else device

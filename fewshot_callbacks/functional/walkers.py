@@ -1,13 +1,21 @@
-"""Which way through all pairs is taken: with the compiled kernel on the CPU, else in plain PyTorch."""
+"""Which way through all pairs is taken: with the compiled kernel on the CPU, else in plain PyTorch; codes are counted."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fewshot_callbacks.functional.candidates import Candidates
-from fewshot_callbacks.functional.ranks import RankingPass, Walker
-from fewshot_callbacks.functional.similarity import ScoreTiles
+from fewshot_callbacks.functional.codes import CodePass, Codes
+from fewshot_callbacks.functional.ranks import BestMatches, RankingPass, Walker
+from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity
 from fewshot_callbacks.functional.torch_walk import TorchWalk
+
+Begin = Callable[[Candidates, BestMatches | None], RankingPass | CodePass]
+"""Makes a pass over these candidates, given the best matches of each query if they are known."""
 
 
 def ranking_pass(tiles: ScoreTiles, candidates: Candidates, memory_bytes: int, **options: Any) -> RankingPass:
@@ -18,3 +26,25 @@ def ranking_pass(tiles: ScoreTiles, candidates: Candidates, memory_bytes: int, *
 
         walker = CompiledWalk()
     return RankingPass(tiles, candidates, memory_bytes, walker, **options)
+
+
+def scores_of(
+    queries: Tensor | Codes, gallery: Tensor | Codes, similarity: Similarity, device: torch.device | None = None
+) -> ScoreTiles | tuple[Codes, Codes]:
+    """What is compared: vectors with their scores, or packed codes."""
+    if isinstance(queries, Codes) and isinstance(gallery, Codes):
+        return queries, gallery
+    assert isinstance(queries, Tensor)
+    assert isinstance(gallery, Tensor)
+    return ScoreTiles(queries, gallery, similarity, device)
+
+
+def passes(scores: ScoreTiles | tuple[Codes, Codes], memory_bytes: int, **options: Any) -> Begin:
+    """Passes over vectors or codes; the options are those of `RankingPass`."""
+
+    def begin(candidates: Candidates, best: BestMatches | None) -> RankingPass | CodePass:
+        if isinstance(scores, ScoreTiles):
+            return ranking_pass(scores, candidates, memory_bytes, best=best, **options)
+        return CodePass(*scores, candidates, memory_bytes, options.get("progress"))
+
+    return begin

@@ -96,3 +96,43 @@ def test_bad_files_end_with_a_sentence_and_status_1(make, words, tmp_path, capsy
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert captured.out == ""
+
+
+class TestAgainst:
+    @pytest.fixture
+    def other(self, stored, tmp_path):
+        _, embeddings, labels = stored
+        path = tmp_path / "other.npz"
+        worse = embeddings + 1.5 * np.random.default_rng(1).normal(size=embeddings.shape).astype(np.float32)
+        np.savez(path, embeddings=worse, labels=labels)
+        return path, worse
+
+    def test_json_holds_both_reports_and_their_differences(self, stored, other, capsys):
+        path, embeddings, labels = stored
+        assert main(["evaluate", str(path), "--against", str(other[0]), "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        first, second = evaluate_retrieval(embeddings, labels), evaluate_retrieval(other[1], labels)
+        assert printed["first"]["metrics"] == pytest.approx(first.metrics())
+        assert printed["second"]["metrics"] == pytest.approx(second.metrics())
+        mean_average_precision = printed["differences"]["mAP"]
+        assert mean_average_precision["value"] == pytest.approx(first.mAP - second.mAP)
+        assert mean_average_precision["is_beyond_chance"] is True
+        assert printed["differences"]["f1"]["interval"] == [None, None]
+        assert printed["differences"]["f1"]["is_beyond_chance"] is None
+
+    def test_the_table_says_what_is_beyond_chance(self, stored, other, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "160")
+        assert main(["evaluate", str(stored[0]), "--against", str(other[0])]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        row = next(line for line in lines if " mAP " in line)
+        assert "beyond chance" in row
+        assert "+0." in row
+        assert main(["evaluate", str(stored[0]), "--against", str(stored[0])]) == 0
+        assert "beyond chance" not in capsys.readouterr().out
+
+    def test_other_labels_are_refused(self, stored, tmp_path, capsys):
+        path, embeddings, labels = stored
+        other = tmp_path / "other.npz"
+        np.savez(other, embeddings=embeddings[:-1], labels=labels[:-1])
+        assert main(["evaluate", str(path), "--against", str(other)]) == 1
+        assert "holds 200 labels, " in " ".join(capsys.readouterr().err.split())

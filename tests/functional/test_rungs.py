@@ -14,7 +14,7 @@ from fewshot_callbacks.functional.operating_points import PooledRequest, decide
 from fewshot_callbacks.functional.pooled_counts import PooledCounts
 from fewshot_callbacks.functional.ranks import first_rung
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.similarity import DOUBLE, HALF, SINGLE, ScoreTiles
+from fewshot_callbacks.functional.similarity import DOUBLE, HALF, ROUNDED, SINGLE, ScoreTiles
 from fewshot_callbacks.functional.walkers import ranking_pass
 from tests.functional.test_compiled import (
     ALL,
@@ -122,6 +122,10 @@ class TestBounds:
                 assert bool((distance <= error[:, None]).all()), (kind, rung)
                 assert bool((distance <= tiles.error(columns, rung, of_query=False)).all()), (kind, rung)
                 assert float(error.max()) <= tiles.largest_error(rung)
+            left, right = tiles.operand(rows, SINGLE, of_query=True), tiles.operand(columns, SINGLE, of_query=False)
+            distance = (left.double() @ right.double().T - keys).abs()
+            assert bool((distance <= tiles.error(rows, ROUNDED)[:, None]).all()), kind
+            assert bool((distance <= tiles.error(columns, ROUNDED, of_query=False)).all()), kind
             estimates, _ = tiles.tile(rows, columns, HALF)
             low = tiles.half_low(keys.flatten(), rows.repeat_interleave(31), of_query=True)
             assert bool((low.view(23, 31) <= estimates).all()), kind
@@ -139,6 +143,16 @@ class TestBounds:
                 for i in range(11):
                     for j in range(13):
                         assert abs(compiled._score(pairs, i, j) - float(keys[i, j])) <= float(error[i]), kind
+
+    @pytest.mark.parametrize("kernel", ["compiled", "reference"])
+    def test_what_the_slices_leave_out_is_bounded_row_by_row(self, kernel):
+        rows = torch.randn(20, 64)
+        with use(kernel):
+            assert ScoreTiles(rows, rows, "cosine").largest_error(DOUBLE) < 1e-12
+            rows[3, 1:] *= 1e-8  # what lies 2**-42 below its largest component is no part of its keys
+            error = ScoreTiles(rows, rows, "cosine").error(torch.arange(20), DOUBLE)
+        assert 1e-14 < float(error.min()) < 1e-11
+        assert int(error.argmax()) == 3
 
     def test_where_nothing_is_asked_nothing_comes_near(self):
         tiles = ScoreTiles(torch.randn(5, 8), torch.randn(6, 8), "cosine")
@@ -322,6 +336,32 @@ class TestDecisions:
         for capacity in (20, 1500):
             with engine(rung=rung, pilot=True, threads=2, layout=(32, 32, ALL)):
                 check_decisions(case, request_for(case), capacity, Wrong)
+
+    @pytest.mark.parametrize("kind", ["hard", "few-values", "near-collapsed"])
+    def test_a_range_that_was_too_narrow_costs_time_alone(self, kind):
+        case, ranges = pooled_case(kind, "cosine"), []
+
+        class Narrow(PooledCounts):
+            def narrow(self, low, high):
+                ranges.append((low, high))
+                super().narrow(low + 0.45 * (high - low), low + 0.5 * (high - low))
+
+        for capacity in (20, 1500):
+            with engine(rung="float64", pilot=True, threads=2, layout=(32, 32, ALL)):
+                check_decisions(case, request_for(case), capacity, Narrow)
+        assert len(ranges) == 2
+
+    def test_near_collapsed_data_needs_one_walk(self):
+        case = pooled_case("near-collapsed", "cosine", 300, 10)
+        case["queries"] = torch.nn.functional.normalize(
+            torch.ones(1, 12) + 2e-4 * torch.nn.functional.normalize(made(300, 10, 12, noise=0.5)[0], dim=1), dim=1
+        )
+        with engine(rung="float64", pilot=True, layout=(64, 64, ALL)), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pooled_counts, "COLLECTED_SHARE", 0.3)
+            found, first = check_decisions(case, PooledRequest((0.5,)), capacity=100_000)
+        assert first.cells_count > 100  # where the whole range has 30,000 for keys that are 1e-7 apart
+        assert first.scale > 1e9
+        assert found.walks == 1
 
     @pytest.mark.parametrize("bounds", [(0.3, 0.35), (0.999, 1.0), (-1.0, -0.5), (0.4, 0.4)])
     def test_bounds_of_thresholds(self, bounds):

@@ -492,6 +492,26 @@ def _resolve(pairs, rows, i, columns, j, row_open, column_open, screened, pooled
         _place_key(columns, j, key, rows.weight[i])
 
 
+@_inlined
+def _span(half, first, width, before, after):
+    """The columns of a run that are negatives: those up to `before`, then those from `after` on."""
+    if half == 0:
+        return first, min(first + RUN, width, before)
+    return max(first, after), min(first + RUN, width)
+
+
+@_inlined
+def _sum_parts(estimates, r, start, stop, value):
+    """The estimates of a span: slices and unsigned places spare the compiler the thought of negative ones."""
+    part = estimates[0, r, start:stop]
+    for c in range(stop - start):
+        value[c] = part[c]
+    for p in range(1, estimates.shape[0]):
+        part = estimates[p, r, start:stop]
+        for c in range(stop - start):
+            value[c] += part[c]
+
+
 @_kernel
 def count(estimates, first_row, rows, row_margins, columns, column_margins, spans, both, weighted, pairs, pooled, cut):
     """Count every candidate of a tile for its query, and for its column's item too where `both`.
@@ -511,7 +531,7 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
         pooled: what is recorded of all pairs.
         cut: `pooled.cut` in the precision of the estimates, not rounded up.
     """
-    parts, height, width = estimates.shape
+    _, height, width = estimates.shape
     value = np.empty(RUN, estimates.dtype)
     row_cell = np.empty(RUN, np.int32)
     column_cell = np.empty(RUN, np.int32)
@@ -529,21 +549,11 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
             row_weight, row_relevant = rows.weight[i], rows.relevant[i]
             row_origin, row_scale = row_margins.origin[i], row_margins.scale[i]
             for half in range(2):
-                if half == 0:
-                    start, stop = first, min(first + RUN, width, spans[r, 0])
-                else:
-                    start, stop = max(first, spans[r, 1]), min(first + RUN, width)
+                start, stop = _span(half, first, width, spans[r, 0], spans[r, 1])
                 if start >= stop:
                     continue
-                # slices and unsigned places spare the compiler the thought of negative ones
                 length = stop - start
-                part = estimates[0, r, start:stop]
-                for c in range(length):
-                    value[c] = part[c]
-                for p in range(1, parts):
-                    part = estimates[p, r, start:stop]
-                    for c in range(length):
-                        value[c] += part[c]
+                _sum_parts(estimates, r, start, stop, value)
                 highest = np.int32(0)
                 wanted = 0
                 for c in range(length):
@@ -633,10 +643,7 @@ def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both
         low = row_low[i]
         for first in range(0, width, RUN):
             for half in range(2):
-                if half == 0:
-                    start, stop = first, min(first + RUN, width, spans[r, 0])
-                else:
-                    start, stop = max(first, spans[r, 1]), min(first + RUN, width)
+                start, stop = _span(half, first, width, spans[r, 0], spans[r, 1])
                 if start >= stop:
                     continue
                 part, others_low = estimates[r, start:stop], column_low[start:stop]
@@ -672,7 +679,7 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
         hits: (keys + 1,) counters of what lies above so many keys and ties with none.
         ties: (keys + 1,) as in `reference.Counts`.
     """
-    parts, height, width = estimates.shape
+    _, height, width = estimates.shape
     pair_factor = 2 if both else 1
     keys, relevant = edges.thresholds[0], edges.relevant[0]
     origin, scale, table = edge_margins.origin[0], edge_margins.scale[0], edge_margins.table[0]
@@ -685,20 +692,11 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
         error, rounding = rows.error[i], rows.rounding[i]
         for first in range(0, width, RUN):
             for half in range(2):
-                if half == 0:
-                    start, stop = first, min(first + RUN, width, spans[r, 0])
-                else:
-                    start, stop = max(first, spans[r, 1]), min(first + RUN, width)
+                start, stop = _span(half, first, width, spans[r, 0], spans[r, 1])
                 if start >= stop:
                     continue
                 length = stop - start
-                part = estimates[0, r, start:stop]
-                for c in range(length):
-                    value[c] = part[c]
-                for p in range(1, parts):
-                    part = estimates[p, r, start:stop]
-                    for c in range(length):
-                        value[c] += part[c]
+                _sum_parts(estimates, r, start, stop, value)
                 highest = np.int32(0)
                 for c in range(length):
                     place[c] = _cell(value[c], origin, scale, cells)

@@ -1,0 +1,84 @@
+"""Pairs that were noted with estimates: what they prove, and what their keys decide."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fewshot_callbacks.functional.edge_counts import EdgeCounts
+from fewshot_callbacks.functional.highest_pairs import HighestPairs
+from fewshot_callbacks.functional.kernels.compiled import Pooled
+from fewshot_callbacks.functional.pooled_counts import PooledCounts, PooledRequest
+from fewshot_callbacks.functional.walkers import ranking_pass
+from tests.functional.test_compiled import SIMILARITIES, pair_keys, prepared
+from tests.functional.test_rungs import pooled_case
+
+
+def noted(case, error, cut_share, parts=2):
+    """Negatives above a cut, with estimates that are off by up to `error`, split over some threads; and all negatives."""
+    tiles, candidates = prepared(case)
+    walk = ranking_pass(tiles, candidates, 10**8)
+    keys, relevant, wanted = pair_keys(case)
+    rows, columns = np.nonzero(np.triu(~relevant & wanted))
+    of_pairs = keys[rows, columns]
+    rng = np.random.default_rng(0)
+    values = of_pairs + rng.uniform(-error, error, len(of_pairs))
+    cut = float(np.quantile(values, cut_share))
+    highest = HighestPairs(walk, error)
+    for part in range(parts):
+        mine = (np.arange(len(values)) % parts == part) & (values >= cut)
+        empty = np.zeros(2, np.int64)
+        highest.add(
+            Pooled(
+                empty, 0.0, 1.0, -math.inf, cut, values[mine], rows[mine].astype(np.int32),
+                columns[mine].astype(np.int32), empty[:0], np.array([mine.sum(), 0, 0]),
+            )
+        )  # fmt: skip
+    return walk, highest, keys[~relevant & wanted], keys[relevant & wanted]
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("kind", ["hard", "few-values"])
+@pytest.mark.parametrize("error", [1e-9, 1e-2])
+def test_bounds_hold_the_counts(kind, similarity, error):
+    _, highest, negatives, positives = noted(pooled_case(kind, similarity), error, 0.6)
+    asked = np.unique(np.concatenate([positives, negatives]))
+    asked = asked[asked >= highest.complete_from]
+    assert len(asked)
+    truth = np.array([(negatives >= key).sum() for key in asked])
+    fewest, most = highest.bounds(asked)
+    assert (fewest <= truth).all()
+    assert (truth <= most).all()
+    far = np.array([np.abs(negatives - key).min() > 2 * error for key in asked])
+    assert (fewest == most)[far].all()
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("kind", ["hard", "few-values"])
+@pytest.mark.parametrize("error", [0.0, 1e-9, 1e-2])
+def test_their_keys_are_counted_exactly(kind, similarity, error):
+    walk, highest, negatives, positives = noted(pooled_case(kind, similarity), error, 0.6)
+    edges = np.unique(np.concatenate([positives[::3], negatives[::7]]))
+    edges = edges[edges >= highest.complete_from]
+    look = EdgeCounts(PooledCounts(walk, PooledRequest(), 1000), edges, edges[:, None].repeat(2, axis=1))
+    highest.count(look)
+    reached, tied = look.negatives.accepted()
+    assert reached.tolist() == [(negatives >= key).sum() for key in edges]
+    assert tied.tolist() == [(negatives == key).sum() for key in edges]
+
+
+def test_the_highest_cut_of_all_threads_is_what_can_be_vouched_for():
+    case = pooled_case("hard", "cosine")
+    walk, highest, *_ = noted(case, 1e-9, 0.5, parts=1)
+    lower = highest.cut
+    empty = np.zeros(0)
+    index = np.zeros(0, np.int32)
+    nothing = np.zeros(3, np.int64)
+    pooled = Pooled(nothing, 0.0, 1.0, 0.0, lower + 1, empty, index, index, nothing[:0], nothing)
+    highest.add(pooled)
+    assert highest.cut == lower + 1
+    assert len(highest) > 100
+    highest.give_up()
+    highest.add(pooled)
+    assert (highest.cut, len(highest)) == (math.inf, 0)
+    assert HighestPairs(walk, 0.0).cut == math.inf

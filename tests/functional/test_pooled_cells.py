@@ -1,0 +1,32 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fewshot_callbacks.functional.pooled_cells import distinct, histogram, inside_any, merged
+
+ENDS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12)
+
+
+def ordered(ends):
+    low, length = np.array(sorted(ends), dtype=float).reshape(-1, 2).T
+    return low, low + length
+
+
+@given(ENDS)
+def test_merged_stretches_hold_the_same_keys_and_do_not_touch(ends):
+    low, high = ordered(ends)
+    stretches = merged(low, high)
+    keys = np.arange(-2, 40, 0.5)
+    inside = [bool(((low <= key) & (key <= high)).any()) for key in keys]
+    assert inside_any(keys, stretches).tolist() == inside
+    assert (stretches[1:, 0] > stretches[:-1, 1]).all()
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 2**40)), max_size=30))
+def test_distinct_keys_and_how_many_pairs_have_them(pairs):
+    keys, weights = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    found, amount = distinct(keys.astype(float), weights)
+    assert found.tolist() == sorted(set(keys.tolist()))
+    assert amount.tolist() == [weights[keys == key].sum() for key in found]
+    assert distinct(keys.astype(float), None)[1].tolist() == [(keys == key).sum() for key in found]
+    assert histogram(keys + 3, weights, 7).tolist() == [weights[keys == key].sum() for key in range(-3, 4)]
