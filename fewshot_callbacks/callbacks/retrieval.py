@@ -45,7 +45,7 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery_loader: index or name of the loader that holds the gallery.
         gallery_flag: entry of the step's output or of the batch, or function of (outputs, batch), that says which items
             belong to the gallery.
-        similarity: `cosine`, `dot` or `euclidean`.
+        similarity: `cosine`, `dot` or `euclidean`; `hamming` for binary codes of -1 and +1, or 0 and 1.
         recall_k: the K of Recall@K, the share of queries with a relevant item among the first K.
         map_k: AP@k, each as k or (k, divisor): `min` divides by min(R, k), `relevant` by R, `found` by the relevant items
             among the first k. Logged as `map@10_min`.

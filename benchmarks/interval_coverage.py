@@ -1,6 +1,6 @@
 """How often the 95 % intervals hold the truth, on sets that are drawn anew from a population of classes.
 
-    python benchmarks/coverage.py
+    python benchmarks/interval_coverage.py
 
 Each set holds classes of its own: a centre, an amount of noise, and items around the centre, all drawn at random. The truth
 is the expected value of the metric over such sets, taken from `--truth` further sets. Of the intervals of `--sets` sets it
