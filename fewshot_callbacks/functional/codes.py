@@ -156,9 +156,11 @@ class CodePass:
         order, classes = candidates.query_order.numpy(), candidates.query_class.numpy()
         starts = candidates.gallery_start.numpy()
         most = int((starts[classes + 1] - starts[classes]).max()) if len(classes) else 0
-        per_query = 16 * (self.queries.bits + 1) + 100 * (most + 1)  # two counters for each distance; ranks and metrics
+        per_query = 64 * (self.queries.bits + 1) + 160 * (
+            most + 1
+        )  # counters and sums at each distance; ranks and metrics
         rows = int(max(1, min(2**14, self.memory_bytes // 4 // per_query)))
-        gallery = self.gallery.words.numpy()[candidates.gallery_order.numpy()]
+        gallery = np.ascontiguousarray(self.gallery.words.numpy()[candidates.gallery_order.numpy()].T)
         first, last = self._ranges()
         codes = [
             (query.numpy(), item.numpy()[candidates.gallery_order.numpy()]) for query, item in candidates.exclusions
@@ -168,7 +170,7 @@ class CodePass:
             of_block = classes[start : start + rows]
             counts, relevant = (np.zeros((len(some), self.queries.bits + 1), np.int32) for _ in range(2))
             excluded = np.array([query[some] for query, _ in codes], np.int64).reshape(len(codes), len(some))
-            excluding = np.array([item for _, item in codes], np.int64).reshape(len(codes), len(gallery))
+            excluding = np.array([item for _, item in codes], np.int64).reshape(len(codes), gallery.shape[1])
             self._count(
                 self.queries.words.numpy()[some], gallery, first[of_block], last[of_block], starts[of_block],
                 starts[of_block + 1], excluded, excluding, counts, relevant,
@@ -302,9 +304,11 @@ def _count_in_torch(
         return torch.from_numpy(unpacked).float().mul_(2).sub_(1)
 
     left, bounds = signs(queries), [torch.from_numpy(array)[:, None] for array in (first, last, begin, end)]
-    for start in range(0, len(gallery), 4096):
+    for start in range(0, gallery.shape[1], 4096):
         part = slice(start, start + 4096)
-        distance = (bits - left @ signs(gallery[part]).T).div_(2).round_().long()  # whole numbers, which float32 holds
+        distance = (
+            (bits - left @ signs(np.ascontiguousarray(gallery[:, part].T)).T).div_(2).round_().long()
+        )  # whole numbers, which float32 holds
         place = torch.arange(start, start + distance.shape[1])
         candidate = (place >= bounds[0]) & (place < bounds[1])
         for of_query, of_item in zip(excluded, excluding, strict=True):

@@ -33,7 +33,7 @@ def count_distances(queries, gallery, first, last, begin, end, excluded, excludi
 
     Args:
         queries: (queries, words) codes of 64 bits a word.
-        gallery: (gallery, words).
+        gallery: (words, gallery): neighbours in memory are compared with the same word.
         first: (queries,) place of the first candidate in the gallery.
         last: (queries,) and behind the last.
         begin: (queries,) place of the first relevant item, between these two.
@@ -49,10 +49,10 @@ def count_distances(queries, gallery, first, last, begin, end, excluded, excludi
         for start in range(first[i], last[i], RUN):
             length = min(RUN, last[i] - start)
             for j in range(length):
-                distance[j] = _ones(queries[i, 0] ^ gallery[start + j, 0])
+                distance[j] = _ones(queries[i, 0] ^ gallery[0, start + j])
             for w in range(1, words):
                 for j in range(length):
-                    distance[j] += _ones(queries[i, w] ^ gallery[start + j, w])
+                    distance[j] += _ones(queries[i, w] ^ gallery[w, start + j])
             for k in range(codes):
                 for j in range(length):
                     if excluding[k, start + j] == excluded[k, i]:
