@@ -164,7 +164,9 @@ def closer_look(first: PooledCounts, cells: Cells, decisive: Bools, wanted: Sequ
     alone = np.append(True, np.diff(index) > 1)[: len(index)]  # what follows each other is one stretch
     last = np.append(alone[1:], True)[: len(index)]
     stretches = merged(low[alone], np.maximum.accumulate(high)[last])
-    edges = first.distinct_within(stretches, capacity)
+    # where keys are not held they would have to be made once more, only to find that they are too many
+    may_fit = first.walk.both or int(cells.positives[decisive].sum()) <= capacity
+    edges = first.distinct_within(stretches, capacity) if may_fit else None
     if edges is None:
         stretches = merged(low, high)
         each = max(2, capacity // max(1, len(stretches)))

@@ -357,6 +357,19 @@ class TestKeys:
                         assert keys[r, : len(place)].tolist() == wanted.tolist()
                         assert np.all(keys[r, len(place) :] == np.inf)
 
+    @pytest.mark.parametrize("classes", [1, 2])
+    def test_of_a_class_larger_than_what_is_split_at_a_time(self, classes):
+        n = 2 * compiled.MEMBERS + 70
+        queries, labels = torch.randn(classes * n, 8), torch.arange(classes * n) % classes
+        tiles, candidates = prepared({"queries": queries, "query_labels": labels, "similarity": "cosine"})
+        walk, order = ranking_pass(tiles, candidates, 10**8), candidates.query_order
+        own = candidates.query_class[:, None] != candidates.query_class
+        keys = tiles.keys(order, order).masked_fill(own | torch.eye(len(order), dtype=torch.bool), torch.inf)
+        for part in (slice(0, classes * n), slice(100, 500)):
+            wanted = keys[part].sort(dim=1).values[:, : n - 1]
+            for first in (part.start, None):
+                assert torch.equal(walk.relevant_keys(order[part], candidates.query_class[part], first), wanted)
+
     @pytest.mark.parametrize("similarity", SIMILARITIES)
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])
     @pytest.mark.parametrize("dim", [1, 2, 130, 257])

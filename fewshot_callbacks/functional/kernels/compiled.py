@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 FEW = 96
 """So many thresholds are compared faster than searched."""
 MEMBERS = 256
-"""Classes of at most so many items are split into slices as a whole."""
+"""So many items of a class are split into slices at a time."""
 RUN = 256
 """Columns that are handled at once: their tables and counters stay in the second cache."""
 
@@ -247,35 +247,48 @@ def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
     base = 2.0**pairs.bits
     unit = 1.0 / base
     own = np.empty((2, dim))
-    members = np.empty((2, MEMBERS if pairs.slices == 2 else 0, dim))
-    split = np.int64(-1)
-    for r in range(queries.shape[0]):
-        row = out[r]
+    sliced = pairs.slices == 2
+    members = np.empty((2, MEMBERS if sliced else 0, dim))
+    rows = queries.shape[0]
+    r = np.int64(0)
+    while r < rows:
+        behind = r + 1  # the queries of one class
+        while behind < rows and start[behind] == start[r] and stop[behind] == stop[r]:
+            behind += 1
         width = stop[r] - start[r]
-        # every vector of the class is split once, not for each pair; an empty class begins where the next does
-        sliced = 0 < width <= members.shape[1]
-        if sliced:
-            if split != start[r]:
-                for m in range(width):
+        for begin in range(0, width, MEMBERS):
+            end = min(begin + MEMBERS, width)
+            if sliced:  # every vector is split once, not for each pair
+                for m in range(begin, end):
                     item = gallery[start[r] + m]
                     scale = pairs.gallery.inverse_scale[item]
-                    _split(pairs.gallery.values[item], scale, base, members[0, m], members[1, m])
-                split = start[r]
-            scale = pairs.queries.inverse_scale[queries[r]]
-            _split(pairs.queries.values[queries[r]], scale, base, own[0], own[1])
-        for m in range(width):
-            place = start[r] + m
-            if same_set and gallery[place] == queries[r]:
-                row[m] = np.inf
-            elif same_set and 0 <= first <= place < first + r:
-                row[m] = out[place - first, first + r - start[r]]
-            elif sliced:
-                sums = _sliced(own[0], own[1], members[0, m], members[1, m])
-                total = (sums[2] * unit**4 + sums[1] * unit**3) + sums[0] * unit**2
-                row[m] = _key_of(pairs, total, queries[r], gallery[place])
-            else:
-                row[m] = _key(pairs, queries[r], gallery[place])
-        row[width:] = np.inf
+                    _split(pairs.gallery.values[item], scale, base, members[0, m - begin], members[1, m - begin])
+            for q in range(r, behind):
+                row = out[q]
+                if sliced:
+                    scale = pairs.queries.inverse_scale[queries[q]]
+                    _split(pairs.queries.values[queries[q]], scale, base, own[0], own[1])
+                column = first + q - start[r]  # of this query in the rows of others
+                for m in range(begin, end):
+                    other = start[r] + m - first  # the row of this member, if it is a query here
+                    if same_set and gallery[start[r] + m] == queries[q]:
+                        row[m] = np.inf
+                    elif (
+                        same_set
+                        and first >= 0
+                        and 0 <= other < rows
+                        and (column < begin or (column < end and other < q))
+                    ):
+                        row[m] = out[other, column]  # made before
+                    elif sliced:
+                        sums = _sliced(own[0], own[1], members[0, m - begin], members[1, m - begin])
+                        total = (sums[2] * unit**4 + sums[1] * unit**3) + sums[0] * unit**2
+                        row[m] = _key_of(pairs, total, queries[q], gallery[start[r] + m])
+                    else:
+                        row[m] = _key(pairs, queries[q], gallery[start[r] + m])
+        for q in range(r, behind):
+            out[q, width:] = np.inf
+        r = behind
 
 
 # ------------------------------------------------------------------------------------------------------ rows of one side
