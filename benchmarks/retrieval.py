@@ -191,7 +191,10 @@ def ours(
 
     def prepare(data: Data, setting: Setting) -> Ready:
         from fewshot_callbacks import evaluate_retrieval  # noqa: PLC0415
+        from fewshot_callbacks.functional.kernels import compiled_kernels  # noqa: PLC0415
 
+        if kernel is None and setting.device == "cpu" and compiled_kernels() is None:
+            raise UnavailableError("the compiled kernel cannot be loaded, and so nothing would be measured of it")
         try:
             with forced():
                 pass
