@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fewshot_callbacks.functional.kernels import compiled
 from fewshot_callbacks.functional.kernels.reference import Counts
-from fewshot_callbacks.functional.ranks import PART_ROWS, SHARE_OF_KEPT, Look, Panel, RankingPass, forced_rung
+from fewshot_callbacks.functional.ranks import SHARE_OF_KEPT, Look, Panel, RankingPass, forced_rung, part_rows
 from fewshot_callbacks.functional.similarity import DOUBLE, HALF, ROUNDED, SINGLE
 from fewshot_callbacks.functional.workers import Task, run_tasks
 
@@ -104,7 +104,7 @@ class CompiledWalk:
 
     def prepare(self, walk: RankingPass, look: Look | None) -> None:
         """Choose the first rung."""
-        self.pass_, self.scores = walk, walk.scores
+        self.pass_, self.scores, self.both = walk, walk.scores, walk.both
         self.pairs = walk.scores.pairs()
         if walk.rung is None:
             walk.rung = self._choose_rung(look)
@@ -115,7 +115,8 @@ class CompiledWalk:
         edges = look if isinstance(look, EdgesLook) and not counting else None
         self.rung = walk.rung if edges is None else self._rung_for(edges)
         threads = walk.threads if walk.entry_pairs * self.scores.dim > 2**24 else 1
-        columns = list(panels) if walk.both else walk.gallery_panels()
+        self.both = walk.both if counting else walk.turns
+        columns = list(panels) if self.both else walk.gallery_panels()
         self.sides = {
             (panel.first, of_query): self.side(panel, of_query=of_query)
             for some, of_query in ((panels, True), (columns, False))
@@ -124,10 +125,13 @@ class CompiledWalk:
         self.kept_margins: dict[tuple[int, bool], compiled.Margins] = {}
         self.kept_operands: dict[tuple[int, bool], _Operands] = {}
         budget = walk.memory_bytes * SHARE_OF_KEPT
-        budget -= sum(len(panel) * (8 * self.sides[panel.first, True].thresholds.shape[1] + 1100) for panel in panels)
+        number = 16 if self.rung == DOUBLE else 8  # bytes for each threshold
+        for panel in panels:
+            relevant = self.sides[panel.first, True].thresholds.shape[1]
+            budget -= len(panel) * (number * relevant + 2 * _cells(relevant))
         self.keeps_margins = budget >= 0
         # with two sets, or for distances, the two sides of a product are not the same
-        self.one_operand = walk.both and self.scores.similarity != "euclidean"
+        self.one_operand = self.both and self.scores.similarity != "euclidean"
         items = sum(map(len, panels)) + (0 if self.one_operand else sum(map(len, columns)))
         self.keeps_operands = budget >= items * self.scores.dim * (8 if self.rung == DOUBLE else 6)
         observer = look if isinstance(look, PooledLook) else None
@@ -143,7 +147,10 @@ class CompiledWalk:
                     dtype,
                     cells=int(min(2**21, max(2**12, 2 ** math.ceil(math.log2(8 * len(self.one.thresholds[0]) + 1))))),
                 )
-            tasks = [task for task in _in_turn(panels, columns, both=walk.both) if task[0].part == task[1].part]
+            pairs_of_panels = _in_turn(panels, columns, both=self.both)
+            if not (self.both or self.keeps_margins):  # a thread stays with its row, whose tables it keeps
+                pairs_of_panels.sort(key=lambda pair: pair[0].first)
+            tasks = [pair for pair in pairs_of_panels if pair[0].part == pair[1].part]
             run_tasks([self._task(rows, some, both, observer, edges) for rows, some, both in tasks], spaces, walk.done)
         finally:
             self.sides, self.kept_margins, self.kept_operands = {}, {}, {}  # they hold on to the counters
@@ -222,7 +229,7 @@ class CompiledWalk:
         )
 
     def _margins(self, panel: Panel, side: compiled.Side, space: _Space, *, of_query: bool) -> compiled.Margins:
-        key = (panel.first, of_query or self.pass_.both)  # with one set both sides are the same
+        key = (panel.first, of_query or self.both)  # with one set both sides are the same
         if (kept := self.kept_margins.get(key)) is not None:
             return kept
         if key not in space.margins:
@@ -272,8 +279,9 @@ class CompiledWalk:
         spans[:, 0] = 0 if both else np.searchsorted(others, classes)
         spans[:, 1] = np.searchsorted(others, classes, side="right")
         across = self.pass_.candidates.across_classes
-        for start in range(0, len(rows), PART_ROWS):
-            stop = min(start + PART_ROWS, len(rows))
+        height = part_rows(len(columns))
+        for start in range(0, len(rows), height):
+            stop = min(start + height, len(rows))
             first = start if diagonal else 0  # on the diagonal, what lies left of it was seen from the other side
             scores = self._scores(
                 left.rows(slice(start, stop)),
@@ -427,7 +435,7 @@ def _margins(
 ) -> compiled.Margins:
     """Tables for estimates of this dtype, as fine as the number of thresholds asks for."""
     items, relevant = side.thresholds.shape
-    cells = cells or (1024 if relevant < 256 else 4096)
+    cells = cells or _cells(relevant)
     margins = compiled.Margins(
         np.empty((items, relevant), dtype),
         np.empty((items, relevant), dtype),
@@ -437,6 +445,11 @@ def _margins(
     )
     compiled.margins(side, error, margins)
     return margins
+
+
+def _cells(relevant: int) -> int:
+    """Into how many cells the stretch of so many thresholds is cut: few of them in one, and the tables in the cache."""
+    return 1024 if relevant < 256 else max(4096, min(2**15, 2 ** math.ceil(math.log2(4 * relevant))))
 
 
 def _no_margins(dtype: type[np.floating[Any]]) -> compiled.Margins:

@@ -35,10 +35,17 @@ class EdgeCounts:
         first: what is known of the pairs.
         edges: the keys, ascending.
         stretches: where the relevant keys among them lie.
+        others: which of them lie elsewhere, perhaps.
     """
 
-    def __init__(self, first: PooledCounts, edges: Floats, stretches: Stretches) -> None:
-        self.walk, self._edges, self.stretches, self._first = first.walk, edges, stretches, first
+    def __init__(self, first: PooledCounts, edges: Floats, stretches: Stretches, others: Sequence[float] = ()) -> None:
+        self.walk, self.stretches, self._first = first.walk, stretches, first
+        points = np.sort(np.asarray(others, np.float64))
+        self._edges = edges = np.unique(np.concatenate([edges, stretches.ravel(), points]))
+        both = np.concatenate([stretches, np.stack([points, points], axis=1)])
+        both = both[np.argsort(both[:, 0], kind="stable")]
+        self.exact = merged(*both.T)
+        """where the key of a pair has to be known to tell which of the edges it reaches"""
         self.positives, self.negatives = Tally(edges), Tally(edges)
 
     def relevant(self, keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None) -> None:
@@ -171,4 +178,4 @@ def closer_look(first: PooledCounts, cells: Cells, decisive: Bools, wanted: Sequ
         stretches = merged(low, high)
         each = max(2, capacity // max(1, len(stretches)))
         edges = np.linspace(stretches[:, 0], stretches[:, 1], each).ravel()
-    return EdgeCounts(first, np.unique(np.concatenate([edges, stretches.ravel(), wanted])), stretches)
+    return EdgeCounts(first, edges, stretches, wanted)

@@ -110,9 +110,9 @@ def decide(first: PooledCounts | CodeCounts) -> PooledDecisions:
         return search.decisions()
     while search.open:
         look = closer_look(first, search.cells, search.decisive, search.wanted)
+        for keys, weights in first.walk.positives(look.exact):
+            look.relevant(keys, weights)
         if look.edges()[0] >= first.highest.complete_from:
-            for keys, weights in first.walk.positives():
-                look.relevant(keys, weights)
             first.highest.count(look)
         else:
             first.walk.scan(look)

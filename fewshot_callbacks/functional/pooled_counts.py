@@ -289,7 +289,8 @@ class PooledCounts:
         parts: list[tuple[Floats, Ints | None]] = []
         if not cells:
             return np.empty(0), None
-        for keys, weights in self.walk.positives():
+        stretch = np.array([[self._edge(cells.start) - 1 / self.scale, math.inf]])  # and what the arithmetic may round
+        for keys, weights in self.walk.positives(stretch):
             values = keys.cpu().numpy()
             place = self.cell_of(values)
             inside = (place >= cells.start) & (place < cells.stop)
@@ -328,7 +329,7 @@ class PooledCounts:
         found = np.empty(0)
         if not len(stretches):
             return found
-        for keys, _ in self.walk.positives():
+        for keys, _ in self.walk.positives(stretches):
             values = keys.cpu().numpy()
             found = distinct(np.concatenate([found, values[inside_any(values, stretches)]]), None)[0]
             if len(found) > most:
@@ -340,7 +341,7 @@ class PooledCounts:
         if not len(stretches):
             return np.empty(0), None
         parts = []
-        for keys, weights in self.walk.positives():
+        for keys, weights in self.walk.positives(stretches):
             values = keys.cpu().numpy()
             inside = inside_any(values, stretches)
             parts.append((values[inside], None if weights is None else weights.cpu().numpy()[inside]))

@@ -15,16 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import groupby, pairwise
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from itertools import pairwise
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional.candidates import Candidates, row_numbers
 from fewshot_callbacks.functional.kernels.reference import Counts
+from fewshot_callbacks.functional.pooled_cells import Stretches
+from fewshot_callbacks.functional.relevant_keys import RelevantKeys
 from fewshot_callbacks.functional.similarity import DOUBLE, HALF, SINGLE, ScoreTiles
 from fewshot_callbacks.functional.workers import Task, available_threads, own_threads, run_tasks
 
@@ -133,13 +134,15 @@ class Layout:
 
 
 PART_ROWS = 256
-"""Rows of a panel whose scores are made at once."""
+"""No more rows of a tile than these are made at once."""
 
 SHARE_OF_PANELS = 0.25
 SHARE_OF_LAYOUT = 0.6
 """Shares of the budget for what is being worked on, and for that and the counters together."""
 SHARE_OF_KEPT = 0.2
 """Share of the budget for operands and tables that are kept so as not to make them anew for each tile."""
+SHARE_OF_RANKS = 0.25
+"""Share of the budget for ranks, and the metrics that are made of them."""
 SHARE_OF_KEYS = 0.1
 """Share of the budget for the keys of the highest negatives."""
 
@@ -178,24 +181,51 @@ def choose_layout(
         if fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles) <= memory_bytes * SHARE_OF_PANELS:
             break
         panel //= 2
+    columns = panel
     working = fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles)
     # a sorted copy of a panel's relevant keys, its ranks and the metrics made of them: some 160 bytes for each
-    ranks = min(queries, panel) * 160 * (relevant + 1)
+    ranks = min(min(queries, panel) * 160 * (relevant + 1), memory_bytes * SHARE_OF_RANKS)
     left = max(0.0, memory_bytes * SHARE_OF_LAYOUT - max(working, ranks))
     block = int(min(queries, max(16, left // per_query)))
+    if block < queries and not whole_tiles:
+        # a tile serves its rows alone: the more columns, the more often what is known of a row is used while it is at hand
+        while (
+            2 * columns <= min(8192, gallery)
+            and fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles, 2 * columns)
+            <= memory_bytes * SHARE_OF_PANELS
+        ):
+            columns *= 2
+        working = fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles, columns)
     return Layout(
         rows=min(panel, block),
-        columns=panel,
+        columns=columns,
         block=block,
         bytes=int(max(working, ranks) + block * per_query),
     )
 
 
-def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool) -> float:
-    """What one thread needs: the scores of some rows, in parts, two operands, and two tables of thresholds."""
+def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool, columns: int | None = None) -> float:
+    """What one thread needs: the scores of some rows, in parts, operands, and tables of thresholds.
+
+    Args:
+        panel: rows.
+        dim: components.
+        relevant: thresholds of an item.
+        whole_tiles: see `choose_layout`.
+        columns: as many as rows by default, and then they have tables, too.
+    """
     parts = math.ceil(dim / 128) + 2
-    scores = 48 * panel * panel if whole_tiles else 4 * parts * min(PART_ROWS, panel) * panel
-    return scores + 2 * panel * (8 * dim + 8 * relevant + 2200)
+    if whole_tiles:
+        return 48 * panel * panel + 2 * panel * (8 * dim + 8 * relevant + 2200)
+    of_row = 8 * dim + 8 * relevant + 2200
+    of_column = of_row if columns is None else 8 * dim
+    columns = columns or panel
+    return 4 * parts * min(part_rows(columns), panel) * columns + panel * of_row + columns * of_column
+
+
+def part_rows(columns: int) -> int:
+    """How many rows of a tile are made at once."""
+    return max(16, min(PART_ROWS, 2**19 // max(1, columns)))
 
 
 class BestMatches(NamedTuple):
@@ -243,22 +273,14 @@ class RankingPass:
             relevant,
             threads=self.threads,
         )
-        # one tile serves both of its items where all counters are held at once, and nobody is excluded by a code
-        self.both = self.same_set and self.layout.block >= len(self._query_entries) and not candidates.across_classes
+        # one tile serves both of its items, where nobody is excluded by a code; of ranks, where all counters are held
+        self.turns = self.same_set and not candidates.across_classes
+        self.both = self.turns and self.layout.block >= len(self._query_entries)
         self.pairs = candidates.pairs
         self.pairs_done, self.pairs_total = 0, self.pairs
         self._held: list[Panel] = []
         self._found: BestMatches | None = None
-        self._compiled_keys: Callable[..., None] | None = None
-        of_itself = self.same_set or not candidates.exclusions  # nobody but the item itself is excluded
-        if tiles.compiled is not None and not self.repeats and not candidates.across_classes and of_itself:
-            pairs, gallery = tiles.pairs(), candidates.gallery_order.numpy()
-
-            def class_keys(queries: Any, first: int, start: Any, stop: Any, out: Any) -> None:
-                assert tiles.compiled is not None
-                tiles.compiled.class_keys(pairs, queries, first, start, stop, gallery, self.same_set, out)
-
-            self._compiled_keys = class_keys
+        self.keys = RelevantKeys(tiles, candidates, memory_bytes, self.threads, repeats=self.repeats)
 
     def _find_entries(self) -> None:
         """Let one entry stand for all equal items of a class, where there are enough of them to matter."""
@@ -318,14 +340,15 @@ class RankingPass:
             return self._held
         size = self.layout.rows
         if not self.both:  # at least one panel for each thread
-            size = max(16, min(size, math.ceil(len(block) / self.threads)))
+            rounds = max(1, math.ceil(len(block) / size / self.threads))
+            size = max(16, math.ceil(len(block) / rounds / self.threads))
         bare = self._query_entries.panels(block, size, self.candidates.part)
         thresholds: list[Tensor] = [torch.empty(0)] * len(bare)
 
         def fill(number: int, _: None = None) -> None:
             thresholds[number] = self._thresholds(bare[number])
 
-        if self._compiled_keys is not None and self.best is None:
+        if self.keys.compiled and self.best is None:
             tasks = [Task(frozenset(), partial(fill, number), 1) for number in range(len(bare))]
             run_tasks(tasks, [None] * min(self.threads, len(bare)), lambda _: None)
         else:
@@ -355,8 +378,18 @@ class RankingPass:
         thresholds = self._thresholds(replace(panel, first=-1))
         return replace(panel, counts=Counts.zeros(thresholds, torch.int32)), drawn(self._gallery_entries, gallery)
 
-    def positives(self) -> Iterator[tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]]:
-        """The keys of all relevant pairs, and how many pairs each stands for (None: one), in pieces."""
+    def positives(
+        self, stretches: Stretches | None = None
+    ) -> Iterator[tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]]:
+        """The keys of all relevant pairs, and how many pairs each stands for (None: one), in pieces.
+
+        Args:
+            stretches: where the keys have to be exact; between these, one may stand for others that lie in the same gap.
+        """
+        if stretches is not None and self.keys.compiled and not self._held:
+            with self._threads():
+                yield from self.keys.near(stretches)
+            return
         for block in self.blocks():
             for panel in self.query_panels(block):
                 yield panel_positives(panel, weighted=self.repeats)
@@ -366,73 +399,10 @@ class RankingPass:
     def _thresholds(self, panel: Panel) -> Float[Tensor, "queries columns"]:
         """The keys that candidates are compared with; a panel whose entries do not follow each other begins at -1."""
         if self.best is None:
-            return self.relevant_keys(panel.index, panel.classes, panel.first if panel.first >= 0 else None)
+            return self.keys.of(panel.index, panel.classes, panel.first if panel.first >= 0 else None)
         keys, tied = self.best.keys[panel.index], self.best.tied[panel.index]
         column = torch.arange(int(tied.max()) if len(tied) else 0, device=keys.device)
         return torch.where(column < tied[:, None], keys[:, None], torch.inf)
-
-    def relevant_keys(
-        self, queries: Int[Tensor, "queries"], classes: Int[Tensor, "queries"], first: int | None = None
-    ) -> Float[Tensor, "queries columns"]:
-        """The keys of each query's relevant candidates, ascending, with +inf behind the last.
-
-        Args:
-            queries: indices of queries.
-            classes: their class numbers, ascending.
-            first: the place of the first among all, where the others follow it.
-        """
-        candidates, device = self.candidates, self.scores.device
-        if self._compiled_keys is not None:
-            opening, closing = candidates.gallery_start[classes], candidates.gallery_start[classes + 1]
-            keys = np.empty((len(queries), int((closing - opening).max())))
-            self._compiled_keys(queries.numpy(), -1 if first is None else first, opening.numpy(), closing.numpy(), keys)
-            keys.sort(axis=1)
-            return _without_last_columns(torch.from_numpy(keys))
-        present, rows_of = classes.unique_consecutive(return_counts=True)
-        starts = candidates.gallery_start[present].tolist()
-        widths = candidates.gallery_start.diff()[present].tolist()
-        thresholds = torch.full((len(queries), max(widths, default=0)), torch.inf, dtype=torch.float64, device=device)
-        place = 0
-        shapes = zip(rows_of.tolist(), widths, starts, strict=True)
-        runs = ((shape, list(run)) for shape, run in groupby(shapes, key=lambda entry: entry[:2]))
-        for (rows, width), run in runs:
-            blocks = len(run)
-            if width:
-                begin = torch.tensor([start for _, _, start in run], device=device)
-                own = queries[place : place + blocks * rows].view(blocks, rows)
-                for part, offset in self._class_blocks(own, begin, width):
-                    thresholds[place + offset : place + offset + len(part), :width] = part
-            place += blocks * rows
-        return _without_last_columns(thresholds.sort(dim=1).values)
-
-    def _class_blocks(
-        self, queries: Int[Tensor, "blocks rows"], first: Int[Tensor, "blocks"], width: int
-    ) -> Iterator[tuple[Float[Tensor, "queries columns"], int]]:
-        """Keys of queries x gallery of classes of one shape; excluded pairs are +inf. Also where the part begins."""
-        blocks, rows = queries.shape
-        gallery_order = self.candidates.gallery_order
-        per_vector = 8 * self.scores.dim * 8  # a few float64 slices of each vector
-        at_once = max(1, self.memory_bytes // 4 // (per_vector * (rows + width) + 32 * rows * width))
-        if at_once > 1 or blocks > 1:
-            at_once = min(at_once, max(1, 2**22 // (per_vector * (rows + width))) * 4)
-            for block in range(0, blocks, at_once):
-                some = queries[block : block + at_once]
-                gallery = gallery_order[first[block : block + at_once, None] + torch.arange(width, device=first.device)]
-                keys = self.scores.batched_keys(some, gallery)
-                excluded = self.candidates.excluded(some.unsqueeze(2), gallery.unsqueeze(1))
-                yield keys.masked_fill_(excluded, torch.inf).flatten(0, 1), block * rows
-            return
-        columns_at_once = max(16, self.memory_bytes // 8 // per_vector)
-        rows_at_once = max(1, min(columns_at_once, self.memory_bytes // 8 // (32 * width)))
-        start = int(first[0])
-        for row in range(0, rows, rows_at_once):
-            part = queries[0, row : row + rows_at_once]
-            parts = []
-            for column in range(0, width, columns_at_once):
-                gallery = gallery_order[start + column : start + min(column + columns_at_once, width)]
-                excluded = self.candidates.excluded(part.unsqueeze(1), gallery.unsqueeze(0))
-                parts.append(self.scores.keys(part, gallery).masked_fill_(excluded, torch.inf))
-            yield torch.cat(parts, dim=1), row
 
     # --------------------------------------------------------------------------------------------------------- counting
 
@@ -456,15 +426,13 @@ class RankingPass:
             del panels, panel  # before the next block is made
 
     def scan(self, look: Look) -> None:
-        """Walk over all pairs once more, for a look alone."""
+        """Walk over all pairs once more, for a look at the negatives alone."""
         self.pairs_total += self.pairs
-        for block in self.blocks():
-            panels = self.query_panels(block)
-            for panel in panels:
-                look.relevant(*panel_positives(panel, weighted=self.repeats))
-            with self._threads():
-                self.walker.walk(self, panels, look, counting=False)
-            del panels, panel  # before the next block is made
+        panels = self._held or self._query_entries.panels(
+            range(len(self._query_entries)), self.layout.columns, self.candidates.part
+        )
+        with self._threads():
+            self.walker.walk(self, panels, look, counting=False)
 
     def _threads(self) -> AbstractContextManager[None]:
         return own_threads() if self.scores.compiled is not None else nullcontext()
@@ -478,7 +446,7 @@ class RankingPass:
     def _rank_blocks(self, panel: Panel) -> Iterator[RankBlock]:
         assert panel.counts is not None
         width = panel.counts.thresholds.shape[1]
-        rows = max(16, min(self.memory_bytes // 4 // (200 * (width + 1)), 2**21 // (width + 1)))
+        rows = max(16, min(int(self.memory_bytes * SHARE_OF_RANKS) // (200 * (width + 1)), 2**21 // (width + 1)))
         for start in range(0, len(panel), rows):
             part = slice(start, start + rows)
             counts = Counts(*(table[part] for table in (panel.counts.thresholds, panel.counts.hits, panel.counts.ties)))
@@ -566,12 +534,6 @@ def _entries(order: Tensor, classes: Tensor, numbers: Tensor | None, device: tor
     start = torch.nn.functional.pad(weight.cumsum(0), (1, 0))
     first = by_entry[start[:-1]]
     return _Entries(order[first], classes[first], weight, order[by_entry], start)
-
-
-def _without_last_columns(ordered: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries fewer"]:
-    """Ascending rows without the columns that are +inf in all: with one set, the item itself is one in each row."""
-    most = int(ordered.isfinite().sum(dim=1).max()) if ordered.numel() else 0
-    return ordered[:, :most].contiguous()
 
 
 def panel_positives(panel: Panel, *, weighted: bool) -> tuple[Tensor, Tensor | None]:

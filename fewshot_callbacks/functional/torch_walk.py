@@ -56,12 +56,13 @@ class TorchWalk:
     def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
         """Take a block of queries past the whole gallery."""
         self.walk_ = walk
-        others = panels if walk.both else walk.gallery_panels()
+        turns = walk.both if counting else walk.turns
+        others = panels if turns else walk.gallery_panels()
         for rows in panels:
             for columns in others:
-                if (walk.both and columns.first < rows.first) or columns.part != rows.part:
+                if (turns and columns.first < rows.first) or columns.part != rows.part:
                     continue
-                both = walk.both and columns.first > rows.first
+                both = turns and columns.first > rows.first
                 tile = self._tile(rows, columns, both=both)
                 if isinstance(look, TileLook):
                     look.tile(self, tile)

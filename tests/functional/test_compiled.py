@@ -44,7 +44,7 @@ def engine(kernel="compiled", rung=None, *, layout=None, part_rows=None, threads
 
             patch.setattr(ranks, "choose_layout", small)
         if part_rows is not None:
-            patch.setattr(compiled_walk, "PART_ROWS", part_rows)
+            patch.setattr(ranks, "PART_ROWS", part_rows)
         if pilot:
             patch.setattr(compiled_walk, "PILOT_PAIRS", 0)
         patch.setattr(RankingPass, "entry_pairs", 2**40)
@@ -368,7 +368,7 @@ class TestKeys:
         for part in (slice(0, classes * n), slice(100, 500)):
             wanted = keys[part].sort(dim=1).values[:, : n - 1]
             for first in (part.start, None):
-                assert torch.equal(walk.relevant_keys(order[part], candidates.query_class[part], first), wanted)
+                assert torch.equal(walk.keys.of(order[part], candidates.query_class[part], first), wanted)
 
     @pytest.mark.parametrize("similarity", SIMILARITIES)
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -291,6 +291,64 @@ def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
         r = behind
 
 
+@_kernel
+def near_keys(estimates, queries, members, error, closer, pairs, same_set, low, high, many, gaps, out):
+    """The keys of those pairs that may lie in one of some stretches; the others are counted between these.
+
+    Args:
+        estimates: (rows, columns) of the keys.
+        queries: (rows,) indices.
+        members: (columns,) indices.
+        error: (rows,) of the estimates.
+        closer: (rows,) of float64 products.
+        pairs: the vectors.
+        same_set: a query is no candidate for itself.
+        low: (stretches,) ascending, where they begin.
+        high: (stretches,) and end.
+        many: stop at a row before which more than this share of the pairs needed their keys.
+        gaps: (stretches + 1,) counters of the pairs below the first, between the first and the second, ...
+        out: (rows * columns,) where the keys are put.
+
+    Returns:
+        How many keys, and how many rows were looked at.
+    """
+    rows, columns = estimates.shape
+    filled = 0
+    for r in range(rows):
+        if filled > 1024 and filled > many * r * columns:
+            return filled, r
+        reach = np.float64(error[r])
+        for c in range(columns):
+            if same_set and members[c] == queries[r]:
+                continue
+            value = np.float64(estimates[r, c])
+            begun = _begun(low, value + reach)
+            if begun == 0 or high[begun - 1] < value - reach:
+                gaps[begun] += 1
+                continue
+            value = _score(pairs, queries[r], members[c])
+            begun = _begun(low, value + closer[r])
+            if begun == 0 or high[begun - 1] < value - closer[r]:
+                gaps[begun] += 1
+                continue
+            out[filled] = _key(pairs, queries[r], members[c])
+            filled += 1
+    return filled, rows
+
+
+@_inlined
+def _begun(low, value):
+    """How many ascending numbers are not above a value."""
+    first, last = 0, low.shape[0]
+    while first < last:
+        middle = (first + last) // 2
+        if low[middle] <= value:
+            first = middle + 1
+        else:
+            last = middle
+    return first
+
+
 # ------------------------------------------------------------------------------------------------------ rows of one side
 
 
@@ -556,79 +614,82 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
     bin_count = pooled.histogram.shape[0]
     row_cells, column_cells = row_margins.table.shape[1], column_margins.table.shape[1]
     pair_factor = 2 if both else 1
-    for first in range(0, width, RUN):
-        for r in range(height):
-            i = first_row + r
-            row_weight, row_relevant = rows.weight[i], rows.relevant[i]
-            row_origin, row_scale = row_margins.origin[i], row_margins.scale[i]
-            for half in range(2):
-                start, stop = _span(half, first, width, spans[r, 0], spans[r, 1])
-                if start >= stop:
-                    continue
-                length = stop - start
-                _sum_parts(estimates, r, start, stop, value)
-                highest = np.int32(0)
-                wanted = 0
+    runs = (width + RUN - 1) // RUN
+    for turn in range(runs * height):
+        # where columns ask too, their tables stay in the cache for all rows; else those of a row for all columns
+        run, r = (turn // height, turn % height) if both else (turn % runs, turn // runs)
+        first = run * RUN
+        i = first_row + r
+        row_weight, row_relevant = rows.weight[i], rows.relevant[i]
+        row_origin, row_scale = row_margins.origin[i], row_margins.scale[i]
+        for half in range(2):
+            start, stop = _span(half, first, width, spans[r, 0], spans[r, 1])
+            if start >= stop:
+                continue
+            length = stop - start
+            _sum_parts(estimates, r, start, stop, value)
+            highest = np.int32(0)
+            wanted = 0
+            for c in range(length):
+                row_cell[c] = _cell(value[c], row_origin, row_scale, row_cells)
+                highest = max(highest, row_cell[c])
+            for c in range(length):
+                bins[c] = _cell(value[c], origin, scale, bin_count)
+                wanted += value[c] >= cut
+            if both:
+                column_origin, column_scale = column_margins.origin[start:stop], column_margins.scale[start:stop]
                 for c in range(length):
-                    row_cell[c] = _cell(value[c], row_origin, row_scale, row_cells)
-                    highest = max(highest, row_cell[c])
+                    column_cell[c] = _cell(value[c], column_origin[c], column_scale[c], column_cells)
+                    highest = max(highest, column_cell[c])
+            if weighted:
                 for c in range(length):
-                    bins[c] = _cell(value[c], origin, scale, bin_count)
-                    wanted += value[c] >= cut
-                if both:
-                    column_origin, column_scale = column_margins.origin[start:stop], column_margins.scale[start:stop]
-                    for c in range(length):
-                        column_cell[c] = _cell(value[c], column_origin[c], column_scale[c], column_cells)
-                        highest = max(highest, column_cell[c])
-                if weighted:
-                    for c in range(length):
-                        pooled.histogram[np.uint32(bins[c])] += pair_factor * row_weight * columns.weight[start + c]
-                else:
-                    for c in range(length):
-                        pooled.histogram[np.uint32(bins[c])] += pair_factor
-                if highest == 0 and wanted == 0:
-                    continue
-                table, hits = row_margins.table[i], rows.hits[i]
-                row_low, row_high = row_margins.low[i], row_margins.high[i]
+                    pooled.histogram[np.uint32(bins[c])] += pair_factor * row_weight * columns.weight[start + c]
+            else:
                 for c in range(length):
-                    entry = np.int64(table[np.uint32(row_cell[c])])
+                    pooled.histogram[np.uint32(bins[c])] += pair_factor
+            if highest == 0 and wanted == 0:
+                continue
+            table, hits = row_margins.table[i], rows.hits[i]
+            row_low, row_high = row_margins.low[i], row_margins.high[i]
+            for c in range(length):
+                entry = np.int64(table[np.uint32(row_cell[c])])
+                if entry < 0:
+                    entry = ~entry
+                    while entry < row_relevant and row_high[np.uint32(entry)] < value[c]:
+                        entry += 1
+                    if entry < row_relevant and row_low[np.uint32(entry)] <= value[c]:
+                        open_at[opened] = c
+                        opened += 1
+                        continue
+                hits[np.uint32(entry)] += columns.weight[start + c] if weighted else 1
+            row_opened = opened
+            if both:
+                tables, column_hits = column_margins.table[start:stop], columns.hits[start:stop]
+                column_low, column_high = column_margins.low[start:stop], column_margins.high[start:stop]
+                column_relevant = columns.relevant[start:stop]
+                for c in range(length):
+                    entry = np.int64(tables[c, np.uint32(column_cell[c])])
                     if entry < 0:
                         entry = ~entry
-                        while entry < row_relevant and row_high[np.uint32(entry)] < value[c]:
+                        while entry < column_relevant[c] and column_high[c, np.uint32(entry)] < value[c]:
                             entry += 1
-                        if entry < row_relevant and row_low[np.uint32(entry)] <= value[c]:
+                        if entry < column_relevant[c] and column_low[c, np.uint32(entry)] <= value[c]:
                             open_at[opened] = c
                             opened += 1
                             continue
-                    hits[np.uint32(entry)] += columns.weight[start + c] if weighted else 1
-                row_opened = opened
-                if both:
-                    tables, column_hits = column_margins.table[start:stop], columns.hits[start:stop]
-                    column_low, column_high = column_margins.low[start:stop], column_margins.high[start:stop]
-                    column_relevant = columns.relevant[start:stop]
-                    for c in range(length):
-                        entry = np.int64(tables[c, np.uint32(column_cell[c])])
-                        if entry < 0:
-                            entry = ~entry
-                            while entry < column_relevant[c] and column_high[c, np.uint32(entry)] < value[c]:
-                                entry += 1
-                            if entry < column_relevant[c] and column_low[c, np.uint32(entry)] <= value[c]:
-                                open_at[opened] = c
-                                opened += 1
-                                continue
-                        column_hits[c, np.uint32(entry)] += row_weight if weighted else 1
-                pooled.filled[1] += opened
-                for o in range(opened):
-                    j = start + open_at[o]
-                    _resolve(
-                        pairs, rows, i, columns, j, o < row_opened, o >= row_opened, False, pooled, np.int64(0)
-                    )  # fmt: skip
-                opened = 0
-                if wanted:
-                    for c in range(length):
-                        if value[c] >= cut:
-                            weight = pair_factor * row_weight * columns.weight[start + c]
-                            _collect(pooled, value[c], rows.items[i], columns.items[start + c], weight)
+                    column_hits[c, np.uint32(entry)] += row_weight if weighted else 1
+            pooled.filled[1] += opened
+            for o in range(opened):
+                j = start + open_at[o]
+                _resolve(
+                    pairs, rows, i, columns, j, o < row_opened, o >= row_opened, False, pooled, np.int64(0)
+                )  # fmt: skip
+            opened = 0
+            if wanted:
+                for c in range(length):
+                    if value[c] >= cut:
+                        weight = pair_factor * row_weight * columns.weight[start + c]
+                        _collect(pooled, value[c], rows.items[i], columns.items[start + c], weight)
 
 
 @_kernel
@@ -700,6 +761,11 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
     cells = table.shape[0]
     value = np.empty(RUN, estimates.dtype)
     place = np.empty(RUN, np.int32)
+    inner = np.empty(RUN, np.int32)
+    weighted = rows.weight.max() > 1 or columns.weight.max() > 1
+    below, above = np.int64(table[0]), np.int64(table[cells - 1])
+    outer = not weighted and below >= 0 and above >= 0  # the first and the last cell leave nothing to decide
+    lowest = highest = 0
     for r in range(height):
         i = first_row + r
         error, rounding = rows.error[i], rows.rounding[i]
@@ -710,13 +776,19 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                     continue
                 length = stop - start
                 _sum_parts(estimates, r, start, stop, value)
-                highest = np.int32(0)
                 for c in range(length):
                     place[c] = _cell(value[c], origin, scale, cells)
-                    highest = max(highest, place[c])
-                if highest == 0:
-                    continue
-                for c in range(length):
+                some = length
+                if outer:
+                    some = 0
+                    for c in range(length):
+                        lowest += place[c] == 0
+                        highest += place[c] == cells - 1
+                    for c in range(length):
+                        inner[some] = c
+                        some += (place[c] != 0) & (place[c] != cells - 1)
+                for n in range(some):
+                    c = int(inner[n]) if outer else n
                     entry = np.int64(table[np.uint32(place[c])])
                     weight = pair_factor * rows.weight[i] * columns.weight[start + c]
                     if entry < 0:
@@ -740,3 +812,6 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                         hits[k] += weight
                     else:
                         hits[entry] += weight
+    if outer:
+        hits[below] += pair_factor * lowest
+        hits[above] += pair_factor * highest
