@@ -11,13 +11,15 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+    from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, GeneralizationGapMonitor, RetrievalMonitor
     from fewshot_callbacks.data import EpisodicBatchSampler, GlyphDataModule, GlyphSet, ImageFolderDataModule
     from fewshot_callbacks.functional import (
         RetrievalReport,
         compare_reports,
         discriminant_ratio,
+        evaluate_multilabel,
         evaluate_retrieval,
+        generalization_gap,
         grouped_recall,
         plan_evaluation,
     )
@@ -25,13 +27,15 @@ if TYPE_CHECKING:
     from fewshot_callbacks.protonet import Conv4, DistanceRatioHead, EpisodeProtocol, ProtoNet, SoftmaxHead
 
 _HOME = {
-    "callbacks": ("DiscriminantRatioMonitor", "RetrievalMonitor"),
+    "callbacks": ("DiscriminantRatioMonitor", "GeneralizationGapMonitor", "RetrievalMonitor"),
     "data": ("EpisodicBatchSampler", "GlyphDataModule", "GlyphSet", "ImageFolderDataModule"),
     "functional": (
         "RetrievalReport",
         "compare_reports",
         "discriminant_ratio",
+        "evaluate_multilabel",
         "evaluate_retrieval",
+        "generalization_gap",
         "grouped_recall",
         "plan_evaluation",
     ),
@@ -48,6 +52,7 @@ __all__ = [
     "DistanceRatioHead",
     "EpisodeProtocol",
     "EpisodicBatchSampler",
+    "GeneralizationGapMonitor",
     "GlyphDataModule",
     "GlyphSet",
     "ImageFolderDataModule",
@@ -58,7 +63,9 @@ __all__ = [
     "SoftmaxHead",
     "compare_reports",
     "discriminant_ratio",
+    "evaluate_multilabel",
     "evaluate_retrieval",
+    "generalization_gap",
     "grouped_recall",
     "plan_evaluation",
 ]

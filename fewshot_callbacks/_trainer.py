@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
 from torch.utils.data import DistributedSampler
 
 
@@ -36,3 +39,22 @@ def dealt_items(loader: Any) -> int | None:
     """How many items a `DistributedSampler` deals out to the ranks, before it repeats some; None without one."""
     sampler = getattr(loader, "sampler", None)
     return len(sampler.dataset) if isinstance(sampler, DistributedSampler) else None  # type: ignore[arg-type]
+
+
+def on_device(trainer: Trainer, batch: Any) -> Any:
+    """A batch of a loader that Lightning does not know, brought where and as it brings those that it knows."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """All submodules in evaluation mode inside the block, and each in its own mode again after it."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training

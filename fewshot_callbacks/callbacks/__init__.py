@@ -2,6 +2,7 @@
 
 from fewshot_callbacks.callbacks.discriminant_ratio import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, LabelSource
+from fewshot_callbacks.callbacks.generalization_gap import GeneralizationGapMonitor
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 
-__all__ = ["DiscriminantRatioMonitor", "EmbeddingSource", "LabelSource", "RetrievalMonitor"]
+__all__ = ["DiscriminantRatioMonitor", "EmbeddingSource", "GeneralizationGapMonitor", "LabelSource", "RetrievalMonitor"]

@@ -162,7 +162,7 @@ class EvaluationMonitor(Callback, ABC):
                 self._policy.handle(failure, "The sanity check shows that validation cannot be measured.")
             self._begin()
         else:
-            everywhere = gather_objects({loader: _portable(error) for loader, error in self._failed.items()})
+            everywhere = gather_objects({loader: portable(error) for loader, error in self._failed.items()})
             # the lowest rank's error, the same one everywhere
             failed = {loader: error for errors in reversed(everywhere) for loader, error in errors.items()}
             try:
@@ -200,7 +200,7 @@ def items_dealt(trainer: Trainer, loader: int) -> int | None:
     return dealt_items(list(evaluation_loaders(trainer).values())[loader])
 
 
-def _portable(error: Exception) -> Exception:
+def portable(error: Exception) -> Exception:
     """An error that another process can be sent; on one process the error itself, with its traceback."""
     return (
         error if type(error) is ValueError or process_count() == 1 else RuntimeError(f"{type(error).__name__}: {error}")

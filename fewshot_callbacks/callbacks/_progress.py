@@ -15,8 +15,8 @@ QUIET_SECONDS = 1.0
 
 
 @contextmanager
-def evaluation_progress(trainer: Trainer, words: str) -> Iterator[Callable[[int, int], None]]:
-    """A function of (pairs done, pairs in all) that shows them, if the evaluation is long and the Trainer shows bars."""
+def evaluation_progress(trainer: Trainer, words: str, unit: str = "pair") -> Iterator[Callable[[int, int], None]]:
+    """A function of (units done, units in all) that shows them, if the evaluation is long and the Trainer shows bars."""
     trainer_bar = trainer.progress_bar_callback
     shown = trainer_bar is not None and not getattr(trainer_bar, "is_disabled", False) and trainer.is_global_zero
     started, bar, task = time.monotonic(), None, None
@@ -32,7 +32,7 @@ def evaluation_progress(trainer: Trainer, words: str) -> Iterator[Callable[[int,
             progress.update(task, completed=done, total=total)
         elif rich is None:
             if bar is None:
-                bar = tqdm(desc=words, total=total, unit="pair", unit_scale=True, leave=False, dynamic_ncols=True)
+                bar = tqdm(desc=words, total=total, unit=unit, unit_scale=True, leave=False, dynamic_ncols=True)
             bar.total = total
             bar.update(done - bar.n)
 

@@ -100,7 +100,7 @@ class EmbeddingReader:
             ValueError: if they are not where the source says; names what was there and the argument that fixes it.
         """
         try:
-            return self._checked(*self._found(outputs, batch, step), step)
+            return self.checked(*self._found(outputs, batch, step), step)
         finally:  # also after an error: what follows this step is nobody's to keep
             self.dismiss()
 
@@ -160,6 +160,10 @@ class EmbeddingReader:
         output: Tensor = captured[0]
         return output
 
+    def labels_of(self, batch: Any, step: str) -> Any:
+        """The labels of a batch that no step has seen."""
+        return self._labels(None, batch, step, self.source[1] if isinstance(self.source, tuple) else STEP_KEYS[1])
+
     def _labels(self, outputs: Any, batch: Any, step: str, key: str) -> Any:
         if callable(self.labels):
             return self.labels(batch)
@@ -182,7 +186,8 @@ class EmbeddingReader:
             f"Say where they are in the batch: {self.owner}(labels='key'), labels=1 for a position, or a function of it."
         )
 
-    def _checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Tensor]:
+    def checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Tensor]:
+        """Embeddings and labels, detached, once they are found to be such; `step` gave them, for messages."""
         for name, value in (("embeddings", embeddings), ("labels", labels)):
             if not isinstance(value, Tensor):
                 raise ValueError(f"{self.owner}: the {name} of {step} are {_describe(value)}, not a tensor.")

@@ -121,17 +121,31 @@ class EpisodicDataModule(LightningDataModule):
         """Each test image once, in order; with `episodic_evaluation`, fixed episodes. See `val_dataloader`."""
         return self._evaluation_loader("test")
 
+    def training_data_for_evaluation(self) -> DataLoader[tuple[Tensor, int]]:
+        """Each training image once, in order, as evaluation images are served: not augmented.
+
+        `GeneralizationGapMonitor` draws its training classes from it.
+        """
+        return self._image_loader(self._plain_training_split())
+
+    def _plain_training_split(self) -> LabelledSplit:
+        """The training split without augmentation."""
+        return self._split("train")
+
+    def _image_loader(self, split: LabelledSplit) -> DataLoader[tuple[Tensor, int]]:
+        return DataLoader(
+            split.dataset,
+            batch_size=self.batch_size,
+            collate_fn=as_it_is,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+
     def _evaluation_loader(self, name: Split) -> DataLoader[tuple[Tensor, int]]:
         split = self._split(name)
         if not self.episodic_evaluation:
-            return DataLoader(
-                split.dataset,
-                batch_size=self.batch_size,
-                collate_fn=as_it_is,
-                num_workers=self.num_workers,
-                persistent_workers=self.num_workers > 0,
-                pin_memory=torch.cuda.is_available(),
-            )
+            return self._image_loader(split)
         sampler = EpisodicBatchSampler(
             split.labels,
             ways=self.test_ways,

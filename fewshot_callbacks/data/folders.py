@@ -246,7 +246,10 @@ class ImageFolderDataModule(EpisodicDataModule):
                 raise FileNotFoundError(
                     f"{self.root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{instead}."
                 )
-        sets = {split: ImageFolderSet(self.root / name, self._transform(split)) for split, name in wanted.items()}
+        sets = {
+            split: ImageFolderSet(self.root / name, self._transform(augment=split == "train" and self.augment))
+            for split, name in wanted.items()
+        }
         pairs: tuple[tuple[Split, Split], ...] = (("train", "val"), ("train", "test"), ("val", "test"))
         for one, other in pairs:
             if one not in sets or other not in sets or (one, wanted[one]) == ("val", wanted[other]):
@@ -259,10 +262,10 @@ class ImageFolderDataModule(EpisodicDataModule):
                 )
         return sets
 
-    def _transform(self, split: Split) -> Callable[..., Float[Tensor, "channels height width"]]:
+    def _transform(self, *, augment: bool) -> Callable[..., Float[Tensor, "channels height width"]]:
         from torchvision import transforms  # noqa: PLC0415 - only folders need torchvision
 
-        if split == "train" and self.augment:
+        if augment:
             moved = [
                 transforms.RandomResizedCrop(self.image_size, scale=(self.min_area, 1.0)),
                 transforms.RandomHorizontalFlip(self.flip),
@@ -276,6 +279,12 @@ class ImageFolderDataModule(EpisodicDataModule):
 
     def _split(self, name: Split) -> LabelledSplit:
         images = self.images(name)
+        return LabelledSplit(images, images.labels, images.class_names)
+
+    def _plain_training_split(self) -> LabelledSplit:
+        self.images("train")  # checks all folders
+        folder = self.root / str(self.folders["train"])
+        images = ImageFolderSet(folder, self._transform(augment=False))
         return LabelledSplit(images, images.labels, images.class_names)
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, int]] | list[DataLoader[tuple[Tensor, int]]]:

@@ -10,11 +10,14 @@ from fewshot_callbacks.functional.episodes import (
     split_episode,
     summarize_accuracies,
 )
+from fewshot_callbacks.functional.generalization_gap import GeneralizationGap, generalization_gap
 from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall, label_groups
 from fewshot_callbacks.functional.intervals import Difference, Interval, clustered_mean_interval, mean_interval
+from fewshot_callbacks.functional.multilabel import MultilabelReport, evaluate_multilabel
 from fewshot_callbacks.functional.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
+from fewshot_callbacks.functional.subsets import class_subset
 
 __all__ = [
     "ClassMoments",
@@ -24,14 +27,19 @@ __all__ = [
     "EpisodeList",
     "ErrorRatePoint",
     "EvaluationPlan",
+    "GeneralizationGap",
     "GroupedRecall",
     "Interval",
+    "MultilabelReport",
     "OperatingPoint",
     "RetrievalReport",
+    "class_subset",
     "clustered_mean_interval",
     "compare_reports",
     "discriminant_ratio",
+    "evaluate_multilabel",
     "evaluate_retrieval",
+    "generalization_gap",
     "grouped_recall",
     "label_groups",
     "mean_interval",

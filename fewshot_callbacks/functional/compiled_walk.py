@@ -18,7 +18,16 @@ from torch import Tensor
 
 from fewshot_callbacks.functional.kernels import compiled
 from fewshot_callbacks.functional.kernels.reference import Counts
-from fewshot_callbacks.functional.ranks import SHARE_OF_KEPT, Look, Panel, RankingPass, forced_rung, part_rows
+from fewshot_callbacks.functional.ranks import (
+    SHARE_OF_KEPT,
+    Look,
+    Panel,
+    RankingPass,
+    forced_rung,
+    part_rows,
+    table_bytes,
+    table_cells,
+)
 from fewshot_callbacks.functional.similarity import DOUBLE, HALF, ROUNDED, SINGLE
 from fewshot_callbacks.functional.workers import Task, run_tasks
 
@@ -125,10 +134,7 @@ class CompiledWalk:
         self.kept_margins: dict[tuple[int, bool], compiled.Margins] = {}
         self.kept_operands: dict[tuple[int, bool], _Operands] = {}
         budget = walk.memory_bytes * SHARE_OF_KEPT
-        number = 16 if self.rung == DOUBLE else 8  # bytes for each threshold
-        for panel in panels:
-            relevant = self.sides[panel.first, True].thresholds.shape[1]
-            budget -= len(panel) * (number * relevant + 2 * _cells(relevant))
+        budget -= sum(len(panel) * table_bytes(self.sides[panel.first, True].thresholds.shape[1]) for panel in panels)
         self.keeps_margins = budget >= 0
         # with two sets, or for distances, the two sides of a product are not the same
         self.one_operand = self.both and self.scores.similarity != "euclidean"
@@ -147,9 +153,7 @@ class CompiledWalk:
                     dtype,
                     cells=int(min(2**21, max(2**12, 2 ** math.ceil(math.log2(8 * len(self.one.thresholds[0]) + 1))))),
                 )
-            pairs_of_panels = _in_turn(panels, columns, both=self.both)
-            if not (self.both or self.keeps_margins):  # a thread stays with its row, whose tables it keeps
-                pairs_of_panels.sort(key=lambda pair: pair[0].first)
+            pairs_of_panels = _in_turn(panels, columns, both=self.both, by_column=self.keeps_margins)
             tasks = [pair for pair in pairs_of_panels if pair[0].part == pair[1].part]
             run_tasks([self._task(rows, some, both, observer, edges) for rows, some, both in tasks], spaces, walk.done)
         finally:
@@ -435,10 +439,9 @@ def _margins(
 ) -> compiled.Margins:
     """Tables for estimates of this dtype, as fine as the number of thresholds asks for."""
     items, relevant = side.thresholds.shape
-    cells = cells or _cells(relevant)
+    cells = cells or table_cells(relevant)
     margins = compiled.Margins(
-        np.empty((items, relevant), dtype),
-        np.empty((items, relevant), dtype),
+        np.empty(items),
         np.empty(items, dtype),
         np.empty(items, dtype),
         np.empty((items, cells), np.int8 if relevant < 127 else np.int16 if relevant < 2**15 - 1 else np.int32),
@@ -447,16 +450,8 @@ def _margins(
     return margins
 
 
-def _cells(relevant: int) -> int:
-    """Into how many cells the stretch of so many thresholds is cut: few of them in one, and the tables in the cache."""
-    return 1024 if relevant < 256 else max(4096, min(2**15, 2 ** math.ceil(math.log2(4 * relevant))))
-
-
 def _no_margins(dtype: type[np.floating[Any]]) -> compiled.Margins:
-    nothing = np.empty((0, 0), dtype)
-    return compiled.Margins(
-        nothing, nothing, nothing[:, 0:0].reshape(0), nothing.reshape(0), np.empty((0, 1), np.int16)
-    )
+    return compiled.Margins(np.empty(0), np.empty(0, dtype), np.empty(0, dtype), np.empty((0, 1), np.int16))
 
 
 _NO_MARGINS = {SINGLE: _no_margins(np.float32), DOUBLE: _no_margins(np.float64)}
@@ -486,16 +481,19 @@ def _from(arrays: Any, first: int) -> Any:
     return arrays if first == 0 else type(arrays)(*(array[first:] for array in arrays))
 
 
-def _in_turn(rows: Sequence[Panel], columns: Sequence[Panel], *, both: bool) -> list[tuple[Panel, Panel, bool]]:
-    """All pairs of panels, in an order in which those that follow each other share none, where that can be had.
+def _in_turn(
+    rows: Sequence[Panel], columns: Sequence[Panel], *, both: bool, by_column: bool
+) -> list[tuple[Panel, Panel, bool]]:
+    """All pairs of panels, in the order in which to begin them.
 
-    With one set that is a tournament by the circle method: in each round every panel meets one other.
+    With one set no two that follow each other share a panel, where that can be had: a tournament by the circle method, in
+    each round of which every panel meets one other. With two sets a thread stays with a column, whose operand it has, or
+    else with a row, whose tables it has.
     """
     if not both:
-        count = len(columns)
-        return [
-            (row, columns[(turn + place) % count], False) for turn in range(count) for place, row in enumerate(rows)
-        ]
+        if by_column:
+            return [(row, column, False) for column in columns for row in rows]
+        return [(row, column, False) for row in rows for column in columns]
     pairs: list[tuple[Panel, Panel, bool]] = [(panel, panel, True) for panel in rows]
     places: list[int | None] = [*range(len(rows)), *([None] if len(rows) % 2 else [])]
     for _ in range(len(places) - 1):

@@ -71,6 +71,16 @@ class Cells(NamedTuple):
         reached = _f1(self.tp, self.most_fp, self.relevant)
         return highest >= reached.max() if len(reached) else np.zeros(0, bool)
 
+    def likely_best_f1(self, index: Ints, positives: int) -> Ints:
+        """Of these cells those whose F1 seems highest, ascending, as many as hold no more than so many relevant pairs."""
+        middle = _f1(
+            self.tp[index] - self.positives[index] // 2, (self.fewest_fp + self.most_fp)[index] // 2, self.relevant
+        )
+        order = np.argsort(-middle, kind="stable")
+        fitting = np.cumsum(self.positives[index[order]]) <= positives
+        chosen: Ints = np.sort(order[fitting])
+        return chosen
+
     def at_precision(self, precision: float, low: float, high: float) -> Bools:
         """The cells that can hold the smallest threshold in [low, high] that reaches this precision."""
         allowed = (self.high >= low) & (self.low <= high)

@@ -217,10 +217,20 @@ def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool, colum
     parts = math.ceil(dim / 128) + 2
     if whole_tiles:
         return 48 * panel * panel + 2 * panel * (8 * dim + 8 * relevant + 2200)
-    of_row = 8 * dim + 8 * relevant + 2200
+    of_row = 8 * dim + table_bytes(relevant)
     of_column = of_row if columns is None else 8 * dim
     columns = columns or panel
     return 4 * parts * min(part_rows(columns), panel) * columns + panel * of_row + columns * of_column
+
+
+def table_cells(relevant: float) -> int:
+    """Into how many cells the stretch of so many thresholds is cut: few of them in one, and the tables in the cache."""
+    return 1024 if relevant < 256 else max(4096, min(2**14, 2 ** math.ceil(math.log2(4 * relevant))))
+
+
+def table_bytes(relevant: float) -> int:
+    """What a query's table takes."""
+    return (1 if relevant < 127 else 2 if relevant < 2**15 - 1 else 4) * table_cells(relevant) + 100
 
 
 def part_rows(columns: int) -> int:

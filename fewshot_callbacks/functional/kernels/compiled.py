@@ -70,8 +70,7 @@ class Side(NamedTuple):
 class Margins(NamedTuple):
     """What an estimate is compared with, and the tables."""
 
-    low: NDArray[np.floating]  # (items, relevant) below it, an estimate is surely below the threshold
-    high: NDArray[np.floating]  # (items, relevant) above it, surely above
+    reach: NDArray[np.float64]  # (items,) an estimate further than this from a threshold is surely on its side of it
     origin: NDArray[np.floating]  # (items,)
     scale: NDArray[np.floating]  # (items,)
     table: NDArray[np.signedinteger]  # (items, cells)
@@ -430,29 +429,31 @@ def _cell(value, origin, scale, cells):
 @_kernel
 def margins(side, error, out):
     """Fill the tables of one side, for estimates that are off by at most `error` of each item."""
-    low, high, origin, scale, table = out
-    cells = table.shape[1]
-    rounding = 2.0**-22 if low.itemsize == 4 else 2.0**-51
+    cells = out.table.shape[1]
+    ends = np.empty(2, out.origin.dtype)
     for i in range(side.items.shape[0]):
         relevant = side.relevant[i]
-        entries = table[i]
+        entries = out.table[i]
         if relevant == 0:
-            origin[i] = 1e30
-            scale[i] = 1.0
+            out.reach[i] = 0.0
+            out.origin[i] = 1e30
+            out.scale[i] = 1.0
             entries[:] = 0
             continue
-        for k in range(relevant):
-            threshold = side.thresholds[i, k]
-            # a little more than the error, so that rounding to the estimates' own precision changes nothing
-            reach = error[i] * (1 + 1e-6) + abs(threshold) * rounding + 2.0**-125
-            low[i, k] = threshold - reach
-            high[i, k] = threshold + reach
-        origin[i] = low[i, 0]
-        scale[i] = min((cells - 3) / (np.float64(high[i, relevant - 1]) - np.float64(low[i, 0])), 1e30)
+        thresholds = side.thresholds[i]
+        largest = max(abs(thresholds[0]), abs(thresholds[relevant - 1]))
+        # a little more than the error, so that rounding these sums changes nothing
+        reach = error[i] * (1 + 1e-6) + largest * 2.0**-51 + 2.0**-125
+        out.reach[i] = reach
+        out.origin[i] = thresholds[0] - reach
+        out.scale[i] = min((cells - 3) / (thresholds[relevant - 1] - thresholds[0] + 2 * reach), 1e30)
+        origin, scale = out.origin[i], out.scale[i]
         cell = 0
         for k in range(relevant):
-            start = _cell(low[i, k], origin[i], scale[i], cells)
-            stop = _cell(high[i, k], origin[i], scale[i], cells) + 1
+            # rounding is monotone: what an estimate reaches, it reaches rounded
+            ends[0], ends[1] = thresholds[k] - reach, thresholds[k] + reach
+            start = _cell(ends[0], origin, scale, cells)
+            stop = _cell(ends[1], origin, scale, cells) + 1
             entries[cell:start] = k
             entries[max(cell, start) : stop] = ~k
             cell = max(cell, stop)
@@ -650,14 +651,15 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
             if highest == 0 and wanted == 0:
                 continue
             table, hits = row_margins.table[i], rows.hits[i]
-            row_low, row_high = row_margins.low[i], row_margins.high[i]
+            row_thresholds, row_reach = rows.thresholds[i], row_margins.reach[i]
             for c in range(length):
                 entry = np.int64(table[np.uint32(row_cell[c])])
                 if entry < 0:
                     entry = ~entry
-                    while entry < row_relevant and row_high[np.uint32(entry)] < value[c]:
+                    estimate = np.float64(value[c])
+                    while entry < row_relevant and row_thresholds[np.uint32(entry)] + row_reach < estimate:
                         entry += 1
-                    if entry < row_relevant and row_low[np.uint32(entry)] <= value[c]:
+                    if entry < row_relevant and row_thresholds[np.uint32(entry)] - row_reach <= estimate:
                         open_at[opened] = c
                         opened += 1
                         continue
@@ -665,15 +667,16 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
             row_opened = opened
             if both:
                 tables, column_hits = column_margins.table[start:stop], columns.hits[start:stop]
-                column_low, column_high = column_margins.low[start:stop], column_margins.high[start:stop]
+                column_thresholds, column_reach = columns.thresholds[start:stop], column_margins.reach[start:stop]
                 column_relevant = columns.relevant[start:stop]
                 for c in range(length):
                     entry = np.int64(tables[c, np.uint32(column_cell[c])])
                     if entry < 0:
                         entry = ~entry
-                        while entry < column_relevant[c] and column_high[c, np.uint32(entry)] < value[c]:
+                        estimate, reach = np.float64(value[c]), column_reach[c]
+                        while entry < column_relevant[c] and column_thresholds[c, np.uint32(entry)] + reach < estimate:
                             entry += 1
-                        if entry < column_relevant[c] and column_low[c, np.uint32(entry)] <= value[c]:
+                        if entry < column_relevant[c] and column_thresholds[c, np.uint32(entry)] - reach <= estimate:
                             open_at[opened] = c
                             opened += 1
                             continue
@@ -757,7 +760,7 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
     pair_factor = 2 if both else 1
     keys, relevant = edges.thresholds[0], edges.relevant[0]
     origin, scale, table = edge_margins.origin[0], edge_margins.scale[0], edge_margins.table[0]
-    low, high = edge_margins.low[0], edge_margins.high[0]
+    reach = edge_margins.reach[0]
     cells = table.shape[0]
     value = np.empty(RUN, estimates.dtype)
     place = np.empty(RUN, np.int32)
@@ -793,9 +796,10 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                     weight = pair_factor * rows.weight[i] * columns.weight[start + c]
                     if entry < 0:
                         k = ~entry
-                        while k < relevant and high[k] < value[c]:
+                        estimate = np.float64(value[c])
+                        while k < relevant and keys[k] + reach < estimate:
                             k += 1
-                        if k < relevant and low[k] <= value[c]:
+                        if k < relevant and keys[k] - reach <= estimate:
                             query, item = rows.items[i], columns.items[start + c]
                             score = _operand_product(rows.operand[i], columns.operand[start + c])
                             k = _below(keys, relevant, score - rounding)

@@ -1,0 +1,301 @@
+"""Is my embedding overfitting, or does my validation set just have more classes? What Grouped Recall@K adds, on the glyphs.
+
+Run it as it is:    python examples/class_count_invariance.py
+It trains six small networks in some minutes on two cores, and writes figures and tables to runs/class_count_invariance:
+
+1. Recall@1 and Grouped Recall@1 on an eighth, a quarter, half and all of the unseen classes.
+2. The difference between two random halves of the unseen classes, and whether it stays inside its bound.
+3. Both metrics of many checkpoints of one training, and how much their rankings agree.
+4. The gap between training and unseen classes in both metrics, with more and more dropout.
+
+It follows the experiments of Zhdanov and Karpukhin, who proposed the metric, on data that needs no download.
+docs/class_count_invariance.md shows what came out.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from rich.console import Console
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.functional import spearman_corrcoef
+
+from fewshot_callbacks import Conv4, GeneralizationGapMonitor, GlyphSet, evaluate_retrieval
+from fewshot_callbacks.functional import GroupedRecall, class_subset
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Settings: change them here, or some on the command line.
+training_classes = 300  # so few that a network can learn them by heart
+epochs = 20
+dropouts = (0.0, 0.2, 0.5, 0.7, 0.9, 0.99)  # on the embedding that the classifier sees
+width = 32  # filters of each layer of Conv4
+group_size = 10
+halvings = 20
+seed = 0
+# ---------------------------------------------------------------------------------------------------------------------
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--epochs", type=int, default=epochs)
+parser.add_argument("--dropouts", type=float, nargs="+", default=dropouts)
+parser.add_argument("--output", type=Path, default=Path("runs/class_count_invariance"))
+options = parser.parse_args()
+options.output.mkdir(parents=True, exist_ok=True)
+console = Console()
+
+
+class Classifier(LightningModule):
+    """An ordinary classifier of the training characters; the layer before the last one is the embedding."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.encoder = Conv4(in_channels=1, width=width)
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.LazyLinear(training_classes))
+        self.head(self.encoder(torch.zeros(2, 1, 32, 32)))  # the number of features is known now
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.encoder(images)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        images, labels = batch
+        return nn.functional.cross_entropy(self.head(self(images)), labels)
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> dict[str, torch.Tensor]:
+        images, labels = batch
+        return {"embeddings": self(images), "labels": labels}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+
+class Snapshots(Callback):
+    """The embeddings of the unseen classes at the start and eight times in each of the first epochs."""
+
+    def __init__(self, every_n_steps: int, epochs: int) -> None:
+        self.every, self.epochs, self.taken = every_n_steps, epochs, []
+
+    def on_train_batch_start(self, trainer: Trainer, module: Classifier, batch: object, batch_idx: int) -> None:
+        if trainer.current_epoch < self.epochs and batch_idx % self.every == 0:
+            self.taken.append(embed(module))
+
+
+def labelled(glyphs: GlyphSet, chosen: torch.Tensor) -> TensorDataset:
+    data = TensorDataset(glyphs.images[chosen].float().div(255), glyphs.labels[chosen].unique(return_inverse=True)[1])
+    data.labels = data.tensors[1]  # by which classes can be drawn
+    return data
+
+
+def embed(module: Classifier) -> torch.Tensor:
+    was_training = module.training
+    module.eval()
+    with torch.no_grad():
+        embeddings = torch.cat([module(images) for images, _ in DataLoader(unseen, batch_size=256)])
+    module.train(was_training)
+    return embeddings
+
+
+def measure(embeddings: torch.Tensor, chosen: torch.Tensor):
+    return evaluate_retrieval(
+        embeddings[chosen], unseen.labels[chosen], recall_k=(1,), precisions=(), group_size=group_size
+    )
+
+
+def halves(classes: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The items of two random halves of the classes, again and again."""
+    for number in range(halvings):
+        first = class_subset(classes, int(classes.max() + 1) // 2, seed=1000 + number)
+        is_first = torch.zeros(len(classes), dtype=torch.bool)
+        is_first[first] = True
+        yield first, (~is_first).nonzero().flatten()
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+# ------------------------------------------------------------------------------------------------------------- the data
+seed_everything(seed, verbose=False)
+train_glyphs = GlyphSet.load("train")
+known = labelled(train_glyphs, class_subset(train_glyphs.labels, training_classes, seed=seed))
+others = [GlyphSet.load(split) for split in ("val", "test")]  # scripts that training does not hold
+unseen = TensorDataset(
+    torch.cat([glyphs.images for glyphs in others]).float().div(255),
+    torch.cat([others[0].labels, others[1].labels + len(others[0].characters)]),
+)
+unseen.labels = unseen.tensors[1]
+classes = int(unseen.labels.max()) + 1
+console.print(
+    f"{len(known):,} images of {training_classes} classes to train on, {len(unseen):,} of {classes} unseen classes"
+)
+
+# ------------------------------------------------------------------------------------------------------------ trainings
+rows, snapshots, first_embeddings = [], Snapshots(every_n_steps=5, epochs=2), None
+for dropout in options.dropouts:
+    seed_everything(seed, verbose=False)
+    module = Classifier(dropout)
+    gap = GeneralizationGapMonitor(
+        training_data=known, group_size=group_size, classes=None, every_n_epochs=options.epochs
+    )
+    trainer = Trainer(
+        max_epochs=options.epochs,
+        callbacks=[snapshots] if first_embeddings is None else [],
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=console.is_terminal,
+    )
+    trainer.fit(module, DataLoader(known, batch_size=64, shuffle=True, drop_last=True))
+    Trainer(logger=False, callbacks=[gap], enable_progress_bar=False).validate(
+        module, DataLoader(unseen, batch_size=256), verbose=False
+    )
+    rows.append((dropout, gap.gap))
+    console.print(f"dropout {dropout:g}: {gap.gap.in_words()}")
+    if first_embeddings is None:
+        first_embeddings = embed(module)
+
+# ------------------------------------------------------------------------- figure 1: fewer classes, and the same network
+fractions, draws = (8, 4, 2, 1), 20
+by_fraction = {}
+for fraction in fractions:
+    subsets = [
+        measure(first_embeddings, class_subset(unseen.labels, classes // fraction, seed=number))
+        for number in range(draws if fraction > 1 else 1)
+    ]
+    by_fraction[fraction] = subsets
+    one = subsets[0]
+    console.print(
+        f"{one.classes} classes: Recall@1 {percent(one.recall_at[1])} ±{percent(one.intervals['recall@1'].half_width)}, "
+        f"Grouped Recall@1 {percent(one.grouped.at[1])} ±{percent(one.grouped.intervals[1].half_width)}"
+    )
+whole = by_fraction[1][0]
+covered = [
+    sum(
+        part.grouped.intervals[1].low <= whole.grouped.at[1] <= part.grouped.intervals[1].high
+        for part in by_fraction[fraction]
+    )
+    for fraction in fractions[:-1]
+]
+
+# ------------------------------------------------------------------------------ table 1: two halves of the unseen classes
+differences = []
+for halved in halves(unseen.labels):
+    one, other = (measure(first_embeddings, part) for part in halved)
+    assert isinstance(one.grouped, GroupedRecall)
+    grouped = one.grouped.minus(other.grouped)[1]
+    plain = one.recall_at[1] - other.recall_at[1]
+    differences.append((abs(grouped.value), grouped.interval.half_width, abs(plain)))
+inside = sum(difference <= bound for difference, bound, _ in differences)
+mean_difference, mean_bound, mean_plain = (sum(column) / halvings for column in zip(*differences, strict=True))
+
+# ----------------------------------------------------------------------------------- figure 2: checkpoints of one training
+everything = torch.arange(len(unseen))
+checkpoints = [measure(embeddings, everything) for embeddings in snapshots.taken]
+points = torch.tensor([(report.recall_at[1], report.grouped.at[1]) for report in checkpoints], dtype=torch.float64)
+correlation = float(spearman_corrcoef(*points.T))
+
+# -------------------------------------------------------------------------------------------------------------- pictures
+figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+sizes = [classes // fraction for fraction in fractions]
+for name, value, interval in (
+    ("Recall@1", lambda r: r.recall_at[1], lambda r: r.intervals["recall@1"]),
+    ("Grouped Recall@1", lambda r: r.grouped.at[1], lambda r: r.grouped.intervals[1]),
+):
+    shown = [by_fraction[fraction][0] for fraction in fractions]
+    line = left.errorbar(
+        sizes,
+        [value(r) for r in shown],
+        yerr=[interval(r).half_width for r in shown],
+        marker="o",
+        capsize=4,
+        linewidth=1.8,
+        label=name,
+    )
+    for size, fraction in zip(sizes, fractions, strict=True):
+        others_drawn = [value(r) for r in by_fraction[fraction][1:]]
+        left.plot([size * 1.04] * len(others_drawn), others_drawn, ".", alpha=0.35, color=line[0].get_color())
+left.set_xscale("log", base=2)
+left.set_xticks(sizes, [str(size) for size in sizes])
+left.minorticks_off()
+left.set_xlabel("unseen classes that are searched")
+left.set_title(
+    "One network, fewer and more classes (bars: 95 % intervals;\ndots: other draws of as many classes)", fontsize=10
+)
+left.legend(frameon=False)
+right.scatter(*points.T, c=range(len(points)), cmap="viridis", s=22)
+right.set_xlabel("Recall@1")
+right.set_ylabel("Grouped Recall@1")
+right.set_title(f"{len(points)} checkpoints of one training: rank correlation {correlation:.3f}", fontsize=10)
+for axes in (left, right):
+    axes.grid(alpha=0.3)
+figure.savefig(options.output / "class_count.png", dpi=110)
+
+spread, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+places = range(len(rows))
+for name, differences_of in (("Recall@1", lambda gap: gap.recall[1]), ("Grouped Recall@1", lambda gap: gap.grouped[1])):
+    axes.errorbar(
+        places,
+        [differences_of(gap).value for _, gap in rows],
+        yerr=[differences_of(gap).interval.half_width for _, gap in rows],
+        marker="o",
+        capsize=4,
+        linewidth=1.8,
+        label=name,
+    )
+axes.axhline(0, color="black", linewidth=0.8)
+axes.set_xticks(list(places), [f"{dropout:g}" for dropout, _ in rows])
+axes.set_xlabel("dropout")
+axes.set_ylabel("training classes minus unseen classes")
+axes.set_title("Generalization gap (bars: 95 % intervals)", fontsize=10)
+axes.grid(alpha=0.3)
+axes.legend(frameon=False)
+spread.savefig(options.output / "dropout_gap.png", dpi=110)
+
+# ---------------------------------------------------------------------------------------------------------------- tables
+lines = [
+    "| classes | Recall@1 | Grouped Recall@1 | draws whose interval holds the value of all classes |",
+    "| --- | --- | --- | --- |",
+]
+for fraction, held in zip(fractions, [*covered, None], strict=True):
+    one = by_fraction[fraction][0]
+    lines.append(
+        f"| {one.classes} | {percent(one.recall_at[1])} ±{percent(one.intervals['recall@1'].half_width)} "
+        f"| {percent(one.grouped.at[1])} ±{percent(one.grouped.intervals[1].half_width)} "
+        f"| {'' if held is None else f'{held} of {draws}'} |"
+    )
+lines += [
+    "",
+    "| two halves | |",
+    "| --- | --- |",
+    f"| halvings whose difference in Grouped Recall@1 is inside its bound | {inside} of {halvings} |",
+    f"| mean difference, mean bound (percentage points) | {percent(mean_difference)}, {percent(mean_bound)} |",
+    f"| mean difference in plain Recall@1 | {percent(mean_plain)} |",
+    f"| rank correlation of both metrics over {len(points)} checkpoints | {correlation:.3f} |",
+    "",
+    "| dropout | training (grouped) | unseen (grouped) | training (plain) | unseen (plain) | gap (grouped) | gap (plain) |",
+    "| --- | --- | --- | --- | --- | --- | --- |",
+]
+for dropout, gap in rows:
+    grouped, plain = gap.grouped[1], gap.recall[1]
+    cells = [f"{dropout:g}", *(percent(v) for v in (grouped.first, grouped.second, plain.first, plain.second))]
+    cells += [f"{percent(d.value)} ±{percent(d.interval.half_width)}" for d in (grouped, plain)]
+    lines.append(f"| {' | '.join(cells)} |")
+(options.output / "tables.md").write_text("\n".join(lines) + "\n")
+(options.output / "results.json").write_text(
+    json.dumps(
+        {
+            "inside": inside,
+            "halvings": halvings,
+            "covered": dict(zip(map(str, sizes), covered, strict=False)),
+            "rank_correlation": None if math.isnan(correlation) else correlation,
+            "gaps": {f"{dropout:g}": gap.metrics() for dropout, gap in rows},
+        },
+        indent=2,
+    )
+    + "\n"
+)
+console.print("\n".join(lines), soft_wrap=True)
+console.print(f"Figures, tables.md and results.json are in {options.output}.")

@@ -1,0 +1,351 @@
+"""Overfitting, told apart from a validation set that merely has more classes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from fewshot_callbacks._trainer import evaluating, evaluation_loaders, on_device
+from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, items_dealt, portable
+from fewshot_callbacks.callbacks._progress import evaluation_progress
+from fewshot_callbacks.callbacks._training_classes import Embed, Embedder, TrainingClasses, TrainingData
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
+from fewshot_callbacks.functional.generalization_gap import GeneralizationGap, generalization_gap
+from fewshot_callbacks.functional.ranking import Ties
+from fewshot_callbacks.functional.retrieval import evaluate_retrieval
+from fewshot_callbacks.functional.settings import RetrievalSettings
+from fewshot_callbacks.functional.similarity import Similarity
+from fewshot_callbacks.functional.subsets import class_subset
+from fewshot_callbacks.metrics.embedding_store import (
+    EmbeddingStore,
+    broadcast_object,
+    gather_objects,
+    is_rank_zero,
+)
+
+UNEVEN = 1.5
+"""Where the numbers of items of a class differ by more than this factor, recall cannot be compared."""
+
+
+class GeneralizationGapMonitor(EvaluationMonitor):
+    """Logs Grouped Recall@K of training classes minus that of the validation classes: is the embedding overfitting?
+
+    Plain Recall@K falls with the number of classes, so that its difference says little where the two sets have
+    different numbers of them; Grouped Recall@K searches a fixed number of classes at a time. At the end of a validation
+    a fixed, seeded subset of the training classes is embedded (by a loader of its own, the module in evaluation mode and
+    put back as it was, random states too), and compared with what the validation steps gave. Logged are
+    `gap/grouped_recall@1` with the ends of its interval, `gap/grouped_recall@1_low` and `..._high`, both recalls as
+    `gap/train_grouped_recall@1` and `gap/val_grouped_recall@1`, the same of plain recall as `gap/recall@1`, and
+    `gap/share_of_time`. When the gap comes to lie beyond its interval, or no longer does, a sentence says so.
+
+    Args:
+        training_data: the training set with the transforms of an evaluation, as a data set or a loader of it whose
+            batch size, workers and collation are kept; or a function of the Trainer that returns one. By default what
+            `training_data_for_evaluation()` of the Trainer's data module returns, which those of this package have.
+        training_labels: label of each of its items. By default its attribute `labels` or `targets`.
+        source: where the embeddings of a validation step come from: two keys of the mapping that the step returns
+            (default `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
+            (outputs, batch) that returns (embeddings, labels).
+        labels: where labels are in a batch, if not where the step returned them: key, position or function.
+        embed: how a training batch is embedded, outside any step: the name of a submodule, called with the inputs of
+            the batch, or a function of (module, batch) that returns embeddings or (embeddings, labels). By default the
+            submodule that `source` names, or else the module itself, called with the inputs. The first validation batch
+            is embedded in this way too: where that is not what the step gave, an error says so.
+        val_loader: index or name of the validation loader to compare with.
+        classes: training classes to measure, drawn with `seed`; null for all.
+        items_per_class: items of each class, of both sets, drawn with `seed`; by default all. Recall rises with the items
+            of a class: where the sets differ in that, set it to what both have.
+        k: the K of Recall@K and of Grouped Recall@K.
+        group_size: classes in a group.
+        seed: of the subset and of the groups, the same at every epoch.
+        every_n_epochs: measure at most once in so many epochs, the first validation included.
+        max_share: put a measurement off until measuring takes no more than this share of the time; null never does.
+        similarity: `cosine`, `dot` or `euclidean`.
+        ties: what equal scores count as: `expected`, `optimistic` or `pessimistic`.
+        memory_mb: bound on the memory used beyond the embeddings, in MB.
+        prefix: first part of the keys.
+        prog_bar: show the gap in the progress bar.
+        strict: raise an error where the gap cannot be measured. By default the fit goes on, the values are NaN, and a
+            warning says why, once.
+
+    Attributes:
+        gap: the latest `GeneralizationGap`; None before the first.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from fewshot_callbacks import GlyphDataModule
+        >>> monitor = GeneralizationGapMonitor(classes=100, every_n_epochs=5)  # the data module has the training set
+        >>> trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu")
+    """
+
+    gap: GeneralizationGap | None
+    prefix: str
+    _remedy_for_two = "Give them different prefixes."
+
+    def __init__(
+        self,
+        *,
+        training_data: TrainingData | None = None,
+        training_labels: Tensor | Sequence[int] | None = None,
+        source: EmbeddingSource = STEP_KEYS,
+        labels: LabelSource | None = None,
+        embed: Embed | None = None,
+        val_loader: int | str = 0,
+        classes: int | None = 100,
+        items_per_class: int | None = None,
+        k: Sequence[int] = (1,),
+        group_size: int = 10,
+        seed: int = 0,
+        every_n_epochs: int = 1,
+        max_share: float | None = 0.1,
+        similarity: Similarity = "cosine",
+        ties: Ties = "expected",
+        memory_mb: float = 512,
+        prefix: str = "gap",
+        prog_bar: bool = False,
+        strict: bool = False,
+    ) -> None:
+        super().__init__(source, labels, strict)
+        call = "GeneralizationGapMonitor"
+        for name, number in (
+            ("classes", classes),
+            ("items_per_class", items_per_class),
+            ("every_n_epochs", every_n_epochs),
+        ):
+            if number is not None and number < 1:
+                raise ValueError(f"{call}({name}={number}) must be at least 1.")
+        if classes is not None and classes < 2 * group_size:
+            raise ValueError(
+                f"{call}: classes={classes} make fewer than two groups of group_size={group_size}, so that the gap has no "
+                f"interval. Use classes >= {2 * group_size} or a smaller group_size."
+            )
+        if max_share is not None and not 0 < max_share < 1:
+            raise ValueError(
+                f"{call}(max_share={max_share}) is no share between 0 and 1. Pass for instance 0.1, or None."
+            )
+        if not prefix:
+            raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
+        if not k:
+            raise ValueError(f"{call}(k={tuple(k)}) must hold at least one rank, such as (1,).")
+        self._settings = RetrievalSettings(
+            similarity=similarity, recall_k=tuple(k), grouped_k=tuple(k), group_size=group_size, group_seed=seed,
+            precisions=(), ties=ties, memory_mb=memory_mb,
+        )  # fmt: skip
+        self._settings.check(call)
+        self.embed = Embedder(embed, self._reader, call)
+        self.training = TrainingClasses(training_data, training_labels, classes, items_per_class, seed, call)
+        self.val_loader, self.items_per_class, self.seed = val_loader, items_per_class, seed
+        self.every_n_epochs, self.max_share = every_n_epochs, max_share
+        self.prefix, self.prog_bar = prefix, prog_bar
+        self.gap = None
+        self._loader: DataLoader[Any] | None = None
+        self._is_due = self._checked = self._said_uneven = self._said_late = False
+        self._was_overfitting: bool | None = None
+        self._last_epoch: int | None = None
+        self._last_end, self._last_seconds = 0.0, 0.0
+        self._forget()
+
+    @property
+    def state_key(self) -> str:
+        """Two monitors in one Trainer are told apart by their prefix."""
+        return self._generate_state_key(prefix=self.prefix)
+
+    # ----------------------------------------------------------------------------------------------------------------- when
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Get ready for a run."""
+        super().setup(trainer, pl_module, stage)
+        self._loader, self._checked, self._last_epoch = None, False, None
+        self._last_end, self._last_seconds = time.monotonic(), 0.0
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave no hook, no loader and no embeddings behind."""
+        super().teardown(trainer, pl_module, stage)
+        self._loader = None
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a new set, if it is time to measure."""
+        super().on_validation_epoch_start(trainer, pl_module)
+        self._is_due = trainer.sanity_checking or bool(broadcast_object(self._due(trainer)))
+
+    def _due(self, trainer: Trainer) -> bool:
+        if trainer.state.fn != TrainerFn.FITTING or self._last_epoch is None:
+            return True
+        if trainer.current_epoch - self._last_epoch < self.every_n_epochs:
+            return False
+        if self.max_share is None:
+            return True
+        wait = self._last_seconds * (1 / self.max_share - 1)
+        since = time.monotonic() - self._last_end
+        if since < wait and not self._said_late:
+            self._said_late = True
+            rank_zero_info(
+                f"GeneralizationGapMonitor: to measure took {self._last_seconds:.1f} s; to keep that below "
+                f"{self.max_share:.0%} of the time (max_share), the next comes {wait:.0f} s of training later. Fewer "
+                "classes or items_per_class make it cheaper. (Said once.)"
+            )
+        return since >= wait
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Expect embeddings."""
+        if self._is_due:
+            super().on_validation_batch_start(trainer, pl_module, batch, batch_idx, dataloader_idx)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Take in the embeddings of this batch; see once that training batches will be embedded in the same way."""
+        if not self._is_due or dataloader_idx != self._loader_index(trainer):
+            self._reader.dismiss()
+            return
+        self._latest: Tensor | None = None
+        super().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        if not self._checked and self._latest is not None:
+            self._checked = True
+            try:
+                self.embed.check(trainer, pl_module, batch, self._latest, self._settings.similarity)
+            except Exception as error:  # a metric must not end a training
+                self._failed[dataloader_idx] = error
+        self._latest = None
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure, before checkpoints and early stopping look."""
+        if self._is_due:
+            super().on_validation_epoch_end(trainer, pl_module)
+
+    def on_test_batch_start(self, *_: Any, **__: Any) -> None:
+        """A test is not compared with anything."""
+
+    def on_test_batch_end(self, *_: Any, **__: Any) -> None:
+        """See `on_test_batch_start`."""
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See `on_test_batch_start`."""
+
+    # ----------------------------------------------------------------------------------------------------------- collecting
+
+    def _collect(
+        self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any
+    ) -> None:
+        self._store.append(embeddings, labels)
+        self._latest = embeddings
+
+    def _forget(self) -> None:
+        self._store = EmbeddingStore()
+
+    def _loader_index(self, trainer: Trainer) -> int | None:
+        names = list(evaluation_loaders(trainer))
+        if isinstance(self.val_loader, int):
+            return self.val_loader if self.val_loader < len(names) else None
+        return names.index(self.val_loader) if self.val_loader in names else None
+
+    def _check_loaders(self, trainer: Trainer) -> None:
+        names = list(evaluation_loaders(trainer))
+        if names and self._loader_index(trainer) is None:
+            raise ValueError(
+                f"GeneralizationGapMonitor(val_loader={self.val_loader!r}): there is no such loader; there are "
+                f"{', '.join(map(repr, names))}. Pass one of these names or an index below {len(names)}."
+            )
+        self._training_loader(trainer)
+
+    # ------------------------------------------------------------------------------------------------------ training classes
+
+    def _training_loader(self, trainer: Trainer) -> DataLoader[Any]:
+        if self._loader is None:
+            self._loader = self.training.loader(trainer)
+        return self._loader
+
+    def _embed_training(self, trainer: Trainer, pl_module: LightningModule) -> EmbeddingStore:
+        loader, store = self._training_loader(trainer), EmbeddingStore()
+        with (
+            evaluation_progress(trainer, "Embedding training classes", unit="batch") as progress,
+            evaluating(pl_module),
+            isolate_rng(),
+            torch.no_grad(),
+        ):
+            for number, batch in enumerate(loader):
+                store.append(*self.embed(trainer, pl_module, on_device(trainer, batch)))
+                progress(number + 1, len(loader))
+        return store
+
+    # ------------------------------------------------------------------------------------------------------------ measuring
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
+        started = time.monotonic()
+        failures = [failed[loader] for loader in sorted(failed)]
+        outcome = failures[0] if failures else self._gap(trainer, pl_module)
+        names = [f"{metric}@{k}" for metric in ("grouped_recall", "recall") for k in self._settings.recall_k]
+        values = {
+            key: math.nan
+            for name in names
+            for key in (name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}")
+        }
+        if isinstance(outcome, GeneralizationGap):
+            self.gap = outcome
+            values |= outcome.metrics()
+            self._say(trainer, outcome)
+        else:
+            self._policy.handle(outcome, f"{self.prefix}/{names[0]} and its companions are NaN.")
+        now = time.monotonic()
+        seconds, since = now - started, started - self._last_end
+        values["share_of_time"] = seconds / max(seconds + since, 1e-9)
+        self._last_end, self._last_seconds, self._last_epoch = now, seconds, trainer.current_epoch
+        for name, value in values.items():
+            self._log(pl_module, f"{self.prefix}/{name}", value, prog_bar=self.prog_bar and name == names[0])
+
+    def _gap(self, trainer: Trainer, pl_module: LightningModule) -> GeneralizationGap | Exception:
+        """The gap, or what went wrong; found on rank 0 and handed to the others, so that all have the same."""
+        store, failure = EmbeddingStore(), None
+        try:
+            self._check_loaders(trainer)
+            store = self._embed_training(trainer, pl_module)
+        except Exception as error:  # a metric must not end a training
+            failure = portable(error)
+        failures = [error for error in gather_objects(failure) if error is not None]
+        if failures:
+            return failures[0]
+        training = store.gather(dataset_size=self.training.items)
+        validation = self._store.gather(dataset_size=items_dealt(trainer, self._loader_index(trainer) or 0))
+        outcome: GeneralizationGap | Exception | None = None
+        if is_rank_zero():
+            try:
+                if self.items_per_class is not None:
+                    some = class_subset(validation[1], None, self.items_per_class, self.seed)
+                    validation = validation[0][some], validation[1][some]
+                reports = [evaluate_retrieval(*part, **self._settings.arguments()) for part in (training, validation)]
+                outcome = generalization_gap(reports[0], reports[1])
+            except Exception as error:  # a metric must not end a training
+                outcome = error
+        return broadcast_object(outcome) or RuntimeError("rank 0 has sent no result")
+
+    def _say(self, trainer: Trainer, gap: GeneralizationGap) -> None:
+        """Put it into words when it has changed."""
+        if gap.is_overfitting != self._was_overfitting and (gap.is_overfitting or self._was_overfitting is not None):
+            rank_zero_info(f"{self.prefix}, epoch {trainer.current_epoch}: {gap.in_words()}")
+        self._was_overfitting = gap.is_overfitting
+        one, other = gap.items_per_class
+        if max(one, other) > UNEVEN * min(one, other) and not self._said_uneven:
+            self._said_uneven = True
+            self._policy.say(
+                f"{self.prefix}: training classes hold {one:.1f} items each, validation classes {other:.1f}, and recall "
+                f"rises with the items of a class. Pass items_per_class={max(2, math.floor(min(one, other)))} to compare "
+                "like with like. (Said once.)"
+            )

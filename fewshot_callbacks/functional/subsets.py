@@ -1,0 +1,59 @@
+"""Some classes of a set, and some items of each, drawn with a seed."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from fewshot_callbacks.functional._checks import check_labels
+
+
+def class_subset(
+    labels: Int[Tensor, "items"],
+    classes: int | None = None,
+    items_per_class: int | None = None,
+    seed: int = 0,
+) -> Int[Tensor, "chosen"]:
+    """Draw classes at random, and items of each, without replacement.
+
+    Which classes are drawn depends on the set of labels and the seed alone, and of two numbers of classes the smaller
+    draws some of those that the larger draws. The same holds for the items of each class, in the order of the data.
+
+    Args:
+        labels: label of each item, any integers.
+        classes: how many classes; all where there are fewer, or by default.
+        items_per_class: how many items of each; all where a class has fewer, or by default.
+        seed: the same seed, the same items.
+
+    Returns:
+        Indices of the items, ascending; empty for no labels.
+
+    Raises:
+        ValueError: if labels are no integers, or a number is below 1.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(6).repeat(4)
+        >>> chosen = class_subset(labels, classes=2, items_per_class=3)
+        >>> len(chosen), len(labels[chosen].unique())
+        (6, 2)
+    """
+    for name, number in (("classes", classes), ("items_per_class", items_per_class)):
+        if number is not None and number < 1:
+            raise ValueError(f"class_subset: {name}={number} must be at least 1; None stands for all.")
+    labels = check_labels(labels, len(labels), "labels", "items", "class_subset")
+    generator = torch.Generator().manual_seed(seed)
+    distinct, number = labels.unique(return_inverse=True)
+    chosen = torch.zeros(len(distinct), dtype=torch.bool)
+    chosen[torch.randperm(len(distinct), generator=generator)[:classes]] = True
+    kept = chosen[number]
+    if items_per_class is not None:
+        # a random order inside each class: sort by chance, then, keeping that order, by class
+        by_chance = torch.randperm(len(labels), generator=generator)
+        order = by_chance[number[by_chance].argsort(stable=True)]
+        sizes = torch.bincount(number, minlength=len(distinct))
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order)) - (sizes.cumsum(0) - sizes)[number[order]]
+        kept &= place < items_per_class
+    return kept.nonzero().flatten()

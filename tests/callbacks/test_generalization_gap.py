@@ -1,0 +1,412 @@
+import copy
+import math
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fewshot_callbacks.callbacks import GeneralizationGapMonitor
+from fewshot_callbacks.functional import class_subset, evaluate_retrieval, generalization_gap
+from tests.callbacks.models import CLASSES, Net, items, loader, said, trainer
+
+
+class Labelled(Dataset):
+    """Points with their labels in an attribute, as torchvision's data sets have them; counts what is read."""
+
+    def __init__(self, data: TensorDataset, name: str = "targets") -> None:
+        self.points, labels = data.tensors
+        setattr(self, name, labels.tolist())
+        self.given = labels
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        return self.points[index], int(self.given[index])
+
+
+class Embeds(Net):
+    """A module whose forward gives embeddings, as most have it."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.embed(points)
+
+
+TRAINING, VALIDATION = items(per_class=8, seed=1), items(per_class=6, seed=2)
+KEYS = {
+    f"gap/{side}{metric}@1{end}"
+    for metric in ("grouped_recall", "recall")
+    for side, end in (("", ""), ("", "_low"), ("", "_high"), ("train_", ""), ("val_", ""))
+}
+
+
+def gap_monitor(**settings: Any) -> GeneralizationGapMonitor:
+    defaults = {"training_data": Labelled(TRAINING), "classes": None, "group_size": 3, "max_share": None}
+    return GeneralizationGapMonitor(**(defaults | settings))
+
+
+def validated(monitor: GeneralizationGapMonitor, net: LightningModule, loaders: Any = None, **settings: Any) -> dict:
+    run = trainer(monitor, **settings)
+    run.validate(net, loader(VALIDATION) if loaders is None else loaders, verbose=False)
+    return {key: float(value) for key, value in run.callback_metrics.items()}
+
+
+def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **settings: Any) -> dict[str, float]:
+    reports = [
+        evaluate_retrieval(
+            *(part[chosen] for part in net.by_hand(data)), **({"group_size": 3, "recall_k": (1,)} | settings)
+        )
+        for data, chosen in ((TRAINING, some), (VALIDATION, some_val))
+    ]
+    return {f"gap/{name}": value for name, value in generalization_gap(*reports).metrics().items()}
+
+
+def close(values: dict[str, float]) -> Any:
+    return pytest.approx(values, rel=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_what_is_logged_is_what_the_functions_say(batch_size: int) -> None:
+    net = Embeds()
+    monitor = gap_monitor(training_data=DataLoader(Labelled(TRAINING), batch_size=batch_size))
+    logged = validated(monitor, net)
+    share = logged.pop("gap/share_of_time")
+    assert 0 < share < 1
+    assert set(logged) == KEYS
+    assert logged == close(expected(net))
+    assert monitor.gap is not None
+    assert monitor.gap.classes == (CLASSES, CLASSES)
+
+
+def test_several_ranks_and_settings_are_handed_on() -> None:
+    net = Embeds()
+    settings = {"group_size": 2, "similarity": "euclidean", "ties": "optimistic"}
+    logged = validated(gap_monitor(k=(1,), seed=4, prefix="over", **settings), net)
+    wanted = expected(net, **settings, group_seed=4)
+    assert {key.removeprefix("over/"): value for key, value in logged.items() if "share" not in key} == close(
+        {key.removeprefix("gap/"): value for key, value in wanted.items()}
+    )
+
+
+def test_a_seeded_subset_is_read_and_nothing_else() -> None:
+    net, data = Embeds(), Labelled(TRAINING)
+    monitor = gap_monitor(training_data=data, classes=4, group_size=2, items_per_class=3, seed=5)
+    logged = validated(monitor, net)
+    chosen = class_subset(TRAINING.tensors[1], 4, 3, 5)
+    assert sorted(data.read) == chosen.tolist()
+    some_val = class_subset(VALIDATION.tensors[1], None, 3, 5)
+    wanted = expected(net, chosen, some_val, group_size=2, group_seed=5)
+    assert {key: logged[key] for key in KEYS} == close(wanted)
+
+
+@pytest.mark.parametrize(
+    "how", ["submodule", "embed submodule", "function", "function with labels", "mapping", "step keys"]
+)
+def test_ways_to_embed(how: str) -> None:
+    class Other(Net):
+        def forward(self, points: Tensor) -> Any:
+            return {"embeddings": self.embed(points)} if how == "mapping" else None
+
+    class Encoder(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Identity()
+
+    net = Encoder() if "submodule" in how else Embeds() if how == "step keys" else Other()
+    settings: dict[str, Any] = {
+        "submodule": {"source": "encoder"},
+        "embed submodule": {"embed": "encoder"},
+        "function": {"embed": lambda module, batch: module.embed(batch[0])},
+        "function with labels": {"embed": lambda module, batch: (module.embed(batch[0]), batch[1])},
+        "mapping": {},
+        "step keys": {},
+    }[how]
+    logged = validated(gap_monitor(**settings), net)
+    assert {key: logged[key] for key in KEYS} == close(expected(net))
+
+
+class Dictionaries(Dataset):
+    def __init__(self, data: TensorDataset) -> None:
+        self.points, self.labels = data.tensors
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": self.points[index], "labels": self.labels[index]}
+
+
+class OfDictionaries(Embeds):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return {"embeddings": self(batch["image"]), "labels": batch["labels"]}
+
+
+def test_batches_may_be_mappings() -> None:
+    net = OfDictionaries()
+    logged = validated(gap_monitor(training_data=Dictionaries(TRAINING)), net, DataLoader(Dictionaries(VALIDATION)))
+    assert {key: logged[key] for key in KEYS} == close(expected(net))
+
+
+def test_a_data_module_may_know_the_training_set() -> None:
+    class Data(LightningDataModule):
+        def training_data_for_evaluation(self) -> Any:
+            return Labelled(TRAINING, "labels")
+
+        def val_dataloader(self) -> Any:
+            return loader(VALIDATION)
+
+    net, run = Embeds(), trainer(gap_monitor(training_data=None))
+    run.validate(net, datamodule=Data(), verbose=False)
+    wanted = expected(net)
+    assert {key: float(run.callback_metrics[key]) for key in KEYS} == close(wanted)
+    net, run = Embeds(), trainer(gap_monitor(training_data=lambda run: Labelled(TRAINING)))
+    run.validate(net, loader(VALIDATION), verbose=False)
+    assert {key: float(run.callback_metrics[key]) for key in KEYS} == close(expected(net))
+
+
+def test_one_of_several_loaders() -> None:
+    net = Embeds()
+    loaders = [loader(items(seed=9)), loader(VALIDATION)]
+    for which in (1, "dataloader_idx_1"):
+        logged = validated(gap_monitor(val_loader=which), net, loaders)
+        assert {key: logged[key] for key in KEYS} == close(expected(net))
+    with pytest.warns(UserWarning, match=r"val_loader=2\): there is no such loader; there are 'dataloader_idx_0'"):
+        logged = validated(gap_monitor(val_loader=2), net, loaders)
+    assert all(math.isnan(logged[key]) for key in KEYS)
+
+
+# ------------------------------------------------------------------------------------------------------------ no trace
+
+
+def fitted(*callbacks: Any, epochs: int = 2, **settings: Any) -> tuple[Net, list[float]]:
+    seed_everything(0, verbose=False)
+    net = Embeds()
+    run = trainer(*callbacks, max_epochs=epochs, **settings)
+    run.fit(net, loader(TRAINING, shuffle=True), loader(VALIDATION))
+    return net, torch.rand(3).tolist()
+
+
+def test_a_fit_with_it_is_that_without_it_to_the_last_bit() -> None:
+    with_it, without_it = fitted(gap_monitor()), fitted()
+    for name, value in with_it[0].state_dict().items():
+        assert torch.equal(value, without_it[0].state_dict()[name]), name
+    assert with_it[1] == without_it[1]
+    assert not any(module._forward_hooks for module in with_it[0].modules())
+
+
+def test_modes_are_put_back_one_by_one() -> None:
+    class Partly(Embeds):
+        """Dropout is on in validation, as some have it: an embedding that is drawn cannot be made twice."""
+
+        seen: list[bool]
+
+        def on_validation_model_eval(self) -> None:
+            self.train()
+            self.encoder[2].eval()
+            self.encoder[1].eval()
+
+        def on_validation_end(self) -> None:
+            self.seen = [module.training for module in self.modules()]
+
+    before = None
+    for monitors in ((), (gap_monitor(),)):
+        net = Partly()
+        run = trainer(*monitors)
+        run.validate(net, loader(VALIDATION), verbose=False)
+        assert before is None or before == net.seen
+        before = copy.copy(net.seen)
+    assert before is not None
+    assert True in before
+    assert False in before
+
+
+def test_steps_are_not_called_with_training_items() -> None:
+    class Counting(Embeds):
+        steps = 0
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            self.steps += 1
+            return super().validation_step(batch, batch_idx)
+
+    net = Counting()
+    validated(gap_monitor(), net)
+    assert net.steps == math.ceil(len(VALIDATION) / 11)
+
+
+# -------------------------------------------------------------------------------------------------------------- when
+
+
+@pytest.mark.parametrize(("every", "epochs"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (3, [0, 3])])
+def test_every_so_many_epochs(every: int, epochs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    whole = GeneralizationGapMonitor._gap
+
+    def noted(self: Any, run: Any, module: Any) -> Any:
+        measured.append(run.current_epoch)
+        return whole(self, run, module)
+
+    monkeypatch.setattr(GeneralizationGapMonitor, "_gap", noted)
+    fitted(gap_monitor(every_n_epochs=every), epochs=4, num_sanity_val_steps=1, val_check_interval=0.5)
+    assert measured == epochs
+
+
+def test_it_is_put_off_until_it_is_cheap_enough(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    now = [0.0]
+    monkeypatch.setattr("fewshot_callbacks.callbacks.generalization_gap.time.monotonic", lambda: now[0])
+    measured: list[int] = []
+
+    def slow(self: Any, run: Any, module: Any) -> Any:
+        measured.append(run.current_epoch)
+        now[0] += 3.0
+        return ValueError("nothing")
+
+    class TenSeconds(Embeds):
+        def on_train_epoch_start(self) -> None:
+            now[0] += 10.0
+
+    monkeypatch.setattr(GeneralizationGapMonitor, "_gap", slow)
+    monitor = gap_monitor(max_share=0.1)  # 3 s are 10 % of 30 s
+    run = trainer(monitor, max_epochs=8)
+    with pytest.warns(UserWarning, match="nothing"), caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        run.fit(TenSeconds(), loader(TRAINING), loader(VALIDATION))
+    assert measured == [0, 3, 6]
+    assert caplog.text.count("to measure took 3.0 s; to keep that below 10%") == 1
+    assert float(run.callback_metrics["gap/share_of_time"]) == pytest.approx(3 / 33)
+
+
+def test_a_checkpoint_may_watch_it() -> None:
+    best = ModelCheckpoint(monitor="gap/grouped_recall@1", mode="min")
+    fitted(gap_monitor(), best)
+    assert best.best_model_score is not None
+
+
+def test_a_test_is_left_alone() -> None:
+    assert trainer(gap_monitor()).test(Embeds(), loader(), verbose=False) == [{}]
+
+
+# ------------------------------------------------------------------------------------------------------------- in words
+
+
+class Known(Embeds):
+    """Training points are told apart by where they are; validation points are as noisy as they come."""
+
+    def embed(self, points: Tensor) -> Tensor:
+        return points
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_overfitting_is_said_when_it_begins_and_ends(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    centres = torch.eye(40, 60)
+
+    def points(noise: float) -> TensorDataset:
+        labels = torch.arange(40).repeat_interleave(6)
+        generator = torch.Generator().manual_seed(0)
+        return TensorDataset(centres[labels] + noise * torch.randn(240, 60, generator=generator), labels)
+
+    class Fixed(LightningModule):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+        def validation_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"embeddings": batch[0], "labels": batch[1]}
+
+    good, bad = points(0.01), points(0.5)
+    monitor = GeneralizationGapMonitor(training_data=lambda _: Labelled(good), max_share=None)
+    run = trainer(monitor)
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        for data, count in ((bad, 1), (bad, 1), (good, 2), (good, 2)):
+            run.validate(Fixed(), DataLoader(data, batch_size=64), verbose=False)
+            assert caplog.text.count("Grouped Recall@1 among 10 classes") == count
+    assert "is beyond its 95% interval: overfitting" in caplog.text
+    assert "within chance" in caplog.text
+
+
+def test_uneven_classes_are_spoken_of_once() -> None:
+    run = trainer(gap_monitor(training_data=Labelled(items(per_class=12, seed=1))))
+    with pytest.warns(UserWarning, match="items each") as caught:
+        run.validate(Embeds(), loader(VALIDATION), verbose=False)
+    with warnings.catch_warnings(record=True) as later:
+        run.validate(Embeds(), loader(VALIDATION), verbose=False)
+    notes = [words for words in said([*caught, *later]) if "items each" in words]
+    assert len(notes) == 1
+    assert "training classes hold 12.0 items each, validation classes 6.0" in notes[0]
+    assert "items_per_class=6" in notes[0]
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+class Scaled(Embeds):
+    factor = 2.0
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.factor * self.embed(points)
+
+
+def test_embeddings_made_in_another_way_are_refused() -> None:
+    assert not math.isnan(validated(gap_monitor(), Scaled())["gap/recall@1"])  # cosine does not see the length
+    with pytest.raises(
+        ValueError, match=r"Scaled.forward gives other embeddings than validation_step .*up to 1 of their"
+    ):
+        validated(gap_monitor(similarity="dot", strict=True), Scaled())
+    with pytest.warns(UserWarning, match=r"gap/grouped_recall@1 and its companions are NaN.*Pass embed="):
+        assert math.isnan(
+            validated(gap_monitor(embed=lambda module, batch: batch[0].roll(1, 1)[:, :5]), Embeds())["gap/recall@1"]
+        )
+    with pytest.raises(ValueError, match=r"gives embeddings of shape \(11, 12\) for a batch of which .* \(11, 5\)"):
+        validated(gap_monitor(embed="frozen", strict=True), Embeds())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"training_data": None}, "does not know the training set: pass training_data"),
+        ({"training_data": TensorDataset(*TRAINING.tensors)}, "TensorDataset has neither labels nor targets"),
+        (
+            {"training_labels": [1, 2]},
+            "training labels are torch.int64 of shape (2,); one integer for each of the 48 items",
+        ),
+        ({"training_labels": torch.ones(48)}, "training labels are torch.float32"),
+        ({"training_data": lambda run: 3}, "training_data gave a int"),
+        ({"group_size": 5}, "has no Grouped Recall"),
+        ({"embed": lambda module, batch: None}, "the embeddings of embed are None"),
+    ],
+)
+def test_what_is_wrong_is_said_and_the_fit_goes_on(settings: dict[str, Any], words: str) -> None:
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        logged = validated(gap_monitor(**settings), Embeds())
+    assert all(math.isnan(logged[key]) for key in KEYS)
+    with pytest.raises(ValueError, match=re.escape(words)):
+        validated(gap_monitor(**settings, strict=True), Embeds())
+
+
+def test_the_sanity_check_finds_what_is_missing() -> None:
+    run = trainer(gap_monitor(training_data=None, strict=True), num_sanity_val_steps=1)
+    with pytest.raises(ValueError, match="does not know the training set"):
+        run.fit(Embeds(), loader(TRAINING), loader(VALIDATION))
+    assert run.global_step == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"classes": 15}, "classes=15 make fewer than two groups of group_size=10"),
+        ({"items_per_class": 0}, "items_per_class=0) must be at least 1"),
+        ({"every_n_epochs": 0}, "every_n_epochs=0) must be at least 1"),
+        ({"max_share": 1.5}, "max_share=1.5) is no share between 0 and 1"),
+        ({"prefix": ""}, "the keys need a first part"),
+        ({"k": ()}, "must hold at least one rank"),
+        ({"k": (10,)}, "must hold ranks below group_size=10"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        GeneralizationGapMonitor(**settings)
