@@ -179,10 +179,11 @@ def closer_look(first: PooledCounts, cells: Cells, decisive: Bools, wanted: Sequ
     may_fit = first.walk.both or int(cells.positives[decisive].sum()) <= capacity
     edges = first.distinct_within(stretches, capacity) if may_fit else None
     if edges is None:
-        likely = cells.likely_best_f1(index, capacity // 2)
-        some = first.distinct_within(merged(low[likely], high[likely]), capacity // 2)
+        singly = capacity * 7 // 8
+        likely = cells.likely_best_f1(index, singly)
+        some = first.distinct_within(merged(low[likely], high[likely]), singly)
         stretches = merged(low, high)
-        each = max(2, capacity // 2 // max(1, len(stretches)))
+        each = max(2, (capacity - singly) // max(1, len(stretches)))
         edges = np.linspace(stretches[:, 0], stretches[:, 1], each).ravel()
         if some is not None:
             edges = np.concatenate([edges, some])
