@@ -219,9 +219,9 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self._latest: Tensor | None = None
         super().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
         if not self._checked and self._latest is not None:
-            self._checked = True
             try:
                 self.embed.check(trainer, pl_module, batch, self._latest, self._settings.similarity)
+                self._checked = True
             except Exception as error:  # a metric must not end a training
                 self._failed[dataloader_idx] = error
         self._latest = None

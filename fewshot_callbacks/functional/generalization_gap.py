@@ -103,8 +103,9 @@ def generalization_gap(
     for name, report in (("training", training), ("validation", validation)):
         if report.grouped is None:
             raise ValueError(
-                f"generalization_gap: the {name} report has no Grouped Recall. {' '.join(report.notes)} It needs at least "
-                "two groups: use a smaller group_size, or more classes."
+                f"generalization_gap: the {name} report has no Grouped Recall. Its notes: {' '.join(report.notes) or 'none'} "
+                "Evaluate both sets with one group_size, of which each holds at least two groups: use a smaller group_size, "
+                "or more classes."
             )
     assert training.grouped is not None
     assert validation.grouped is not None

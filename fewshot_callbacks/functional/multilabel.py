@@ -107,7 +107,9 @@ def evaluate_multilabel(
     check_similarity(similarity)
     check_ties(ties)
     normal_quantile(confidence)  # a wrong confidence is refused before the work, not after it
-    cuts: list[tuple[int, Divisor]] = [(entry, "min") if isinstance(entry, int) else (entry[0], entry[1]) for entry in map_k]
+    cuts: list[tuple[int, Divisor]] = [
+        (entry, "min") if isinstance(entry, int) else (entry[0], entry[1]) for entry in map_k
+    ]
     for k, divisor in (*cuts, *((k, "min") for k in ndcg_k)):
         if not isinstance(k, int) or k < 1:
             raise ValueError(

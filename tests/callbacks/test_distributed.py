@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fewshot_callbacks.functional import discriminant_ratio
+from fewshot_callbacks.functional import class_subset, discriminant_ratio, evaluate_retrieval, generalization_gap
 from tests.callbacks import two_processes
 from tests.callbacks.models import measured, scripted
+from tests.callbacks.test_generalization_gap import TRAINING, Embeds
 from tests.callbacks.two_processes import ITEMS, QUALITY, seeded, shorter, uneven
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,24 @@ def test_a_gallery_loader_and_a_flag(ranks: list[dict[str, Any]]) -> None:
     for seen in ranks:
         assert values_of(seen["gallery"]) == pytest.approx({f"val/{k}": v for k, v in searched.items()}, rel=1e-5)
         assert values_of(seen["flag"]) == pytest.approx({f"val/{k}": v for k, v in flagged.items()}, rel=1e-5)
+
+
+def test_the_generalization_gap(ranks: list[dict[str, Any]]) -> None:
+    torch.manual_seed(0)
+    net = Embeds()
+    some = class_subset(TRAINING.tensors[1], 5, 7, 0)
+    some_val = class_subset(uneven().tensors[1], None, 7, 0)
+    reports = []
+    for data, chosen in ((TRAINING, some), (uneven(), some_val)):
+        embeddings, labels = net.by_hand(data)
+        reports.append(evaluate_retrieval(embeddings[chosen], labels[chosen], recall_k=(1,), group_size=2))
+    expected = {f"gap/{name}": value for name, value in generalization_gap(*reports).metrics().items()}
+    for seen in ranks:
+        assert seen["gap"]["said"] == []
+        assert values_of(seen["gap"]) == pytest.approx(expected, rel=1e-5)
+        failed = values_of(seen["gap fails"])
+        assert math.isnan(failed["gap/grouped_recall@1"])
+    assert "ArithmeticError: this process has failed" in ranks[0]["gap fails"]["said"][0]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import copy
 import math
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -282,8 +283,8 @@ def test_it_is_put_off_until_it_is_cheap_enough(monkeypatch: pytest.MonkeyPatch,
     assert float(run.callback_metrics["gap/share_of_time"]) == pytest.approx(3 / 33)
 
 
-def test_a_checkpoint_may_watch_it() -> None:
-    best = ModelCheckpoint(monitor="gap/grouped_recall@1", mode="min")
+def test_a_checkpoint_may_watch_it(tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="gap/grouped_recall@1", mode="min")
     fitted(gap_monitor(), best)
     assert best.best_model_score is not None
 
@@ -363,6 +364,15 @@ def test_embeddings_made_in_another_way_are_refused() -> None:
         )
     with pytest.raises(ValueError, match=r"gives embeddings of shape \(11, 12\) for a batch of which .* \(11, 5\)"):
         validated(gap_monitor(embed="frozen", strict=True), Embeds())
+
+
+def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
+    run = trainer(
+        gap_monitor(embed=lambda module, batch: batch[0].roll(1, 1)[:, :5]), num_sanity_val_steps=1, max_epochs=2
+    )
+    with pytest.warns(UserWarning, match="gives other embeddings than validation_step"):
+        run.fit(Embeds(), loader(TRAINING), loader(VALIDATION))
+    assert math.isnan(float(run.callback_metrics["gap/recall@1"]))
 
 
 @pytest.mark.parametrize(

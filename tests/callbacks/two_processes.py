@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
 from tests.callbacks.models import EveryBatch, EveryEpoch, Net, Scripted, items, loader, retrieval, trainer
+from tests.callbacks.test_generalization_gap import TRAINING, Embeds, Labelled, gap_monitor
 
 ITEMS, QUALITY = 25, [0.0, 4.0, 0.3]
 PARALLEL = {"strategy": "ddp", "devices": 2, "num_nodes": 1}
@@ -51,6 +52,13 @@ class FailsOnRankOne(Net):
         return None if self.how == "nothing" else {**outputs, "embeddings": outputs["embeddings"] * math.nan}
 
 
+def fails_on_rank_one(net: Net, batch: Any) -> torch.Tensor:
+    """Of the training items: validation goes well, and the other process must not wait for this one."""
+    if net.global_rank == 1 and len(batch[0]) != 11 and len(batch[0]) != 2:
+        raise ArithmeticError("this process has failed")
+    return net.embed(batch[0])
+
+
 class Flagged(Net):
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         points, labels = batch
@@ -83,6 +91,12 @@ def main(folder: Path) -> None:
         "two": validate(seeded(), [loader(uneven()), loader(shorter())], *(monitor() for monitor in monitors)),
         "gallery": validate(seeded(), [loader(shorter()), loader(uneven())], retrieval(gallery_loader=1)),
     }
+    torch.manual_seed(0)
+    monitor = gap_monitor(training_data=Labelled(TRAINING), classes=5, group_size=2, items_per_class=7)
+    seen["gap"] = validate(Embeds(), loader(uneven()), monitor)
+    seen["gap"].pop("gap/share_of_time")
+    failing = gap_monitor(training_data=Labelled(TRAINING), embed=fails_on_rank_one)
+    seen["gap fails"] = validate(seeded(), loader(uneven()), failing)
     torch.manual_seed(0)
     seen["flag"] = validate(Flagged(), loader(uneven()), retrieval(gallery_flag="gallery"))
     for how in ("nan", "nothing"):

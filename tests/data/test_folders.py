@@ -8,8 +8,10 @@ from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 from torch import Tensor
 
+from fewshot_callbacks.callbacks import GeneralizationGapMonitor
 from fewshot_callbacks.data import ImageFolderDataModule, ImageFolderSet
 from fewshot_callbacks.functional.episodes import sample_episodes
+from fewshot_callbacks.protonet import ProtoNet
 
 CLASSES = {"train": ("ant", "bee", "cat"), "val": ("dog", "eel"), "test": ("fox", "gnu")}
 SMALL = {"image_size": 8, "ways": 2, "shots": 1, "queries": 2, "episodes": 2, "test_ways": 2, "test_queries": 1}
@@ -182,3 +184,34 @@ def test_a_class_too_small_for_the_episodes_is_named(root: Path) -> None:
     data = ImageFolderDataModule(root, **{**SMALL, "queries": 4})
     with pytest.raises(ValueError, match=r"needs 5 images per class; class 'ant' has 4, the smallest of 3 classes"):
         data.train_dataloader()
+
+
+def test_training_images_are_served_as_in_an_evaluation(root: Path) -> None:
+    data = ImageFolderDataModule(root, **SMALL, **PLAIN)
+    plain = ImageFolderDataModule(root, **SMALL, **PLAIN, augment=False).images("train")
+    images, labels = (torch.cat(parts) for parts in zip(*data.training_data_for_evaluation(), strict=True))
+    assert torch.equal(images, plain.__getitems__(list(range(12)))[0])
+    assert torch.equal(labels, plain.labels)
+
+
+def test_the_gap_to_training_classes_needs_no_argument(tmp_path: Path) -> None:
+    for split, count in (("train", 5), ("val", 4), ("test", 1)):
+        for number in range(count):
+            folder = tmp_path / split / f"{split}{number}"
+            folder.mkdir(parents=True)
+            for i in range(4):
+                Image.new("RGB", (20, 20), (40 * number + i, 9 * i, 99)).save(folder / f"{i}.png")
+    monitor = GeneralizationGapMonitor(classes=None, group_size=2, strict=True)
+    trainer = Trainer(
+        max_epochs=1,
+        callbacks=[monitor],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )
+    trainer.fit(ProtoNet(in_channels=3, shots=1), ImageFolderDataModule(tmp_path, **{**SMALL, "image_size": 16}))
+    assert monitor.gap is not None
+    assert monitor.gap.classes == (5, 4)
+    assert monitor.gap.items_per_class == (4, 4)

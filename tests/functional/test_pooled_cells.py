@@ -1,8 +1,10 @@
+import math
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.pooled_cells import distinct, histogram, inside_any, merged
+from fewshot_callbacks.functional.pooled_cells import Cells, distinct, histogram, inside_any, merged
 
 ENDS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12)
 
@@ -30,3 +32,20 @@ def test_distinct_keys_and_how_many_pairs_have_them(pairs):
     assert amount.tolist() == [weights[keys == key].sum() for key in found]
     assert distinct(keys.astype(float), None)[1].tolist() == [(keys == key).sum() for key in found]
     assert histogram(keys + 3, weights, 7).tolist() == [weights[keys == key].sum() for key in range(-3, 4)]
+
+
+def test_the_likely_cells_are_those_around_the_highest_f1():
+    positives = np.full(20, 10)
+    tp = positives[::-1].cumsum()[::-1]
+    fp = np.array([2000 * math.exp(-0.4 * i) for i in range(20)], dtype=np.int64)
+    keys = np.arange(20.0)
+    cells = Cells(keys, keys + 1, np.zeros(20, bool), positives, tp, fp - fp // 50, fp + fp // 50, fp * 0, 200, 5000)
+    f1 = 2 * (tp - 5) / (tp - 5 + fp + 200)
+    best = int(f1.argmax())
+    assert 3 < best < 17
+    for room, count in ((9, 0), (10, 1), (35, 3), (10**6, 20)):
+        chosen = cells.likely_best_f1(np.arange(20), room)
+        assert len(chosen) == count
+        assert set(chosen.tolist()) == set(np.argsort(-f1, kind="stable")[:count].tolist())
+    some = np.array([best - 2, best, best + 3])  # places in this list are given
+    assert cells.likely_best_f1(some, 10).tolist() == [1]

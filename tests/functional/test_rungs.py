@@ -301,10 +301,11 @@ class TestDecisions:
 
     @pytest.mark.parametrize("kernel", ["compiled", "reference"])
     @pytest.mark.parametrize("bins", [4, 32])
-    def test_are_refined_until_every_point_is_a_single_key(self, kernel, bins, monkeypatch):
+    @pytest.mark.parametrize("block", [ALL, 60])
+    def test_are_refined_until_every_point_is_a_single_key(self, kernel, bins, block, monkeypatch):
         monkeypatch.setattr(pooled_counts, "BINS", bins)
         case = pooled_case("hard", "cosine", 200, 3)  # 13,000 relevant pairs, and 1,000 edges at a time
-        with engine(kernel):
+        with engine(kernel, layout=(64, 64, block)):
             found, _ = check_decisions(case, request_for(case), capacity=100)
         assert found.walks >= 3
 
