@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torch.utils.data import DistributedSampler
 
@@ -50,11 +52,20 @@ def on_device(trainer: Trainer, batch: Any) -> Any:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """All submodules in evaluation mode inside the block, and each in its own mode again after it."""
-    modes = [(part, part.training) for part in module.modules()]
+    """No gradients and all submodules in evaluation mode inside the block; then each in its own mode, as before.
+
+    The random states are what they were, too, also after an error, where `isolate_rng` alone would leave them.
+    """
+    modes, failure = [(part, part.training) for part in module.modules()], None
     module.eval()
     try:
-        yield
+        with isolate_rng(), torch.no_grad():
+            try:
+                yield
+            except BaseException as error:
+                failure = error
     finally:
         for part, training in modes:
             part.training = training
+    if failure is not None:
+        raise failure

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -157,7 +156,7 @@ class Embedder:
         Raises:
             ValueError: if they differ by more than rounding does.
         """
-        with evaluating(module), isolate_rng(), torch.no_grad():
+        with evaluating(module):
             own, _ = self(trainer, module, batch)
         how = f"{type(module).__name__}.forward" if self.embed is None else f"The submodule {self.embed!r}"
         how = "The function given as embed" if callable(self.embed) else how

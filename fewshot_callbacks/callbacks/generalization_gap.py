@@ -7,11 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -278,8 +276,6 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         with (
             evaluation_progress(trainer, "Embedding training classes", unit="batch") as progress,
             evaluating(pl_module),
-            isolate_rng(),
-            torch.no_grad(),
         ):
             for number, batch in enumerate(loader):
                 store.append(*self.embed(trainer, pl_module, on_device(trainer, batch)))

@@ -103,7 +103,7 @@ def generalization_gap(
     for name, report in (("training", training), ("validation", validation)):
         if report.grouped is None:
             raise ValueError(
-                f"generalization_gap: the {name} report has no Grouped Recall. Its notes: {' '.join(report.notes) or 'none'} "
+                f"generalization_gap: the {name} report has no Grouped Recall. Its notes: {' '.join(report.notes) or '-'} "
                 "Evaluate both sets with one group_size, of which each holds at least two groups: use a smaller group_size, "
                 "or more classes."
             )

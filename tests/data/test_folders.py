@@ -211,7 +211,8 @@ def test_the_gap_to_training_classes_needs_no_argument(tmp_path: Path) -> None:
         enable_model_summary=False,
         accelerator="cpu",
     )
-    trainer.fit(ProtoNet(in_channels=3, shots=1), ImageFolderDataModule(tmp_path, **{**SMALL, "image_size": 16}))
+    model = ProtoNet(in_channels=3, shots=1, evaluation={"ways": 2, "shots": 1, "queries": 1, "episodes": 3})
+    trainer.fit(model, ImageFolderDataModule(tmp_path, **{**SMALL, "image_size": 16}))
     assert monitor.gap is not None
     assert monitor.gap.classes == (5, 4)
     assert monitor.gap.items_per_class == (4, 4)
