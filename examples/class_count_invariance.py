@@ -1,7 +1,7 @@
 """Is my embedding overfitting, or does my validation set just have more classes? What Grouped Recall@K adds, on the glyphs.
 
 Run it as it is:    python examples/class_count_invariance.py
-It trains six small networks in about four minutes on two cores, and writes to runs/class_count_invariance:
+It trains six small networks in two or three minutes on two cores, and writes to runs/class_count_invariance:
 
 1. Recall@1 and Grouped Recall@1 on an eighth, a quarter, half and all of the unseen classes.
 2. The difference between two random halves of the unseen classes, and whether it stays inside its bound.
