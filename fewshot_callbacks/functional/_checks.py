@@ -71,7 +71,11 @@ def check_labels(labels: Tensor, items: int, name: str, of: str, call: str) -> T
             f"pass {name}.long(), or number the classes with torch.unique({name}, return_inverse=True)."
         )
     if labels.ndim != 1:
-        hint = f"Pass {name}.argmax(dim=1) if they are one-hot." if labels.ndim == 2 else f"Pass {name}.flatten()."
+        hint = (
+            f"Pass {name}.argmax(dim=1) if they are one-hot; for items with several labels there is evaluate_multilabel."
+            if labels.ndim == 2
+            else f"Pass {name}.flatten()."
+        )
         raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(labels.shape)}. {hint}")
     if len(labels) != items:
         raise ValueError(

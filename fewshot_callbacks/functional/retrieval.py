@@ -167,6 +167,11 @@ def evaluate_retrieval(
     any_code = any(code is not None for code in codes.values())
     if threshold_bounds is None:
         threshold_bounds = (0.0, 1.0) if similarity == "cosine" else (-math.inf, math.inf)
+    if not threshold_bounds[0] <= threshold_bounds[1]:
+        raise ValueError(
+            f"{_CALL}: threshold_bounds={tuple(threshold_bounds)} must hold the smallest threshold and the largest, in this "
+            "order, such as (0.0, 1.0)."
+        )
     where = compute_device(_CALL, "cpu" if similarity == "hamming" else device)
     budget = memory_bytes(where, memory_mb, device_memory_mb)
     chosen = (

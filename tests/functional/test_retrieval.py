@@ -304,6 +304,8 @@ class TestInput:
             ({"recall_k": (0,)}, r"recall_k=\(0,\) must hold positive whole numbers"),
             ({"precisions": (95,)}, r"precisions=\(95,\) must lie in \(0, 1\]"),
             ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
+            ({"threshold_bounds": (1.0, 0.0)}, r"threshold_bounds=\(1.0, 0.0\) must hold the smallest threshold"),
+            ({"threshold_bounds": (math.nan, 1.0)}, r"threshold_bounds=\(nan, 1.0\)"),
             ({"query_ids": torch.arange(40)}, r"ids are for two sets"),
         ],
     )
