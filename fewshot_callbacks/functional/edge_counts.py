@@ -17,8 +17,7 @@ from fewshot_callbacks.functional.pooled_cells import (
     Floats,
     Ints,
     Stretches,
-    from_above,
-    histogram,
+    Tally,
     inside_any,
     merged,
 )
@@ -119,48 +118,6 @@ class EdgeCounts:
         if place == len(self._edges) or self._edges[place] != key:
             return None
         return int(self.positives.accepted()[0][place]), int(self.negatives.accepted()[0][place])
-
-
-class Tally:
-    """How many pairs lie at and between some ascending, distinct keys."""
-
-    def __init__(self, keys: Floats) -> None:
-        self.keys = keys
-        self.hits = np.zeros(len(keys) + 1, np.int64)
-        self.ties = np.zeros(len(keys) + 1, np.int64)
-
-    def add(self, keys: Floats, weights: Ints | None) -> None:
-        """Count some pairs with these keys."""
-        inside = (keys >= self.keys[0]) & (keys <= self.keys[-1])
-        if not inside.all():  # to compare with two keys costs less than to search among all
-            for place, outside in ((0, keys < self.keys[0]), (-1, keys > self.keys[-1])):
-                self.hits[place] += outside.sum() if weights is None else weights[outside].sum()
-            keys, weights = keys[inside], None if weights is None else weights[inside]
-        below = np.searchsorted(self.keys, keys)
-        not_above = np.searchsorted(self.keys, keys, side="right")
-        self.hits += histogram(below, weights, len(self.hits))
-        tied = below != not_above
-        if tied.any():
-            of_tied = None if weights is None else weights[tied]
-            self.ties -= histogram(below[tied], of_tied, len(self.ties))
-            self.ties += histogram(not_above[tied], of_tied, len(self.ties))
-
-    @property
-    def total(self) -> int:
-        """All pairs."""
-        return int(self.hits.sum())
-
-    def accepted(self) -> tuple[Ints, Ints]:
-        """For each key, how many are not below it, and how many of those are equal to it."""
-        above = from_above(self.hits)[1:]
-        reached = from_above(self.hits + self.ties)[1:]
-        return reached, reached - above
-
-    def between(self) -> Ints:
-        """How many lie below the first key, between the first and the second, ..., above the last."""
-        reached, tied = self.accepted()
-        gaps: Ints = np.concatenate([[self.total], reached - tied]) - np.concatenate([reached, [0]])
-        return gaps
 
 
 def closer_look(first: PooledCounts, cells: Cells, decisive: Bools, wanted: Sequence[float]) -> EdgeCounts:

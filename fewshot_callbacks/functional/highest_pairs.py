@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.functional.pooled_cells import Floats, Ints
+from fewshot_callbacks.functional.pooled_cells import Floats, Ints, Tally
 from fewshot_callbacks.functional.workers import Task, run_tasks
 
 if TYPE_CHECKING:
-    from fewshot_callbacks.functional.edge_counts import EdgeCounts
     from fewshot_callbacks.functional.kernels.compiled import Pooled
     from fewshot_callbacks.functional.ranks import RankingPass
 
@@ -106,9 +105,9 @@ class HighestPairs:
         reach = self.error * (1 + 1e-9) + np.abs(keys) * 2.0**-50
         return self._reaching(keys + reach, "right"), self._reaching(keys - reach, "left")
 
-    def count(self, look: EdgeCounts) -> None:
-        """Count the pairs against the keys of a look, the lowest of which is not below `complete_from`, exactly."""
-        edges, (values, rows, columns, weights) = look.edges(), self._all
+    def count(self, tally: Tally) -> None:
+        """Count the pairs against some keys, the lowest of which is not below `complete_from`, exactly."""
+        edges, (values, rows, columns, weights) = tally.keys, self._all
         reach = self.error * (1 + 1e-9) + float(np.abs(edges[[0, -1]]).max()) * 2.0**-50
         above = values > edges[-1] + reach
         within = np.flatnonzero((values >= edges[0] - reach) & ~above)
@@ -117,8 +116,8 @@ class HighestPairs:
         inside[open_] = self._keys(rows[within[open_]], columns[within[open_]])
         each = 2 if self.walk.both else 1
         amount = np.broadcast_to(np.int64(each), values.shape) if weights is None else weights
-        look.negatives.add(inside, amount[within])
-        look.negatives.add(np.full(1, np.inf), amount[above].sum()[None])
+        tally.add(inside, amount[within])
+        tally.add(np.full(1, np.inf), amount[above].sum()[None])
 
     def _keys(self, rows: NDArray[np.int32], columns: NDArray[np.int32]) -> Floats:
         keys = np.empty(len(rows))

@@ -113,7 +113,7 @@ def decide(first: PooledCounts | CodeCounts) -> PooledDecisions:
         for keys, weights in first.walk.positives(look.exact):
             look.relevant(keys, weights)
         if look.edges()[0] >= first.highest.complete_from:
-            first.highest.count(look)
+            first.highest.count(look.negatives)
         else:
             first.walk.scan(look)
             search.walks += 1

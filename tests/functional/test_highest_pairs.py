@@ -61,7 +61,7 @@ def test_their_keys_are_counted_exactly(kind, similarity, error):
     edges = np.unique(np.concatenate([positives[::3], negatives[::7]]))
     edges = edges[edges >= highest.complete_from]
     look = EdgeCounts(PooledCounts(walk, PooledRequest(), 1000), edges, edges[:, None].repeat(2, axis=1))
-    highest.count(look)
+    highest.count(look.negatives)
     reached, tied = look.negatives.accepted()
     assert reached.tolist() == [(negatives >= key).sum() for key in edges]
     assert tied.tolist() == [(negatives == key).sum() for key in edges]
