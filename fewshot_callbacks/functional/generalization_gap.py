@@ -16,7 +16,10 @@ from fewshot_callbacks.functional.report import RetrievalReport
 
 @dataclass(frozen=True)
 class GeneralizationGap:
-    """Recall of training classes minus recall of validation classes. A gap above zero beyond its interval: overfitting."""
+    """Recall of training classes minus recall of validation classes. A gap above zero beyond its interval: overfitting.
+
+    Or the training classes are the easier ones: then an untrained network shows the gap as well.
+    """
 
     grouped: dict[int, Difference]
     """K -> Grouped Recall@K of training classes, of validation classes, and the interval of the difference"""
@@ -60,7 +63,7 @@ class GeneralizationGap:
         if math.isnan(grouped.interval.low):
             verdict = f"The gap of {grouped.value:+.3f} has no interval, so nothing is said of it"
         elif grouped.interval.low > 0:
-            verdict = f"The gap of {gap} is beyond its {level}: overfitting"
+            verdict = f"The gap of {gap} is beyond its {level}: overfitting, unless an untrained network shows it, too"
         elif grouped.interval.high < 0:
             verdict = f"The gap of {gap} is below zero, beyond its {level}: the validation classes are easier"
         else:
