@@ -189,6 +189,9 @@ def grouped_recall(
     )
     splits = label_groups(query_labels, group_size, seed, repeats)
     known = torch.isin(item_labels, query_labels)  # an item of another label is in no group
+    if not bool(known.any()):
+        first = splits[0, 0]
+        raise _without_match(0, int(torch.isin(query_labels, first).sum()), first)
     if not bool(known.all()):
         items, item_labels = items[known], item_labels[known]
         codes = {
@@ -251,14 +254,17 @@ class GroupedSearch:
             for number, members in enumerate(_members(group.cpu(), groups)):
                 matched = members[~found[0, members].isnan()]
                 if not len(matched):
-                    raise ValueError(
-                        f"grouped_recall: none of the {len(members)} queries of group {number} (labels "
-                        f"{split[number].tolist()}) has a match. Use a larger group_size than {group_size}, or drop the "
-                        "labels that have one item only."
-                    )
+                    raise _without_match(number, len(members), split[number])
                 means = [exact_mean(part) for part in found[:, matched]]
                 values[repeat, number] = torch.tensor(means, dtype=torch.float64)
         return _summary(values, ks, group_size, len(distinct) - groups * group_size, confidence)
+
+
+def _without_match(number: int, queries: int, labels: Int[Tensor, "group_size"]) -> ValueError:
+    return ValueError(
+        f"grouped_recall: none of the {queries} queries of group {number} (labels {labels.tolist()}) has a match. Use a "
+        f"larger group_size than {len(labels)}, or drop the labels that have one item only."
+    )
 
 
 def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "members"]]:

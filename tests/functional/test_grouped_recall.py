@@ -91,6 +91,13 @@ def test_equals_loops_over_groups(drawn):
             assert result.intervals[k] == pytest.approx(interval, abs=1e-12)
 
 
+def test_a_gallery_of_other_labels_alone_is_refused():
+    with pytest.raises(ValueError, match=r"none of the 4 queries of group 0 \(labels \[\d, \d\]\) has a match"):
+        grouped_recall(
+            torch.randn(8, 3), torch.arange(4).repeat(2), torch.randn(2, 3), torch.tensor([7, 8]), group_size=2, k=1
+        )
+
+
 def made(classes=40, per_class=6, dim=16, noise=1.5, seed=0):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(classes).repeat_interleave(per_class)
