@@ -282,6 +282,7 @@ class RankingPass:
             tiles.dim,
             relevant,
             threads=self.threads,
+            whole_tiles=tiles.compiled is None,
         )
         # one tile serves both of its items, where nobody is excluded by a code; of ranks, where all counters are held
         self.turns = self.same_set and not candidates.across_classes

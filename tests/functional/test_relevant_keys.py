@@ -84,3 +84,10 @@ def test_many_relevant_items_leave_room_for_many_queries(threads):
     assert layout.block >= 1000
     assert layout.columns >= 4 * layout.rows or threads == 16
     assert layout.bytes <= 512 * 10**6
+
+
+@pytest.mark.parametrize("memory_mb", [64, 512])
+@pytest.mark.parametrize("relevant", [50, 6000])
+def test_whole_tiles_fit_the_budget_too(memory_mb, relevant):
+    layout = choose_layout(memory_mb * 10**6, 60_000, 60_000, 512, relevant, whole_tiles=True)
+    assert 48 * layout.rows * layout.columns <= memory_mb * 10**6 / 4
