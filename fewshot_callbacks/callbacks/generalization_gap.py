@@ -194,51 +194,22 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             )
         return since >= wait
 
-    def on_validation_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Expect embeddings."""
-        if self._is_due:
-            super().on_validation_batch_start(trainer, pl_module, batch, batch_idx, dataloader_idx)
+    # ----------------------------------------------------------------------------------------------------------- collecting
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Take in the embeddings of this batch; see once that training batches will be embedded in the same way."""
-        if not self._is_due or dataloader_idx != self._loader_index(trainer):
+    def _read(self, trainer: Trainer, outputs: Any, batch: Any, loader: int, step: str) -> None:
+        """Take in the embeddings of a batch; see once that training batches will be embedded in the same way."""
+        if step != "validation_step" or not self._is_due or loader != self._loader_index(trainer):
             self._reader.dismiss()
             return
         self._latest: Tensor | None = None
-        super().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        super()._read(trainer, outputs, batch, loader, step)
         if not self._checked and self._latest is not None:
             try:
-                self.embed.check(trainer, pl_module, batch, self._latest, self._settings.similarity)
+                self.embed.check(trainer, trainer.lightning_module, batch, self._latest, self._settings.similarity)
                 self._checked = True
             except Exception as error:  # a metric must not end a training
-                self._failed[dataloader_idx] = error
+                self._failed[loader] = error
         self._latest = None
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure, before checkpoints and early stopping look."""
-        if self._is_due:
-            super().on_validation_epoch_end(trainer, pl_module)
-
-    def on_test_batch_start(self, *_: Any, **__: Any) -> None:
-        """A test is not compared with anything."""
-
-    def on_test_batch_end(self, *_: Any, **__: Any) -> None:
-        """See `on_test_batch_start`."""
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See `on_test_batch_start`."""
-
-    # ----------------------------------------------------------------------------------------------------------- collecting
 
     def _collect(
         self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any
@@ -285,6 +256,8 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     # ------------------------------------------------------------------------------------------------------------ measuring
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
+        if stage != "val" or not self._is_due:  # a test is not compared with anything
+            return
         started = time.monotonic()
         failures = [failed[loader] for loader in sorted(failed)]
         outcome = failures[0] if failures else self._gap(trainer, pl_module)

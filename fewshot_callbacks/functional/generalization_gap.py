@@ -75,9 +75,7 @@ class GeneralizationGap:
         )
 
 
-def generalization_gap(
-    training: RetrievalReport, validation: RetrievalReport, confidence: float = 0.95
-) -> GeneralizationGap:
+def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -> GeneralizationGap:
     """The gap between two reports, of training and of validation classes.
 
     Both sets should hold about as many items of a class: recall rises with these.
@@ -85,7 +83,6 @@ def generalization_gap(
     Args:
         training: of items of training classes, embedded as in an evaluation.
         validation: of classes that the model has not seen.
-        confidence: that of the reports' intervals.
 
     Returns:
         Differences for each K that both reports have; the sets are independent: z sqrt(s1^2/n1 + s2^2/n2).
@@ -131,5 +128,5 @@ def generalization_gap(
         group_size=training.grouped.group_size,
         classes=(training.classes, validation.classes),
         items_per_class=(training.gallery / training.classes, validation.gallery / validation.classes),
-        confidence=confidence,
+        confidence=training.grouped.confidence,
     )
