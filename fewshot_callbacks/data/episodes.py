@@ -7,11 +7,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler
 
-from fewshot_callbacks.functional.episodes import ClassNames, EpisodeList, sample_episodes
+from fewshot_callbacks.functional.episodes import ClassNames, EpisodeList, check_episode_sizes, sample_episodes
 
 
 class EpisodicBatchSampler(BatchSampler):
     """Batches of `ways` classes with `shots` + `queries` images each, class by class, each class's support first.
+
+    A batch is one episode, or `episodes_per_batch` of them one after the other; a last batch of fewer is left out.
 
     While training (`fixed=False`) each epoch has a fresh list of episodes, a function of (seed, epoch) alone. For
     evaluation (`fixed=True`) every epoch has the same list, `episode_list`, whose `hash` can be logged. Neither depends
@@ -35,6 +37,7 @@ class EpisodicBatchSampler(BatchSampler):
         episodes: Episodes in an epoch, over all processes.
         seed: Of the list. Training lists of different seeds have nothing in common.
         fixed: True for the same list at every epoch.
+        episodes_per_batch: Episodes in a batch. `episodes` counts episodes, not batches.
         class_names: Names for the error messages, by label.
         epoch: The first epoch; only a training sampler that starts in the middle of a run needs it.
         sampler: Ignored; see above.
@@ -43,7 +46,7 @@ class EpisodicBatchSampler(BatchSampler):
 
     Raises:
         ValueError: See `fewshot_callbacks.functional.episodes.sample_episodes`; or fewer training episodes than
-            processes.
+            processes need for a batch each.
 
     Example:
         >>> import torch
@@ -68,6 +71,7 @@ class EpisodicBatchSampler(BatchSampler):
         episodes: int,
         seed: int = 0,
         fixed: bool = False,
+        episodes_per_batch: int = 1,
         class_names: ClassNames | None = None,
         epoch: int = 0,
         sampler: Sampler[int] | Iterable[int] | None = None,
@@ -80,7 +84,13 @@ class EpisodicBatchSampler(BatchSampler):
         self.queries = queries
         self.episodes = episodes
         self.seed = seed
+        check_episode_sizes(episodes_per_batch=episodes_per_batch)
+        if episodes < episodes_per_batch:
+            raise ValueError(
+                f"{episodes} episodes do not make a batch of {episodes_per_batch}. Use episodes >= {episodes_per_batch}."
+            )
         self.fixed = fixed
+        self.episodes_per_batch = episodes_per_batch
         self.class_names = class_names
         self.epoch = epoch
         self.batch_size = batch_size
@@ -143,11 +153,12 @@ class EpisodicBatchSampler(BatchSampler):
         # A generator, for a DataLoader with workers makes one iterator in vain, which must not count.
         indices = self.episode_list.indices[self._share()]  # (episodes of this rank, ways, shots + queries)
         self.epoch += 1
-        for episode in indices.flatten(1):
-            yield episode.tolist()
+        together = self.episodes_per_batch
+        for batch in range(len(indices) // together):
+            yield indices[batch * together : (batch + 1) * together].flatten().tolist()
 
     def __len__(self) -> int:
-        return len(range(self.episodes)[self._share()])
+        return len(range(self.episodes)[self._share()]) // self.episodes_per_batch
 
     def _share(self) -> slice:
         """Which episodes of the list this process takes."""
@@ -155,10 +166,12 @@ class EpisodicBatchSampler(BatchSampler):
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
         if self.fixed:
             return slice(rank, None, world_size)
-        if self.episodes < world_size:
+        needed = world_size * self.episodes_per_batch
+        if self.episodes < needed:
+            each = "one" if self.episodes_per_batch == 1 else f"a batch of {self.episodes_per_batch}"
             raise ValueError(
-                f"{self.episodes} episodes per epoch leave some of the {world_size} processes without one. Use "
-                f"episodes >= {world_size}."
+                f"{self.episodes} episodes per epoch leave some of the {world_size} processes without {each}. Use "
+                f"episodes >= {needed}."
             )
         return slice(rank, self.episodes // world_size * world_size, world_size)
 

@@ -8,6 +8,7 @@ from fewshot_callbacks.functional.episodes import (
     EpisodeList,
     sample_episodes,
     split_episode,
+    split_episodes,
     summarize_accuracies,
 )
 from fewshot_callbacks.functional.generalization_gap import GeneralizationGap, generalization_gap
@@ -46,5 +47,6 @@ __all__ = [
     "plan_evaluation",
     "sample_episodes",
     "split_episode",
+    "split_episodes",
     "summarize_accuracies",
 ]

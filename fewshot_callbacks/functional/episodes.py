@@ -276,6 +276,62 @@ def split_episode(
     return grouped[:, :shots], grouped[:, shots:]
 
 
+def split_episodes(
+    embeddings: Float[Tensor, "rows dim"], labels: Tensor, *, shots: int, episodes: int
+) -> tuple[Float[Tensor, "episodes ways shots dim"], Float[Tensor, "episodes ways queries dim"]]:
+    """Cut a batch of several episodes into support and queries, all at once.
+
+    Args:
+        embeddings: (rows, dim), any floating type; gradients flow through. Episode after episode, each of as many rows.
+        labels: (rows,), any integers; in each episode each class equally often. Episodes may share classes.
+        shots: Support rows of each class.
+        episodes: How many.
+
+    Returns:
+        support (episodes, ways, shots, dim) and query (episodes, ways, queries, dim), each episode as `split_episode` cuts
+        it.
+
+    Raises:
+        ValueError: When `split_episode` does for one of them (it says for which); or the episodes are not of the same
+            sizes.
+
+    Example:
+        >>> embeddings = torch.arange(8.0)[:, None]
+        >>> labels = torch.tensor([9, 4, 9, 4, 1, 1, 4, 4])
+        >>> support, query = split_episodes(embeddings, labels, shots=1, episodes=2)
+        >>> support.flatten(1).tolist(), query.flatten(1).tolist()
+        ([[1.0, 0.0], [4.0, 6.0]], [[3.0, 2.0], [5.0, 7.0]])
+    """
+    check_episode_sizes(shots=shots, episodes=episodes)
+    rows = len(embeddings)
+    if rows % episodes or labels.ndim != 1 or len(labels) != rows:
+        raise ValueError(
+            f"{rows} embeddings with labels of shape {tuple(labels.shape)} are no batch of {episodes} episodes of the same "
+            "size. Pass as many rows for each episode, and one label per row."
+        )
+    blocks = labels.reshape(episodes, -1)
+    first_support, first_query = split_episode(embeddings[: rows // episodes], blocks[0], shots=shots)
+    if episodes == 1:
+        return first_support[None], first_query[None]
+    ways, size = len(first_support), shots + first_query.shape[1]
+    grouped, order = blocks.sort(dim=1, stable=True)  # (episodes, rows of one)
+    classes = grouped.reshape(episodes, ways, size)
+    mixed = (classes != classes[:, :, :1]).any(dim=2).any(dim=1) | (classes[:, 1:, 0] == classes[:, :-1, 0]).any(dim=1)
+    if bool(mixed.any()):
+        number = int(mixed.long().argmax())
+        try:
+            split_episode(embeddings[: rows // episodes], blocks[number], shots=shots)
+        except ValueError as error:
+            raise ValueError(f"Episode {number} of the {episodes} of the batch: {error}") from error
+        raise ValueError(
+            f"Episode {number} of the {episodes} of the batch has {len(blocks[number].unique())} classes, the first has "
+            f"{ways}. Pass episodes of the same sizes, as an EpisodicBatchSampler draws them."
+        )
+    order = order + torch.arange(0, rows, rows // episodes, device=order.device)[:, None]
+    of_classes = embeddings[order.flatten()].reshape(episodes, ways, size, -1)
+    return of_classes[:, :, :shots], of_classes[:, :, shots:]
+
+
 @dataclass(frozen=True)
 class EpisodeAccuracy:
     """The mean accuracy over a list of episodes, with its spread.

@@ -1,19 +1,36 @@
 """Prototypical networks: the LightningModule, its heads and its backbones."""
 
 from fewshot_callbacks.protonet.backbones import Conv4, make_backbone, resnet18
+from fewshot_callbacks.protonet.classifiers import ClassVectors, SupportClassifier
 from fewshot_callbacks.protonet.evaluation import EpisodeProtocol, evaluate_episodes
-from fewshot_callbacks.protonet.heads import DistanceRatioHead, SoftmaxHead, make_head, prototypes
+from fewshot_callbacks.protonet.heads import (
+    Distance,
+    DistanceHead,
+    DistanceRatioHead,
+    SoftmaxHead,
+    make_head,
+    prototypes,
+    squared_distances,
+)
 from fewshot_callbacks.protonet.module import ProtoNet
+from fewshot_callbacks.protonet.representations import Representation, class_logits
 
 __all__ = [
+    "ClassVectors",
     "Conv4",
+    "Distance",
+    "DistanceHead",
     "DistanceRatioHead",
     "EpisodeProtocol",
     "ProtoNet",
+    "Representation",
     "SoftmaxHead",
+    "SupportClassifier",
+    "class_logits",
     "evaluate_episodes",
     "make_backbone",
     "make_head",
     "prototypes",
     "resnet18",
+    "squared_distances",
 ]

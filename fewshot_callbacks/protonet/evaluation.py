@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fewshot_callbacks.functional._checks import check_embeddings, check_labels
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy, EpisodeList, summarize_accuracies
-from fewshot_callbacks.protonet.heads import prototypes
+from fewshot_callbacks.protonet.representations import Representation, class_logits
 
 NUMBERS_AT_ONCE = 2**22
 """Embedding components that `evaluate_episodes` scores in one piece: 16 MiB in float32, however many episodes."""
@@ -82,6 +82,7 @@ def evaluate_episodes(
     head: nn.Module,
     episode_list: EpisodeList,
     *,
+    representation: Representation = "mean",
     device: torch.device | None = None,
 ) -> EpisodeAccuracy:
     """Few-shot accuracy of stored embeddings over a list of episodes.
@@ -92,9 +93,10 @@ def evaluate_episodes(
     Args:
         embeddings: one row per image, finite, any floating dtype.
         labels: the class of each image.
-        head: maps (episodes, query, dim) queries and (episodes, way, dim) prototypes to logits (episodes, query, way).
+        head: maps (episodes, query, dim) queries and (episodes, point, dim) points to logits (episodes, query, point).
             It is called as it is: put a head that has a training mode of its own into evaluation mode first.
         episode_list: rows of support and query images, from `sample_episodes` on these labels.
+        representation: what represents a class: the `mean` of its support, or its support point `nearest` to the query.
         device: where to score; by default where the embeddings are. The head must be there. Only slices of bounded
             size are moved.
 
@@ -131,7 +133,7 @@ def evaluate_episodes(
             indices = episode_list.indices[start : start + piece]  # (piece, ways, shots + queries)
             images = embeddings[indices.to(embeddings.device)].to(device)  # (piece, ways, shots + queries, dim)
             support, query = images[:, :, : episode_list.shots], images[:, :, episode_list.shots :]
-            logits = head(query.flatten(1, 2), prototypes(support))  # (piece, ways * queries, ways)
+            logits = class_logits(head, query.flatten(1, 2), support, representation)  # (piece, ways * queries, ways)
             accuracies.append(query_hits(logits, targets).cpu().double().mean(dim=-1))
     return summarize_accuracies(torch.cat(accuracies), episode_list)
 

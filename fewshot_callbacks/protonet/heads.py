@@ -1,20 +1,29 @@
-"""Heads: from the distances between queries and prototypes to the logits of the classes."""
+"""Heads: from the distances between queries and what represents the classes to the logits of the classes."""
 
 import math
+from abc import abstractmethod
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+Distance = Literal["euclidean", "unit_euclidean", "angular"]
+"""How far apart two embeddings are: as they are, or on the unit sphere by the chord or by the arc."""
+
 EPSILON = 1e-10
 """Added to the squared distance under the logarithm of the distance-ratio head, so that distance 0 stays finite."""
 
 
-def prototypes(support: Float[Tensor, "*episodes way shot dim"]) -> Float[Tensor, "*episodes way dim"]:
+def prototypes(
+    support: Float[Tensor, "*episodes way shot dim"], *, on_sphere: bool = False
+) -> Float[Tensor, "*episodes way dim"]:
     """Represent each class by the mean of its support embeddings (Snell et al., 2017, equation 1).
 
     Args:
         support: Support embeddings, one row of shots per class, after any number of leading episode dimensions.
+        on_sphere: Take the mean of the directions, each embedding scaled to length 1, for a head on the unit sphere (which
+            scales the mean to length 1 in its turn).
 
     Returns:
         One prototype per class, in at least float32: half precision would round the mean of nearby embeddings away.
@@ -36,43 +45,158 @@ def prototypes(support: Float[Tensor, "*episodes way shot dim"]) -> Float[Tensor
             f"A prototype is the mean of at least one support embedding; support of shape {tuple(support.shape)} has "
             "0 shots. Give (..., way, shot, dim) with shot >= 1."
         )
-    return support.mean(dim=-2, dtype=_at_least_float32(support))
+    points = on_unit_sphere(support) if on_sphere else support
+    return points.mean(dim=-2, dtype=_at_least_float32(support))
 
 
 def squared_distances(
-    query: Float[Tensor, "*episodes query dim"], prototypes: Float[Tensor, "*episodes way dim"]
-) -> Float[Tensor, "*episodes query way"]:
-    """Squared Euclidean distance of each query to each prototype.
+    query: Float[Tensor, "*episodes query dim"],
+    points: Float[Tensor, "*episodes point dim"],
+    distance: Distance = "euclidean",
+) -> Float[Tensor, "*episodes query point"]:
+    """Squared distance of each query to each point that represents a class.
 
-    Summed from the differences of the coordinates. The shorter road over a matrix product (`|q|^2 + |p|^2 - 2 qp`)
-    cancels when the embeddings share a large offset, and can even turn negative; this one does not. Autocast is off
-    inside, so the distances of half-precision embeddings are float32.
+    Euclidean distances are summed from the differences of the coordinates. The shorter road over a matrix product
+    (`|q|^2 + |p|^2 - 2 qp`) cancels when the embeddings share a large offset, and can even turn negative; this one does
+    not. Angles come from the chord and the chord to the opposite point, `2 atan2(|q - p|, |q + p|)`, which stays exact
+    where the arc cosine loses all digits, near 0. Autocast is off inside, so the distances of half-precision
+    embeddings are float32.
 
     Args:
         query: Query embeddings.
-        prototypes: One representative per class, with the same leading episode dimensions as `query`.
+        points: What represents the classes, with the same leading episode dimensions as `query`.
+        distance: `"euclidean"`; `"unit_euclidean"`: the chord between both, scaled to length 1, in [0, 2]; `"angular"`:
+            the arc between these, in [0, pi]. An embedding of length 0 has no direction: it stays at the origin,
+            at chord 1 and angle pi / 2 from every point, and gets no gradient.
 
     Returns:
-        Distances in [0, inf), in at least float32; float64 stays float64. Without queries or classes, an empty tensor.
+        Squared distances in [0, inf), in at least float32; float64 stays float64. Without queries or points, an empty
+        tensor.
+
+    Raises:
+        ValueError: If there is no such distance.
 
     Examples:
         >>> import torch
-        >>> squared_distances(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
-        tensor([[ 0., 25.]])
+        >>> query, points = torch.tensor([[0.0, 2.0]]), torch.tensor([[0.0, 1.0], [3.0, 0.0]])
+        >>> squared_distances(query, points)
+        tensor([[ 1., 13.]])
+        >>> squared_distances(query, points, "unit_euclidean").sqrt()
+        tensor([[0.0000, 1.4142]])
+        >>> squared_distances(query, points, "angular").sqrt()  # 0 and a right angle
+        tensor([[0.0000, 1.5708]])
     """
-    dtype = torch.promote_types(_at_least_float32(query), _at_least_float32(prototypes))
+    check_distance(distance, "squared_distances")
+    dtype = torch.promote_types(_at_least_float32(query), _at_least_float32(points))
     with torch.autocast(query.device.type, enabled=False):
-        distances = torch.cdist(
-            query.to(dtype), prototypes.to(dtype), compute_mode="donot_use_mm_for_euclid_dist"
-        )  # (*episodes, query, way)
-        return distances.square()
+        query, points = query.to(dtype), points.to(dtype)
+        if distance == "euclidean":
+            return _chords(query, points).square()
+        query, points = on_unit_sphere(query), on_unit_sphere(points)
+        chords = _chords(query, points)
+        if distance == "unit_euclidean":
+            return chords.square()
+        return (2 * torch.atan2(chords, _chords(query, -points))).square()
 
 
-class SoftmaxHead(nn.Module):
+def _chords(query: Tensor, points: Tensor) -> Tensor:
+    return torch.cdist(query, points, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*shape dim"]:
+    """Scale each embedding to length 1; one of length 0 stays where it is, without a gradient.
+
+    Args:
+        embeddings: Any number of them.
+
+    Returns:
+        The same shape, in at least float32.
+
+    Examples:
+        >>> import torch
+        >>> on_unit_sphere(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    embeddings = embeddings.to(_at_least_float32(embeddings))
+    lengths = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)  # (*shape, 1)
+    return torch.where(lengths > 0, embeddings, 0.0) / torch.where(lengths > 0, lengths, 1.0)
+
+
+def check_distance(distance: str, owner: str) -> None:
+    """Refuse a distance that there is not.
+
+    Args:
+        distance: Its name.
+        owner: Who was given it, for the message.
+
+    Raises:
+        ValueError: It is none of `Distance`.
+    """
+    if distance not in get_args(Distance):
+        raise ValueError(
+            f"{owner}: there is no distance={distance!r}. Choose 'euclidean', or on the unit sphere 'unit_euclidean' "
+            "or 'angular'."
+        )
+
+
+class DistanceHead(nn.Module):
+    """Base of the heads: logits that fall with the distance of a query to what represents a class.
+
+    What represents the classes is the caller's: prototypes, single support points, or learned vectors.
+
+    Args:
+        distance: See `squared_distances`.
+    """
+
+    def __init__(self, distance: Distance = "euclidean") -> None:
+        super().__init__()
+        check_distance(distance, type(self).__name__)
+        self.distance: Distance = distance
+
+    @property
+    def on_sphere(self) -> bool:
+        """Whether only the directions of embeddings count."""
+        return self.distance != "euclidean"
+
+    @abstractmethod
+    def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Logits of squared distances.
+
+        Args:
+            squared: Squared distances, in at least float32.
+
+        Returns:
+            One logit for each, larger is closer.
+        """
+
+    def forward(
+        self, query: Float[Tensor, "*episodes query dim"], points: Float[Tensor, "*episodes point dim"]
+    ) -> Float[Tensor, "*episodes query point"]:
+        """Score each query against each point.
+
+        Args:
+            query: Query embeddings.
+            points: What represents the classes, with the same leading episode dimensions as `query`.
+
+        Returns:
+            Logits, larger is closer, in at least float32 also under autocast.
+        """
+        return self.logits(squared_distances(query, points, self.distance))
+
+    def extra_repr(self) -> str:
+        """The distance where it is not the usual one, for `print(model)`."""
+        return "" if self.distance == "euclidean" else f"distance={self.distance!r}"
+
+
+class SoftmaxHead(DistanceHead):
     """The head of prototypical networks: the logit of a class is minus the squared distance to its prototype.
 
     No parameters. The probabilities depend on the scale of the embeddings: doubling all of them multiplies the logits
     by 4.
+
+    Args:
+        distance: See `squared_distances`. With `"unit_euclidean"` this is the softmax over cosine similarities, times 2.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
@@ -86,30 +210,26 @@ class SoftmaxHead(nn.Module):
         tensor([[0.9526, 0.0474]])
     """
 
-    def forward(
-        self, query: Float[Tensor, "*episodes query dim"], prototypes: Float[Tensor, "*episodes way dim"]
-    ) -> Float[Tensor, "*episodes query way"]:
-        """Score each query against each prototype.
-
-        Args:
-            query: Query embeddings.
-            prototypes: One representative per class, with the same leading episode dimensions as `query`.
-
-        Returns:
-            Logits `-d^2` in (-inf, 0], larger is closer, in at least float32 also under autocast.
-        """
-        return -squared_distances(query, prototypes)
+    def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Logits `-d^2` in (-inf, 0]; see `DistanceHead.logits`."""
+        return -squared
 
 
-class DistanceRatioHead(nn.Module):
+class DistanceRatioHead(DistanceHead):
     """The distance-ratio head: `p(c) = d_c^-rho / sum_y d_y^-rho`, that is logits `-rho ln d_c`.
 
     Only ratios of distances count: scaling all embeddings changes no probability. At a prototype the confidence goes to
     1 for its class and to 0 for the others. `1e-10` is added to the squared distance, so values and gradients
-    stay finite at distance 0; the scale invariance holds for distances well above `1e-5`.
+    stay finite at distance 0. For tiny embeddings it shows: probabilities that scaling changes by less than 1e-6 need
+    all distances above `sqrt(rho) * 3.6e-3` (about 0.01 at the initial rho = 7.39); from there down they flatten, until
+    around 1e-5 all classes become equally likely.
+
+    Logits near -70 carry roundings of 4e-6 in float32, which probabilities inherit, whatever the scale; `probabilities`
+    of `fewshot_callbacks.protonet.classifiers` are made in float64 and do not.
 
     Args:
         log_rho: Where the learnable `ln rho` starts; the paper starts at 2.
+        distance: See `squared_distances`.
 
     Attributes:
         log_rho: The learnable scalar `ln rho`.
@@ -134,8 +254,8 @@ class DistanceRatioHead(nn.Module):
 
     log_rho: nn.Parameter
 
-    def __init__(self, log_rho: float = 2.0) -> None:
-        super().__init__()
+    def __init__(self, log_rho: float = 2.0, distance: Distance = "euclidean") -> None:
+        super().__init__(distance)
         if not math.isfinite(log_rho):
             raise ValueError(f"log_rho={log_rho} is not finite. Start ln rho at a finite number; the paper uses 2.0.")
         self.log_rho = nn.Parameter(torch.tensor(float(log_rho)))
@@ -145,51 +265,45 @@ class DistanceRatioHead(nn.Module):
         """The exponent of the distances, `exp(log_rho)`, in (0, inf) and in at least float32."""
         return self.log_rho.to(_at_least_float32(self.log_rho)).exp()
 
-    def forward(
-        self, query: Float[Tensor, "*episodes query dim"], prototypes: Float[Tensor, "*episodes way dim"]
-    ) -> Float[Tensor, "*episodes query way"]:
-        """Score each query against each prototype.
-
-        Args:
-            query: Query embeddings.
-            prototypes: One representative per class, with the same leading episode dimensions as `query`.
-
-        Returns:
-            Logits `-rho / 2 * ln(d^2 + 1e-10)`, larger is closer, at most `11.52 rho`, in at least float32 also
-            under autocast.
-        """
-        distances = squared_distances(query, prototypes)  # (*episodes, query, way)
-        return -0.5 * self.log_rho.to(distances.dtype).exp() * (distances + EPSILON).log()
+    def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Logits `-rho / 2 * ln(d^2 + 1e-10)`, at most `11.52 rho`; see `DistanceHead.logits`."""
+        return -0.5 * self.log_rho.to(squared.dtype).exp() * (squared + EPSILON).log()
 
     def extra_repr(self) -> str:
-        """The current exponent, for `print(model)`."""
-        return f"rho={self.rho.item():.4g}"
+        """The current exponent, and the distance where it is not the usual one, for `print(model)`."""
+        return ", ".join(filter(None, (f"rho={self.rho.item():.4g}", super().extra_repr())))
 
 
-def make_head(head: str | nn.Module) -> nn.Module:
+def make_head(head: str | nn.Module, distance: Distance = "euclidean") -> nn.Module:
     """Build a head from its name, or pass a module through.
 
     Args:
         head: `"softmax"` (`SoftmaxHead`), `"dr"` (`DistanceRatioHead`), or any module that maps
             `(query, prototypes)` of shapes (..., query, dim) and (..., way, dim) to logits (..., query, way),
             larger is closer.
+        distance: See `squared_distances`; for a head that is given by name. A module has its own.
 
     Returns:
         The head.
 
     Raises:
-        ValueError: If the name is unknown.
+        ValueError: If the name is unknown, or a distance is given together with a module.
 
     Examples:
         >>> make_head("dr")
         DistanceRatioHead(rho=7.389)
     """
     if isinstance(head, nn.Module):
+        if distance != "euclidean":
+            raise ValueError(
+                f"distance={distance!r} came with a head that is a module, {type(head).__name__}, which has its own. Give "
+                f"the distance to the head, as in DistanceRatioHead(distance={distance!r}), or name the head."
+            )
         return head
     if head == "softmax":
-        return SoftmaxHead()
+        return SoftmaxHead(distance)
     if head == "dr":
-        return DistanceRatioHead()
+        return DistanceRatioHead(distance=distance)
     raise ValueError(
         f"There is no head {head!r}. Choose 'softmax' or 'dr', or pass an nn.Module (query, prototypes) -> logits."
     )

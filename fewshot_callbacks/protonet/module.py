@@ -12,16 +12,18 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from fewshot_callbacks._trainer import dealt_items, evaluation_loaders
+from fewshot_callbacks._trainer import dealt_items, evaluating, evaluation_loaders
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeList,
     sample_episodes,
-    split_episode,
+    split_episodes,
     summarize_accuracies,
 )
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
+from fewshot_callbacks.protonet._divergence import ExponentWatch
 from fewshot_callbacks.protonet.backbones import make_backbone
+from fewshot_callbacks.protonet.classifiers import SupportClassifier
 from fewshot_callbacks.protonet.evaluation import (
     EpisodeProtocol,
     batch_norm_of_the_batch,
@@ -29,7 +31,8 @@ from fewshot_callbacks.protonet.evaluation import (
     evaluate_episodes,
     query_hits,
 )
-from fewshot_callbacks.protonet.heads import DistanceRatioHead, make_head, prototypes
+from fewshot_callbacks.protonet.heads import Distance, DistanceRatioHead, make_head
+from fewshot_callbacks.protonet.representations import Representation, check_representation, class_logits
 
 Stage = Literal["val", "test"]
 
@@ -43,11 +46,11 @@ UNKNOWN_EPISODES = "unknown"
 class ProtoNet(LightningModule):
     """A prototypical network: embed, average the support images of each class, compare the queries with the averages.
 
-    Each training batch `(images, labels)` is one episode, as an `EpisodicBatchSampler` draws it; its rows may come in
-    any order. An evaluation batch is by default a plain batch `(images, labels)`: every image is embedded once, in
-    evaluation mode, and at the end of the epoch a seeded list of episodes is drawn among the embeddings, which
-    gives exactly what forwarding each episode would give. It takes the images in the order of the data set, so that the
-    list is the same at every epoch; leave `shuffle` off.
+    Each training batch `(images, labels)` is one episode, as an `EpisodicBatchSampler` draws it, or `episodes_per_batch`
+    of them one after the other; the rows of an episode may come in any order. An evaluation batch is by default a plain
+    batch `(images, labels)`: every image is embedded once, in evaluation mode, and at the end of the epoch a seeded list of
+    episodes is drawn among the embeddings, which gives exactly what forwarding each episode would give. It takes the
+    images in the order of the data set, so that the list is the same at every epoch; leave `shuffle` off.
 
     Logged while training: `train/loss` (mean cross-entropy of the queries, in nats), `train/accuracy` in [0, 1] and,
     with the distance-ratio head, `train/rho`. Logged for each evaluation, as `val/...` or `test/...`, the same on every
@@ -65,6 +68,11 @@ class ProtoNet(LightningModule):
             prototypical networks, or a module `(query, prototypes) -> logits`; see `make_head`.
         in_channels: channels of the images, for a backbone given by name.
         shots: support images per class in a training episode, at least 1.
+        representation: what represents a class, in training and evaluation: the `mean` of its support, or its support point
+            `nearest` to the query, see `class_logits`.
+        distance: of a head given by name: `euclidean`, or on the unit sphere `unit_euclidean` or `angular`.
+        episodes_per_batch: episodes in a training batch, at least 1, all of the same sizes; the loss is the mean over all
+            queries. Batch norm sees them together.
         learning_rate: of Adam, positive.
         evaluation: the episodes that are drawn for validation and test; a mapping of the fields, as checkpoints hold
             it, will do.
@@ -80,7 +88,8 @@ class ProtoNet(LightningModule):
 
     Raises:
         ValueError: if a number is too small, a name is unknown, or `batch_statistics` is asked for where it has no
-            meaning: with `evaluation_batches="images"`, or with a backbone without batch norm.
+            meaning: with `evaluation_batches="images"`, or with a backbone without batch norm. In a training: if rho
+            becomes infinite or NaN; the message names the step and the last finite value.
 
     Note:
         A backbone or head that is passed as a module is not written into the hyperparameters of a checkpoint, only its
@@ -107,6 +116,9 @@ class ProtoNet(LightningModule):
         *,
         in_channels: int = 3,
         shots: int = 1,
+        representation: Representation = "mean",
+        distance: Distance = "euclidean",
+        episodes_per_batch: int = 1,
         learning_rate: float = 1e-3,
         evaluation: EpisodeProtocol | dict[str, int] = DEFAULT_PROTOCOL,
         batch_statistics: bool = False,
@@ -115,6 +127,9 @@ class ProtoNet(LightningModule):
         super().__init__()
         if shots < 1:
             raise ValueError(f"shots={shots}: a training episode needs a support image per class. Use shots >= 1.")
+        if episodes_per_batch < 1:
+            raise ValueError(f"episodes_per_batch={episodes_per_batch}: a batch holds an episode. Use 1 or more.")
+        check_representation(representation, "ProtoNet")
         if not 0 < learning_rate < math.inf:
             raise ValueError(f"learning_rate={learning_rate}: Adam needs a positive step. The papers use 1e-3.")
         if evaluation_batches not in ("images", "episodes"):
@@ -132,19 +147,22 @@ class ProtoNet(LightningModule):
         if "_instantiator" in self.hparams:  # LightningCLI hands over a module's configuration, which can be saved
             self.save_hyperparameters()
         self.backbone = make_backbone(backbone, in_channels)
-        self.head = make_head(head)
+        self.head = make_head(head, distance)
         if batch_statistics and not batch_norms(self.backbone):
             raise ValueError(
                 f"batch_statistics=True changes batch norm alone, and {type(self.backbone).__name__} has none. "
                 "Use batch_statistics=False."
             )
         self.shots = shots
+        self.representation: Representation = representation
+        self.episodes_per_batch = episodes_per_batch
         self.learning_rate = learning_rate
         self.batch_statistics = batch_statistics
         self.evaluation_batches = evaluation_batches
         self.evaluation_results = {}
         self._stores: list[EmbeddingStore] = []  # one per loader, while an evaluation runs
         self._warned: set[str] = set()
+        self._exponent_watch = ExponentWatch()
 
     def forward(self, images: Shaped[Tensor, "images *shape"]) -> Float[Tensor, "images dim"]:
         """Embed images.
@@ -167,21 +185,23 @@ class ProtoNet(LightningModule):
         return embeddings
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Loss of one episode.
+        """Loss of one episode, or of several.
 
         Args:
-            batch: images and labels: equally many images of each class, more than `shots`.
+            batch: images and labels: in each episode equally many images of each class, more than `shots`.
             batch_idx: not used.
 
         Returns:
-            `loss`, and for callbacks the detached `embeddings` and the `labels` of the whole episode.
+            `loss`, and for callbacks the detached `embeddings` and the `labels` of the whole batch.
 
         Raises:
-            ValueError: if the batch does not form an episode.
+            ValueError: if the batch does not form episodes, or rho is no longer a finite number.
         """
         images, labels = batch
+        if isinstance(self.head, DistanceRatioHead):
+            self._exponent_watch.see(self.global_step, self.head)
         embeddings = self(images)  # (images, dim)
-        loss, hits = self._score_episode(embeddings, labels, self.shots, "training")
+        loss, hits = self._score_episodes(embeddings, labels, self.shots, self.episodes_per_batch, "training")
         self.log_dict(
             {"train/loss": loss, "train/accuracy": hits.mean()}, prog_bar=True, sync_dist=True, batch_size=len(labels)
         )
@@ -258,20 +278,46 @@ class ProtoNet(LightningModule):
         """Adam over backbone and head, without a schedule."""
         return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
 
-    def _score_episode(self, embeddings: Tensor, labels: Tensor, shots: int, purpose: str) -> tuple[Tensor, Tensor]:
-        """Loss () and hits (way, query) of one episode."""
+    def support_classifier(
+        self, images: Shaped[Tensor, "images *shape"], labels: Shaped[Tensor, "images"]
+    ) -> SupportClassifier:
+        """Learn new classes from a few labelled images, for use after the training.
+
+        Args:
+            images: the support, on any device; embedded in evaluation mode.
+            labels: the class of each image; classes may have different numbers of images.
+
+        Returns:
+            A classifier of embeddings, with this model's head and representation:
+            `model.support_classifier(images, labels).predict(model(others))`.
+
+        Raises:
+            ValueError: if there is no image, or labels do not fit.
+        """
+        with evaluating(self):
+            embeddings = self(images.to(self.device))
+        return SupportClassifier(self.head, self.representation).fit(embeddings, labels)
+
+    def _score_episodes(
+        self, embeddings: Tensor, labels: Tensor, shots: int, episodes: int, purpose: str
+    ) -> tuple[Tensor, Tensor]:
+        """Loss () and hits (episodes, way, query) of the episodes of a batch."""
         try:
-            support, query = split_episode(embeddings, labels, shots=shots)  # (way, shot, dim), (way, query, dim)
+            support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
+            # (episodes, way, shot, dim), (episodes, way, query, dim)
         except ValueError as error:
+            what = "an episode" if episodes == 1 else f"{episodes} episodes"
+            several = "" if episodes == 1 else f" and episodes_per_batch={episodes}"
             raise ValueError(
-                f"A {purpose} batch of {len(labels)} images is not an episode of {shots} support images per class. "
-                f"{error} An EpisodicBatchSampler with shots={shots} as the loader's batch_sampler draws episodes."
+                f"A {purpose} batch of {len(labels)} images is not {what} of {shots} support images per class. "
+                f"{error} An EpisodicBatchSampler with shots={shots}{several} as the loader's batch_sampler draws episodes."
             ) from error
-        ways, queries = query.shape[:2]
-        logits: Tensor = self.head(query.flatten(0, 1), prototypes(support))  # (way * query, way)
+        ways, queries = query.shape[1:3]
+        logits = class_logits(self.head, query.flatten(1, 2), support, self.representation)
+        # (episodes, way * query, way)
         targets = torch.arange(ways, device=logits.device).repeat_interleave(queries)  # (way * query,)
-        loss = nn.functional.cross_entropy(logits, targets)
-        return loss, query_hits(logits.detach(), targets).reshape(ways, queries)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.repeat(episodes))
+        return loss, query_hits(logits.detach(), targets).reshape(episodes, ways, queries)
 
     def _evaluation_step(
         self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int
@@ -285,8 +331,8 @@ class ProtoNet(LightningModule):
         with batch_norm_of_the_batch(self.backbone) if self.batch_statistics else nullcontext():
             embeddings = self(images)
         wanted = self.evaluation
-        _, hits = self._score_episode(embeddings, labels, wanted.shots, "evaluation")
-        ways, queries = hits.shape
+        _, hits = self._score_episodes(embeddings, labels, wanted.shots, 1, "evaluation")
+        ways, queries = hits.shape[1:]
         if (ways, queries) != (wanted.ways, wanted.queries):
             raise ValueError(
                 f"An evaluation batch holds {ways} classes with {wanted.shots} + {queries} images; the protocol is "
@@ -329,7 +375,9 @@ class ProtoNet(LightningModule):
         if self.evaluation_batches == "images":
             embeddings, labels = store.gather(dataset_size=dealt_items(loader))
             episodes = sample_episodes(labels, **asdict(self.evaluation))
-            return evaluate_episodes(embeddings, labels, self.head, episodes, device=self.device)
+            return evaluate_episodes(
+                embeddings, labels, self.head, episodes, representation=self.representation, device=self.device
+            )
         accuracies, _ = store.gather()  # (episodes, 1)
         return self._summary_of(accuracies[:, 0], getattr(loader, "batch_sampler", None))
 

@@ -68,6 +68,18 @@ def test_wrong_settings_fail_in_the_constructor() -> None:
         EpisodicBatchSampler(LABELS, ways=2, shots=1, queries=15, episodes=5, class_names={3: "three"})
     with pytest.raises(ValueError, match=r"5-way episodes need 5 classes; the labels hold 4"):
         EpisodicBatchSampler(LABELS, ways=5, shots=1, queries=1, episodes=5)
+    with pytest.raises(ValueError, match=r"5 episodes do not make a batch of 6\. Use episodes >= 6"):
+        EpisodicBatchSampler(LABELS, ways=2, shots=1, queries=1, episodes=5, episodes_per_batch=6)
+    with pytest.raises(ValueError, match=r"episodes_per_batch is 0"):
+        EpisodicBatchSampler(LABELS, ways=2, shots=1, queries=1, episodes=5, episodes_per_batch=0)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_several_episodes_in_a_batch_are_those_of_the_list(fixed: bool) -> None:
+    sampler = EpisodicBatchSampler(LABELS, **SIZES, episodes=7, fixed=fixed, episodes_per_batch=3)
+    episodes = sampler.episode_list.indices.flatten(1)
+    assert len(sampler) == 2  # the seventh is left out
+    assert list(sampler) == [episodes[:3].flatten().tolist(), episodes[3:6].flatten().tolist()]
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
@@ -100,6 +112,9 @@ def test_training_needs_an_episode_for_each_rank(monkeypatch: pytest.MonkeyPatch
     pretend(monkeypatch, 0, 8)
     sampler = EpisodicBatchSampler(LABELS, **SIZES, episodes=7)
     with pytest.raises(ValueError, match=r"7 episodes per epoch leave some of the 8 processes without one. .* >= 8"):
+        len(sampler)
+    sampler = EpisodicBatchSampler(LABELS, **SIZES, episodes=12, episodes_per_batch=2)
+    with pytest.raises(ValueError, match=r"12 episodes .* of the 8 processes without a batch of 2. .* >= 16"):
         len(sampler)
 
 

@@ -15,6 +15,7 @@ from fewshot_callbacks.functional.episodes import (
     EpisodeList,
     sample_episodes,
     split_episode,
+    split_episodes,
     summarize_accuracies,
 )
 
@@ -240,3 +241,51 @@ def test_summary_refuses_what_it_cannot_summarise(values: list[float], words: st
     episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=2)
     with pytest.raises(ValueError, match=words):
         summarize_accuracies(torch.tensor(values), episodes)
+
+
+@given(
+    episodes=st.integers(1, 4),
+    ways=st.integers(1, 4),
+    shots=st.integers(1, 3),
+    queries=st.integers(1, 3),
+    seed=st.integers(0, 999),
+)
+@settings(max_examples=60, deadline=None)
+def test_several_episodes_are_cut_as_each_by_itself(
+    episodes: int, ways: int, shots: int, queries: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.stack(
+        [
+            (torch.randperm(9, generator=generator)[:ways] - 4).repeat(shots + queries)[
+                torch.randperm(ways * (shots + queries), generator=generator)
+            ]
+            for _ in range(episodes)
+        ]
+    )
+    embeddings = torch.randn(labels.numel(), 2, generator=generator)
+    support, query = split_episodes(embeddings, labels.flatten(), shots=shots, episodes=episodes)
+    for e, rows in enumerate(embeddings.chunk(episodes)):
+        one_support, one_query = split_episode(rows, labels[e], shots=shots)
+        assert support[e].equal(one_support)
+        assert query[e].equal(one_query)
+
+
+@pytest.mark.parametrize(
+    ("labels", "episodes", "message"),
+    [
+        (
+            [0, 0, 1, 1, 2, 2],
+            4,
+            r"6 embeddings with labels of shape \(6,\) are no batch of 4 episodes of the same size",
+        ),
+        ([0, 0, 1, 1, 2, 2, 2, 3], 2, r"Episode 1 of the 2 of the batch: .*class 2 has 3|Episode 1 .* class 3 has 1"),
+        ([0, 0, 1, 1, 5, 5, 5, 5], 2, r"Episode 1 of the 2 of the batch has 1 classes, the first has 2"),
+        ([0, 0, 0, 0, 5, 5, 6, 6], 2, r"Episode 1 of the 2 of the batch has 2 classes, the first has 1"),
+        ([0, 1, 0, 1, 1, 1, 1, 0], 2, r"Episode 1 of the 2 of the batch: .* class 0 has 1 and class 1 has 3"),
+        ([0, 1, 2, 3], 2, r"1-shot leaves no query"),
+    ],
+)
+def test_a_batch_that_is_not_several_episodes_is_refused(labels: list[int], episodes: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        split_episodes(torch.zeros(len(labels), 2), torch.tensor(labels), shots=1, episodes=episodes)

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -6,10 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fewshot_callbacks.protonet import DistanceRatioHead, SoftmaxHead, make_head, prototypes
-from fewshot_callbacks.protonet.heads import squared_distances
+from fewshot_callbacks.protonet import (
+    Distance,
+    DistanceHead,
+    DistanceRatioHead,
+    Representation,
+    SoftmaxHead,
+    SupportClassifier,
+    make_head,
+    prototypes,
+    squared_distances,
+)
+from fewshot_callbacks.protonet.heads import check_distance
 
 HEADS = [SoftmaxHead(), DistanceRatioHead()]
+DISTANCES: list[Distance] = ["euclidean", "unit_euclidean", "angular"]
 
 
 def query_at_distances(*distances: float) -> tuple[Tensor, Tensor]:
@@ -17,12 +29,25 @@ def query_at_distances(*distances: float) -> tuple[Tensor, Tensor]:
     return torch.zeros(1, len(distances)), torch.diag(torch.tensor(distances))
 
 
+def slow_distance(q: list[float], p: list[float], distance: Distance) -> float:
+    """Between two vectors, in float64."""
+    if distance == "euclidean":
+        return math.dist(q, p)
+    lengths = math.hypot(*q), math.hypot(*p)
+    if 0.0 in lengths:
+        return 1.0 if distance == "unit_euclidean" else math.pi / 2
+    cosine = math.fsum(a * b for a, b in zip(q, p, strict=True)) / math.prod(lengths)
+    chord = math.dist([a / lengths[0] for a in q], [b / lengths[1] for b in p])
+    return chord if distance == "unit_euclidean" else math.acos(min(max(cosine, -1.0), 1.0))
+
+
 def slow_logits(head: nn.Module, query: Tensor, points: Tensor) -> Tensor:
     """The definition, one pair at a time, in float64."""
+    assert isinstance(head, DistanceHead)
     out = torch.empty(len(query), len(points), dtype=torch.float64)
     for i, q in enumerate(query.tolist()):
         for c, p in enumerate(points.tolist()):
-            squared = math.fsum((a - b) ** 2 for a, b in zip(q, p, strict=True))
+            squared = slow_distance(q, p, head.distance) ** 2
             if isinstance(head, DistanceRatioHead):
                 out[i, c] = -math.exp(head.log_rho.item()) * math.log(math.sqrt(squared + 1e-10))
             else:
@@ -206,3 +231,142 @@ def test_heads_by_name() -> None:
 def test_log_rho_must_be_finite() -> None:
     with pytest.raises(ValueError, match="log_rho=inf is not finite"):
         DistanceRatioHead(math.inf)
+
+
+# ------------------------------------------------------------------------------------------------------- the unit sphere
+
+
+@pytest.mark.parametrize("make", [SoftmaxHead, lambda d: DistanceRatioHead(distance=d)], ids=["softmax", "dr"])
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_every_distance_equals_the_definition(make: Callable[[Distance], DistanceHead], distance: Distance) -> None:
+    query, points = torch.randn(7, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    query[0] = 0.0  # an embedding without a direction
+    head = make(distance)
+    torch.testing.assert_close(head(query, points).detach(), slow_logits(head, query, points), rtol=1e-10, atol=1e-10)
+
+
+def test_small_angles_keep_their_digits() -> None:
+    query, points = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1e-6], [-1.0, 1e-6]])
+    small, large = squared_distances(query, points, "angular")[0].sqrt().tolist()
+    assert small == pytest.approx(1e-6, rel=1e-5)  # the arc cosine of a float32 product gives 0
+    assert large == pytest.approx(math.pi, abs=1e-5)
+
+
+@pytest.mark.parametrize("distance", DISTANCES[1:])
+def test_only_directions_count_on_the_sphere(distance: Distance) -> None:
+    query, points = torch.randn(4, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
+    lengths = torch.tensor([[0.1], [1.0], [3.0], [700.0]], dtype=torch.float64)
+    torch.testing.assert_close(
+        squared_distances(lengths * query, 5 * points, distance), squared_distances(query, points, distance)
+    )
+
+
+@pytest.mark.parametrize(
+    "head", [SoftmaxHead(d) for d in DISTANCES] + [DistanceRatioHead(distance=d) for d in DISTANCES], ids=repr
+)
+@pytest.mark.parametrize("place", [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16 autocast"])
+def test_gradients_are_finite_where_points_meet(head: DistanceHead, place: list[float], kind: str) -> None:
+    dtype = torch.float64 if kind == "float64" else torch.float32
+    query = torch.tensor([place], dtype=dtype, requires_grad=True)
+    points = torch.tensor([place, [-x for x in place], [0.0, 2.0, 0.0]], dtype=dtype, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind.startswith("bfloat16")):
+        loss = nn.functional.cross_entropy(head(query @ torch.eye(3, dtype=dtype), points), torch.tensor([0]))
+    loss.backward()
+    assert loss.isfinite()
+    assert query.grad is not None
+    assert points.grad is not None
+    assert query.grad.isfinite().all()
+    assert points.grad.isfinite().all()
+    assert max(query.grad.abs().max(), points.grad.abs().max()) < 1e3  # and no blow-up at length 0
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_table_1_holds_on_any_line_of_points(distance: Distance) -> None:
+    head = SoftmaxHead(distance)
+    angle = torch.tensor([[0.0], [0.5], [-1.0]], dtype=torch.float64)
+    arc = torch.cat([angle.cos(), angle.sin()], dim=1)  # points on the circle, 0.5 and 1 from the first
+    expected = {
+        "euclidean": [2 * math.sin(0.25), 2 * math.sin(0.5)],
+        "unit_euclidean": [2 * math.sin(0.25), 2 * math.sin(0.5)],
+    }
+    wanted = torch.tensor(expected.get(distance, [0.5, 1.0]), dtype=torch.float64)
+    torch.testing.assert_close(-head(arc[:1], arc[1:])[0], wanted.square())
+
+
+@given(
+    scale=st.floats(min_value=1.0, max_value=1e3),
+    seed=st.integers(min_value=0, max_value=2**16),
+    shots=st.integers(min_value=1, max_value=3),
+    representation=st.sampled_from(["mean", "nearest"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+@settings(max_examples=60, deadline=None)
+def test_probabilities_of_the_distance_ratio_do_not_see_the_scale(
+    scale: float, seed: int, shots: int, representation: Representation, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    support = torch.randn(3 * shots, 4, generator=generator, dtype=torch.float64)
+    query = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    labels = torch.arange(3).repeat_interleave(shots)
+    head = DistanceRatioHead()
+    # Scaling float32 numbers rounds them, which is not the head's doing: powers of two scale without.
+    scale = scale if dtype == torch.float64 else 2.0 ** round(math.log2(scale))
+    query, support = query.to(dtype), support.to(dtype)
+    if torch.cdist(query, support).min() < 0.02:
+        return  # the 1e-10 under the square root shows there
+    one, other = (
+        SupportClassifier(head, representation).fit(s * support, labels).probabilities(s * query) for s in (1.0, scale)
+    )
+    assert one.dtype == dtype
+    torch.testing.assert_close(other, one, rtol=0.0, atol=1e-6)
+
+
+def test_the_scale_shows_below_the_documented_distance() -> None:
+    head = DistanceRatioHead()
+
+    def moved(distance: float) -> float:
+        """How much a thousandfold scale moves the probability of two points, one 1.3 times as far as the other."""
+        query, points = query_at_distances(distance, 1.3 * distance)
+        small, large = (head(s * query.double(), s * points.double()).softmax(-1)[0, 0] for s in (1.0, 1e3))
+        return (small - large).abs().item()
+
+    documented = 3.6e-3 * math.sqrt(head.rho.item())
+    assert moved(documented) < 1e-6
+    assert moved(documented / 10) > 1e-6
+    query, points = query_at_distances(1e-7, 1.3e-7)
+    torch.testing.assert_close(head(query, points).softmax(-1).detach(), torch.full((1, 2), 0.5), rtol=0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_limits_at_the_points_of_the_classes(distance: Distance, dtype: torch.dtype) -> None:
+    """Equations 7 and 8, approached along a line: the confidence in the class of the point rises to 1."""
+    points = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, -1.0]], dtype=torch.float64)
+    head = DistanceRatioHead(distance=distance)
+    for c in range(3):
+        before = 0.0
+        for step in (1.0, 0.5, 0.1, 0.01, 0.0):
+            query = (points[c : c + 1] + step * torch.tensor([[0.3, 0.2]], dtype=torch.float64)).to(dtype)
+            confidence = head(query, points.to(dtype)).softmax(-1)[0].detach()
+            assert float(confidence[c]) >= before - 1e-6
+            before = float(confidence[c])
+        torch.testing.assert_close(confidence.double(), torch.eye(3, dtype=torch.float64)[c], rtol=0.0, atol=1e-6)
+
+
+def test_an_unknown_distance_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"SoftmaxHead: there is no distance='cosine'\. Choose 'euclidean'"):
+        check_distance("cosine", "SoftmaxHead")
+
+
+def test_a_module_brings_its_own_distance() -> None:
+    assert repr(make_head("dr", "angular")) == "DistanceRatioHead(rho=7.389, distance='angular')"
+    with pytest.raises(
+        ValueError, match=r"distance='angular' came with a head that is a module, SoftmaxHead, which has"
+    ):
+        make_head(SoftmaxHead(), "angular")
+
+
+def test_prototypes_on_the_sphere_are_means_of_directions() -> None:
+    support = torch.tensor([[[10.0, 0.0], [0.0, 1.0]]])
+    torch.testing.assert_close(prototypes(support, on_sphere=True), torch.tensor([[0.5, 0.5]]))

@@ -21,6 +21,7 @@ from fewshot_callbacks.protonet import (
     evaluate_episodes,
     prototypes,
 )
+from fewshot_callbacks.protonet._divergence import ExponentWatch
 from fewshot_callbacks.protonet.evaluation import batch_norm_of_the_batch, query_hits
 
 pytestmark = [
@@ -132,6 +133,86 @@ def test_a_training_step_is_the_cross_entropy_of_the_queries() -> None:
     assert recorder.logged[0]["train/loss"].item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     assert recorder.logged[0]["train/accuracy"].item() == pytest.approx(sum(hits) / len(hits))
     assert recorder.logged[0]["train/rho"].item() == pytest.approx(math.exp(2.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("representation", ["mean", "nearest"])
+def test_several_episodes_in_a_batch_give_the_mean_of_their_losses(representation: Any) -> None:
+    data = dataset()
+    sampler = EpisodicBatchSampler(data.tensors[1], **SIZES, episodes=6, seed=5, fixed=True)
+    together = EpisodicBatchSampler(data.tensors[1], **SIZES, episodes=6, seed=5, fixed=True, episodes_per_batch=3)
+
+    def logged(batches: EpisodicBatchSampler, episodes: int, rate: float) -> list[dict[str, Tensor]]:
+        recorder = Recorder()
+        net = model(
+            backbone=nn.Sequential(nn.Flatten(), nn.Linear(16, 4)),
+            representation=representation,
+            episodes_per_batch=episodes,
+            learning_rate=rate,
+        )
+        for parameter in net.parameters():
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(4))
+        trainer(callbacks=[recorder]).fit(net, DataLoader(data, batch_sampler=batches))
+        return recorder.logged
+
+    singles, triples = logged(sampler, 1, 1e-12), logged(together, 3, 1e-12)  # too small a step to see
+    assert (len(singles), len(triples)) == (6, 2)
+    for metric in ("train/loss", "train/accuracy"):
+        means = [sum(float(one[metric]) for one in singles[i : i + 3]) / 3 for i in (0, 3)]
+        assert [float(three[metric]) for three in triples] == pytest.approx(means, rel=1e-5)
+
+
+@pytest.mark.parametrize("head", ["softmax", "dr"])
+@pytest.mark.parametrize("distance", ["euclidean", "unit_euclidean", "angular"])
+@pytest.mark.parametrize("representation", ["mean", "nearest"])
+def test_every_combination_of_head_distance_and_representation_trains_and_evaluates(
+    head: Any, distance: Any, representation: Any
+) -> None:
+    net = trained(model(head=head, distance=distance, representation=representation))
+    run = trainer()
+    run.test(net, images_loader(), verbose=False)
+    episodes = sample_episodes(dataset().tensors[1], ways=3, shots=2, queries=4, episodes=20, seed=5)
+    with torch.no_grad():
+        embeddings = net.eval()(dataset().tensors[0])
+    expected = evaluate_episodes(embeddings, dataset().tensors[1], net.head, episodes, representation=representation)
+    assert net.evaluation_results["test"] == expected
+
+
+@pytest.mark.parametrize(("value", "words"), [(90.0, "inf"), (math.nan, "nan"), (-math.inf, "0.0")])
+def test_an_exponent_that_is_no_number_stops_the_training(value: float, words: str) -> None:
+    class Diverge(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+            if trainer.global_step == 3:
+                pl_module.head.log_rho.data.fill_(value)  # type: ignore[operator,union-attr]
+
+    net = model(head="dr", learning_rate=1e-9)
+    with pytest.raises(
+        ValueError, match=rf"became {words} at step 3 .*last finite value was 7.389, at step 2\. .*lower the"
+    ):
+        trainer(callbacks=[Diverge()]).fit(net, episodes_loader(fixed=False))
+
+
+def test_on_an_accelerator_the_exponent_is_looked_at_now_and_then_and_the_step_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch, head = ExponentWatch(interval=4), DistanceRatioHead()
+    monkeypatch.setattr("fewshot_callbacks.protonet._divergence.ExponentWatch._waits", lambda self, head: True)
+    for step in range(2):
+        watch.see(step, head)
+    head.log_rho.data.fill_(99.0)
+    watch.see(2, head)
+    with pytest.raises(ValueError, match=r"became inf at step 2 .* at step 1"):
+        watch.see(3, head)
+
+
+def test_new_classes_are_learned_from_a_few_images() -> None:
+    net = trained(model())
+    images, labels = dataset(noise=0.05).tensors
+    net.train()
+    classifier = net.support_classifier(images[:8], labels[:8])
+    assert all(part.training for part in net.modules())
+    net.eval()
+    with torch.no_grad():
+        assert classifier.predict(net(images[8:])).eq(labels[8:]).all()
 
 
 def test_rho_is_logged_for_the_distance_ratio_head_alone() -> None:
@@ -503,6 +584,8 @@ def test_a_protocol_refuses_small_numbers(field: str, value: int) -> None:
     ("settings", "message"),
     [
         ({"shots": 0}, r"shots=0: .* Use shots >= 1"),
+        ({"episodes_per_batch": 0}, r"episodes_per_batch=0: a batch holds an episode"),
+        ({"head": SoftmaxHead(), "distance": "angular"}, r"distance='angular' came with a head that is a module"),
         ({"learning_rate": 0.0}, r"learning_rate=0.0: Adam needs a positive step"),
         ({"batch_statistics": True}, r"a batch is not an episode\. Use evaluation_batches='episodes'"),
         (

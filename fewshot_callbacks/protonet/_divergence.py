@@ -1,0 +1,61 @@
+"""Sees that the exponent of the distance-ratio head stays a number."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fewshot_callbacks.protonet.heads import DistanceRatioHead
+
+
+class ExponentWatch:
+    """Stops a training whose rho has become infinite or NaN.
+
+    On a CPU it looks at every step. An accelerator would have to be waited for at each look, so there it looks once in
+    `interval` steps, at all values since the last look: the step that it names is the right one.
+
+    Args:
+        interval: steps between two looks on an accelerator.
+    """
+
+    def __init__(self, interval: int = 50) -> None:
+        self.interval = interval
+        self._seen: list[tuple[int, Tensor]] = []
+        self._last: tuple[int, float] | None = None
+
+    def see(self, step: int, head: DistanceRatioHead) -> None:
+        """Take note of rho before a step.
+
+        Args:
+            step: its number.
+            head: whose exponent it is.
+
+        Raises:
+            ValueError: rho is no longer a finite number.
+        """
+        self._seen.append((step, head.log_rho.detach().clone()))
+        if not self._waits(head) or len(self._seen) >= self.interval:
+            self._look()
+
+    def _waits(self, head: DistanceRatioHead) -> bool:
+        """Whether a look would make the host wait for a device."""
+        return head.log_rho.device.type != "cpu"
+
+    def _look(self) -> None:
+        seen, self._seen = self._seen, []
+        log_rhos = torch.stack([log_rho for _, log_rho in seen]).float()  # (looks,)
+        rhos = log_rhos.exp().tolist()  # the one moment that waits for the device
+        for (step, log_rho), rho in zip(seen, rhos, strict=True):
+            if not (math.isfinite(rho) and log_rho.isfinite()):
+                before = (
+                    "it was never finite" if self._last is None else "its last finite value was {1:.4g}, at step {0}"
+                )
+                raise ValueError(
+                    f"rho of the distance-ratio head became {rho} at step {step} (ln rho = {float(log_rho):.4g}); "
+                    f"{before.format(*self._last or ())}. The training has diverged: lower the learning rate, clip "
+                    "gradients (Trainer(gradient_clip_val=1.0)), or look for images that are not finite. Checkpoints from "
+                    "before are whole."
+                )
+            self._last = step, rho

@@ -1,0 +1,210 @@
+"""Heads outside episodes: over learned class vectors, and over a support set that stays."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fewshot_callbacks.functional._checks import check_embeddings, check_labels
+from fewshot_callbacks.protonet.heads import DistanceHead, DistanceRatioHead, on_unit_sphere
+from fewshot_callbacks.protonet.representations import Representation, check_representation
+
+
+class ClassVectors(nn.Module):
+    """An ordinary classifier layer whose weights are points: one learned vector per class, scored by a head.
+
+    With `DistanceRatioHead(distance="angular")` or `"unit_euclidean"` it takes the place of a cosine-margin classifier
+    (NormFace, CosFace, ArcFace); its confidence is largest at the vector of a class, which theirs is not (appendix E of the
+    paper).
+
+    Args:
+        classes: How many, at least 1.
+        dim: Length of the embeddings, at least 1.
+        head: Maps (items, dim) embeddings and (classes, dim) vectors to logits; by default the distance-ratio head
+            with angular distances.
+
+    Attributes:
+        vectors: The learned vectors, (classes, dim), drawn from the standard normal distribution.
+        head: The head.
+
+    Raises:
+        ValueError: If there is no class or no dimension.
+
+    References:
+        Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", section 4 and appendix E.
+
+    Examples:
+        >>> import torch
+        >>> layer = ClassVectors(classes=10, dim=64)
+        >>> layer(torch.randn(5, 64)).shape  # logits for nn.functional.cross_entropy
+        torch.Size([5, 10])
+    """
+
+    vectors: nn.Parameter
+
+    def __init__(self, classes: int, dim: int, head: nn.Module | None = None) -> None:
+        super().__init__()
+        if classes < 1 or dim < 1:
+            raise ValueError(f"ClassVectors(classes={classes}, dim={dim}): both must be at least 1.")
+        self.vectors = nn.Parameter(torch.randn(classes, dim))
+        self.head = DistanceRatioHead(distance="angular") if head is None else head
+
+    def forward(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items classes"]:
+        """Logits of each class.
+
+        Args:
+            embeddings: One per item.
+
+        Returns:
+            Logits, larger is closer.
+        """
+        logits: Tensor = self.head(embeddings, self.vectors)
+        return logits
+
+    def probabilities(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items classes"]:
+        """Probability of each class.
+
+        Args:
+            embeddings: One per item.
+
+        Returns:
+            Numbers in [0, 1] that sum to 1; in at least float32, made in float64 where the device has it.
+        """
+        logits: Tensor = self.head(_exact(embeddings), _exact(self.vectors))
+        return _softmax(logits, embeddings)
+
+    def extra_repr(self) -> str:
+        """The sizes, for `print(model)`."""
+        return f"classes={self.vectors.shape[0]}, dim={self.vectors.shape[1]}"
+
+
+class SupportClassifier(nn.Module):
+    """A few-shot classifier: shown a few labelled embeddings, it names the class of others.
+
+    Args:
+        head: Maps (queries, dim) and (points, dim) to logits (queries, points), larger is closer.
+        representation: `"mean"`: a class is the mean of its support; `"nearest"`: its support point that is nearest to the
+            query.
+
+    Attributes:
+        classes: The labels of the support, sorted, (classes,); the columns of logits and probabilities. None before `fit`.
+
+    Raises:
+        ValueError: If there is no such representation.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks.protonet import DistanceRatioHead
+        >>> classifier = SupportClassifier(DistanceRatioHead())
+        >>> support, labels = torch.tensor([[0.0, 0.0], [0.0, 2.0], [9.0, 0.0]]), torch.tensor([7, 7, 3])
+        >>> classifier.fit(support, labels).predict(torch.tensor([[0.0, 1.5], [8.0, 1.0]]))
+        tensor([7, 3])
+    """
+
+    def __init__(self, head: nn.Module, representation: Representation = "mean") -> None:
+        super().__init__()
+        check_representation(representation, "SupportClassifier")
+        self.head = head
+        self.representation = representation
+        self.classes: Int[Tensor, "classes"] | None = None
+        self._points = torch.empty(0)  # (points, dim)
+        self._class_of_point = torch.empty(0, dtype=torch.int64)  # (points,): positions in `classes`
+
+    def fit(self, embeddings: Float[Tensor, "items dim"], labels: Int[Tensor, "items"]) -> SupportClassifier:
+        """Remember the support; what was remembered before is forgotten.
+
+        Args:
+            embeddings: One per labelled item, detached from any graph here.
+            labels: The class of each, any integers; classes may have different numbers of items.
+
+        Returns:
+            The classifier itself.
+
+        Raises:
+            ValueError: If there is no item, an embedding is not finite, or labels do not fit.
+        """
+        check_embeddings(embeddings, "embeddings", "SupportClassifier.fit")
+        labels = check_labels(labels, len(embeddings), "labels", "embeddings", "SupportClassifier.fit")
+        points = _exact(embeddings.detach())
+        self.classes, members = torch.unique(labels.to(points.device), return_inverse=True)
+        if self.representation == "mean":
+            points = on_unit_sphere(points) if isinstance(self.head, DistanceHead) and self.head.on_sphere else points
+            sums = points.new_zeros(len(self.classes), points.shape[1]).index_add_(0, members, points)
+            points = sums / members.bincount(minlength=len(self.classes))[:, None]
+            members = torch.arange(len(self.classes), device=points.device)
+        self._points, self._class_of_point = points, members
+        return self
+
+    @torch.no_grad()
+    def probabilities(self, embeddings: Float[Tensor, "queries dim"]) -> Float[Tensor, "queries classes"]:
+        """Probability of each class, in the order of `classes`.
+
+        Args:
+            embeddings: One per query.
+
+        Returns:
+            Numbers in [0, 1] that sum to 1; in at least float32, made in float64 where the device has it.
+
+        Raises:
+            ValueError: Before `fit`, or for embeddings of another length.
+        """
+        return _softmax(self(embeddings), embeddings)
+
+    @torch.no_grad()
+    def predict(self, embeddings: Float[Tensor, "queries dim"]) -> Int[Tensor, "queries"]:
+        """The label of the class with the largest logit; of several, the smallest label.
+
+        Args:
+            embeddings: One per query.
+
+        Returns:
+            Labels as they were given to `fit`.
+
+        Raises:
+            ValueError: Before `fit`, or for embeddings of another length.
+        """
+        best = self(embeddings).argmax(dim=-1)  # (queries,)
+        return self._seen_classes().to(best.device)[best]
+
+    def forward(self, embeddings: Float[Tensor, "queries dim"]) -> Float[Tensor, "queries classes"]:
+        """Logits of each class, in the order of `classes`.
+
+        Args:
+            embeddings: One per query.
+
+        Returns:
+            Logits, larger is closer.
+
+        Raises:
+            ValueError: Before `fit`, or for embeddings of another length.
+        """
+        classes = self._seen_classes()
+        if embeddings.shape[-1] != self._points.shape[1]:
+            raise ValueError(
+                f"The embeddings have {embeddings.shape[-1]} dimensions, those of the support {self._points.shape[1]}. "
+                "Embed both with the same model."
+            )
+        points = self._points.to(embeddings.device)
+        logits: Tensor = self.head(_exact(embeddings), points)  # (queries, points)
+        members = self._class_of_point.to(logits.device).expand_as(logits)
+        empty = logits.new_full((len(logits), len(classes)), -torch.inf)
+        return empty.scatter_reduce(1, members, logits, reduce="amax")  # (queries, classes)
+
+    def _seen_classes(self) -> Tensor:
+        if self.classes is None:
+            raise ValueError(
+                f"This {type(self).__name__} has not seen a support set, so it knows no class. Call "
+                "fit(support_embeddings, support_labels) first."
+            )
+        return self.classes
+
+
+def _exact(embeddings: Tensor) -> Tensor:
+    """In float64, where the device has it."""
+    return embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
+
+
+def _softmax(logits: Tensor, embeddings: Tensor) -> Tensor:
+    """Probabilities in the precision of the embeddings, at least float32."""
+    return logits.softmax(dim=-1).to(torch.promote_types(embeddings.dtype, torch.float32))

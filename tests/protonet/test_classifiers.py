@@ -1,0 +1,104 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fewshot_callbacks.protonet import (
+    ClassVectors,
+    DistanceRatioHead,
+    Representation,
+    SoftmaxHead,
+    SupportClassifier,
+    class_logits,
+)
+
+
+@given(
+    shots=st.integers(1, 3),
+    representation=st.sampled_from(["mean", "nearest"]),
+    distance=st.sampled_from(["euclidean", "unit_euclidean", "angular"]),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=40, deadline=None)
+def test_equals_the_logits_of_an_episode(shots: int, representation: Representation, distance: str, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    support = torch.randn(4, shots, 3, generator=generator, dtype=torch.float64)
+    query = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([-3, 0, 5, 2**40])
+    shuffled = torch.randperm(4 * shots, generator=generator)
+    head = DistanceRatioHead(distance=distance)  # type: ignore[arg-type]
+    classifier = SupportClassifier(head, representation)
+    classifier.fit(support.flatten(0, 1)[shuffled], labels.repeat_interleave(shots)[shuffled])
+    expected = class_logits(head, query, support, representation).detach()
+    torch.testing.assert_close(classifier(query).detach(), expected, rtol=1e-9, atol=1e-9)
+    assert classifier.classes is not None
+    assert classifier.classes.tolist() == labels.tolist()
+    assert classifier.predict(query).tolist() == labels[expected.argmax(1)].tolist()
+    torch.testing.assert_close(classifier.probabilities(query), expected.softmax(-1), rtol=1e-9, atol=1e-9)
+
+
+def test_classes_of_different_sizes() -> None:
+    classifier = SupportClassifier(SoftmaxHead()).fit(torch.tensor([[0.0], [2.0], [9.0]]), torch.tensor([1, 1, 0]))
+    torch.testing.assert_close(classifier(torch.tensor([[1.0]])), torch.tensor([[-64.0, 0.0]], dtype=torch.float64))
+    classifier = SupportClassifier(SoftmaxHead(), "nearest").fit(
+        torch.tensor([[0.0], [2.0], [9.0]]), torch.tensor([1, 1, 0])
+    )
+    torch.testing.assert_close(classifier(torch.tensor([[1.5]])), torch.tensor([[-56.25, -0.25]], dtype=torch.float64))
+
+
+def test_a_second_support_replaces_the_first() -> None:
+    classifier = SupportClassifier(SoftmaxHead()).fit(torch.zeros(2, 3), torch.tensor([0, 1]))
+    classifier.fit(torch.eye(2), torch.tensor([5, 6]))
+    assert classifier.predict(torch.tensor([[0.9, 0.0], [0.0, 0.8]])).tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("ask", ["forward", "probabilities", "predict"])
+def test_nothing_is_known_before_the_support(ask: str) -> None:
+    classifier = SupportClassifier(DistanceRatioHead())
+    with pytest.raises(ValueError, match=r"SupportClassifier has not seen a support set.*fit\(support_embeddings"):
+        getattr(classifier, ask)(torch.zeros(1, 2))
+
+
+def test_bad_supports_are_refused() -> None:
+    classifier = SupportClassifier(SoftmaxHead())
+    with pytest.raises(ValueError, match=r"SupportClassifier.fit: embeddings is empty"):
+        classifier.fit(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"SupportClassifier.fit.*not finite|SupportClassifier.fit: .*NaN"):
+        classifier.fit(torch.full((2, 2), torch.nan), torch.tensor([0, 1]))
+    classifier.fit(torch.zeros(2, 2), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="The embeddings have 3 dimensions, those of the support 2"):
+        classifier(torch.zeros(1, 3))
+
+
+def test_half_precision_embeddings_give_float32_probabilities() -> None:
+    classifier = SupportClassifier(DistanceRatioHead()).fit(torch.eye(2).bfloat16(), torch.tensor([0, 1]))
+    probabilities = classifier.probabilities(torch.eye(2).bfloat16())
+    assert probabilities.dtype == torch.float32
+    torch.testing.assert_close(probabilities, torch.eye(2))
+
+
+def test_class_vectors_learn_as_an_ordinary_classifier() -> None:
+    """Three directions, scattered: the layer alone learns them, and its confidence is largest at its own vectors."""
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(90) % 3
+    embeddings = 4 * torch.eye(3)[labels] + 0.3 * torch.randn(90, 3, generator=generator)
+    layer = ClassVectors(classes=3, dim=3)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.05)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(layer(embeddings), labels).backward()
+        optimizer.step()
+    assert layer(embeddings).argmax(1).eq(labels).all()
+    torch.testing.assert_close(layer.probabilities(layer.vectors), torch.eye(3), rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(
+        layer.probabilities(7 * embeddings), layer.probabilities(embeddings), rtol=0.0, atol=1e-6
+    )
+
+
+def test_class_vectors_take_any_head() -> None:
+    layer = ClassVectors(4, 2, SoftmaxHead("unit_euclidean"))
+    assert layer(torch.randn(3, 2)).shape == (3, 4)
+    assert repr(layer).startswith("ClassVectors(\n  classes=4, dim=2")
+    with pytest.raises(ValueError, match=r"ClassVectors\(classes=0, dim=2\): both must be at least 1"):
+        ClassVectors(0, 2)
