@@ -11,10 +11,17 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, GeneralizationGapMonitor, RetrievalMonitor
+    from fewshot_callbacks.callbacks import (
+        DiscriminantRatioMonitor,
+        GeneralizationGapMonitor,
+        RetrievalMonitor,
+        TrainingDynamicsMonitor,
+    )
     from fewshot_callbacks.data import EpisodicBatchSampler, GlyphDataModule, GlyphSet, ImageFolderDataModule
     from fewshot_callbacks.functional import (
+        DynamicsHistory,
         RetrievalReport,
+        compare_dynamics,
         compare_reports,
         discriminant_ratio,
         evaluate_multilabel,
@@ -22,15 +29,31 @@ if TYPE_CHECKING:
         generalization_gap,
         grouped_recall,
         plan_evaluation,
+        training_dynamics,
     )
     from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation
-    from fewshot_callbacks.protonet import Conv4, DistanceRatioHead, EpisodeProtocol, ProtoNet, SoftmaxHead
+    from fewshot_callbacks.protonet import (
+        ClassVectors,
+        Conv4,
+        DistanceRatioHead,
+        EpisodeProtocol,
+        ProtoNet,
+        SoftmaxHead,
+        SupportClassifier,
+    )
 
 _HOME = {
-    "callbacks": ("DiscriminantRatioMonitor", "GeneralizationGapMonitor", "RetrievalMonitor"),
+    "callbacks": (
+        "DiscriminantRatioMonitor",
+        "GeneralizationGapMonitor",
+        "RetrievalMonitor",
+        "TrainingDynamicsMonitor",
+    ),
     "data": ("EpisodicBatchSampler", "GlyphDataModule", "GlyphSet", "ImageFolderDataModule"),
     "functional": (
+        "DynamicsHistory",
         "RetrievalReport",
+        "compare_dynamics",
         "compare_reports",
         "discriminant_ratio",
         "evaluate_multilabel",
@@ -38,18 +61,29 @@ _HOME = {
         "generalization_gap",
         "grouped_recall",
         "plan_evaluation",
+        "training_dynamics",
     ),
     "metrics": ("DiscriminantRatio", "RetrievalEvaluation"),
-    "protonet": ("Conv4", "DistanceRatioHead", "EpisodeProtocol", "ProtoNet", "SoftmaxHead"),
+    "protonet": (
+        "ClassVectors",
+        "Conv4",
+        "DistanceRatioHead",
+        "EpisodeProtocol",
+        "ProtoNet",
+        "SoftmaxHead",
+        "SupportClassifier",
+    ),
 }
 _LAYER_OF = {name: layer for layer, names in _HOME.items() for name in names}
 
 __version__ = version("fewshot-callbacks")
 __all__ = [
+    "ClassVectors",
     "Conv4",
     "DiscriminantRatio",
     "DiscriminantRatioMonitor",
     "DistanceRatioHead",
+    "DynamicsHistory",
     "EpisodeProtocol",
     "EpisodicBatchSampler",
     "GeneralizationGapMonitor",
@@ -61,6 +95,9 @@ __all__ = [
     "RetrievalMonitor",
     "RetrievalReport",
     "SoftmaxHead",
+    "SupportClassifier",
+    "TrainingDynamicsMonitor",
+    "compare_dynamics",
     "compare_reports",
     "discriminant_ratio",
     "evaluate_multilabel",
@@ -68,6 +105,7 @@ __all__ = [
     "generalization_gap",
     "grouped_recall",
     "plan_evaluation",
+    "training_dynamics",
 ]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -50,22 +52,67 @@ def on_device(trainer: Trainer, batch: Any) -> Any:
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
+def updates_done(trainer: Trainer) -> int:
+    """Training batches so far, over all epochs, after which weights were updated; what Lightning counts for loggers."""
+    done: int = trainer.fit_loop.epoch_loop._batches_that_stepped
+    return done
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Afterwards the random states are what they were, also after an error, where `isolate_rng` alone would leave them."""
+    failure = None
+    with isolate_rng():
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+    if failure is not None:
+        raise failure
+
+
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """No gradients and all submodules in evaluation mode inside the block; then each in its own mode, as before.
 
-    The random states are what they were, too, also after an error, where `isolate_rng` alone would leave them.
+    The random states are what they were, too.
     """
-    modes, failure = [(part, part.training) for part in module.modules()], None
+    modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        with isolate_rng(), torch.no_grad():
-            try:
-                yield
-            except BaseException as error:
-                failure = error
+        with random_states_kept(), torch.no_grad():
+            yield
     finally:
         for part, training in modes:
             part.training = training
-    if failure is not None:
-        raise failure
+
+
+@contextmanager
+def rehearsing(module: nn.Module, seed: int) -> Iterator[None]:
+    """Forward passes as a training step makes them, that leave nothing behind.
+
+    Submodules stay in the modes that they are in, and no gradient is taken. Afterwards the buffers (running statistics)
+    and the random states are what they were, to the last bit. Inside, the random states start from `seed`: two blocks
+    with one seed draw the same dropout.
+    """
+    buffers = [
+        (part._buffers, name, buffer, _copy(buffer))
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+    ]
+    try:
+        with random_states_kept(), torch.no_grad():
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002 - the global state is what a module may draw from
+            yield
+    finally:
+        with torch.no_grad():
+            for holder, name, buffer, copy in buffers:
+                holder[name] = buffer  # a module may have put another in its place
+                if buffer is not None and copy is not None:
+                    buffer.copy_(copy)
+
+
+def _copy(buffer: torch.Tensor | None) -> torch.Tensor | None:
+    return None if buffer is None else buffer.detach().clone()

@@ -4,5 +4,13 @@ from fewshot_callbacks.callbacks.discriminant_ratio import DiscriminantRatioMoni
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, LabelSource
 from fewshot_callbacks.callbacks.generalization_gap import GeneralizationGapMonitor
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
+from fewshot_callbacks.callbacks.training_dynamics import TrainingDynamicsMonitor
 
-__all__ = ["DiscriminantRatioMonitor", "EmbeddingSource", "GeneralizationGapMonitor", "LabelSource", "RetrievalMonitor"]
+__all__ = [
+    "DiscriminantRatioMonitor",
+    "EmbeddingSource",
+    "GeneralizationGapMonitor",
+    "LabelSource",
+    "RetrievalMonitor",
+    "TrainingDynamicsMonitor",
+]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,6 +24,18 @@ LabelSource = str | int | Callable[[Any], Tensor]
 """Where the labels are in a batch: a key, a position, or a function of the batch."""
 
 STEP_KEYS = ("embeddings", "labels")
+
+_UNOBSERVED: ContextVar[bool] = ContextVar("unobserved", default=False)
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """What submodules return inside the block belongs to no step: no `EmbeddingReader` keeps it."""
+    token = _UNOBSERVED.set(True)
+    try:
+        yield
+    finally:
+        _UNOBSERVED.reset(token)
 
 
 class EmbeddingReader:
@@ -83,7 +97,7 @@ class EmbeddingReader:
         self._captured = None
 
     def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
-        if self._captured is not None:
+        if self._captured is not None and not _UNOBSERVED.get():
             self._captured.append(output.detach() if isinstance(output, Tensor) else output)
 
     # ------------------------------------------------------------------------------------------------------------- reading

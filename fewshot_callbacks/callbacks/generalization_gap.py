@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fewshot_callbacks._trainer import evaluating, evaluation_loaders, on_device
+from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, items_dealt, portable
 from fewshot_callbacks.callbacks._progress import evaluation_progress
-from fewshot_callbacks.callbacks._training_classes import Embed, Embedder, TrainingClasses, TrainingData
+from fewshot_callbacks.callbacks._training_classes import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
 from fewshot_callbacks.functional.generalization_gap import GeneralizationGap, generalization_gap
 from fewshot_callbacks.functional.ranking import Ties

@@ -3,6 +3,8 @@
 from fewshot_callbacks.functional.comparison import compare_reports
 from fewshot_callbacks.functional.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, discriminant_ratio
+from fewshot_callbacks.functional.dynamics import DynamicsHistory, StepDynamics, training_dynamics
+from fewshot_callbacks.functional.dynamics_comparison import DynamicsComparison, MeasureComparison, compare_dynamics
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeList,
@@ -23,6 +25,8 @@ from fewshot_callbacks.functional.subsets import class_subset
 __all__ = [
     "ClassMoments",
     "Difference",
+    "DynamicsComparison",
+    "DynamicsHistory",
     "Enclosure",
     "EpisodeAccuracy",
     "EpisodeList",
@@ -31,11 +35,14 @@ __all__ = [
     "GeneralizationGap",
     "GroupedRecall",
     "Interval",
+    "MeasureComparison",
     "MultilabelReport",
     "OperatingPoint",
     "RetrievalReport",
+    "StepDynamics",
     "class_subset",
     "clustered_mean_interval",
+    "compare_dynamics",
     "compare_reports",
     "discriminant_ratio",
     "evaluate_multilabel",
@@ -49,4 +56,5 @@ __all__ = [
     "split_episode",
     "split_episodes",
     "summarize_accuracies",
+    "training_dynamics",
 ]

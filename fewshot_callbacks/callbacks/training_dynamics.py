@@ -1,0 +1,295 @@
+"""What single optimiser steps do to the embeddings of their episode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fewshot_callbacks._trainer import rehearsing, updates_done
+from fewshot_callbacks.callbacks._embedder import Embed, Embedder
+from fewshot_callbacks.callbacks.embeddings import (
+    STEP_KEYS,
+    EmbeddingReader,
+    EmbeddingSource,
+    FailurePolicy,
+    LabelSource,
+    unobserved,
+)
+from fewshot_callbacks.functional.dynamics import (
+    Centering,
+    DynamicsHistory,
+    StepDynamics,
+    check_centering,
+    training_dynamics,
+)
+
+FILE = "training_dynamics.json"
+LOGGED = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
+SECONDS_BETWEEN_WRITES = 5.0
+
+
+class TrainingDynamicsMonitor(Callback):
+    """Measures what one optimiser step in every so many does to the embeddings of its episode.
+
+    Just before the step and after it the episode is embedded once more, with the same dropout, in the modes that
+    training uses. Logged as `dynamics/...` (see `StepDynamics`): `alpha`, the change of scale; `norm_ratio`, how much
+    of the movement was more than a change of scale; `psi_con` and `psi_div`, how far queries came closer to their class and
+    went away from the others; and the three ratios `con_alpha`, `div_alpha` and `con_div`.
+
+    It leaves no trace: parameters, gradients, buffers (running statistics) and random states are what they would be
+    without it, to the last bit. With gradient accumulation the step is that which updates the weights, and the episode
+    its last batch. Where a batch takes several steps (several optimisers, manual optimisation, line searches), what is
+    measured is all of them together, from before the first to after the last. A step that a gradient scaler skips moves
+    nothing, and is NaN. On several ranks each measures its own episode, and the first rank's is logged and kept.
+
+    Args:
+        every_n_steps: measure one update of the weights in so many, at least 1; the paper takes 100. Let the Trainer's
+            `log_every_n_steps` divide it, so that a logger writes what has just been measured.
+        shots: support images per class in the episode; by default the module's attribute `shots`. The first of each class
+            in the batch are its support.
+        episodes_per_batch: episodes in a batch, one after the other; by default the module's attribute of that name, or 1.
+        embed: how a batch becomes embeddings: the name of a submodule that is called with the batch's inputs, or a
+            function of (module, batch); by default the module itself is called with them.
+        source: two keys of the mapping that the step returns, by which embeddings and labels are found there, if they
+            are; see `EmbeddingSource`. The first time they are compared with those that `embed` gives.
+        labels: where labels are in the batch, if not under that key or in second place: key, position or function.
+        centering: `"points"` subtracts the average embedding, as the paper says; `"coordinates"` from each embedding the
+            mean of its own coordinates, as the authors' published program does.
+        file: where the history is kept as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of the
+            Trainer's logger (nothing is written without one), or a whole path. None for no file.
+        strict: raise an error where nothing can be measured. By default the fit goes on, the values are NaN, and a
+            warning says why, once.
+
+    Attributes:
+        history: the measured steps, a `DynamicsHistory`; checkpoints hold it, so that a resumed run goes on with it.
+
+    Raises:
+        ValueError: if a setting is out of range.
+
+    References:
+        Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", section 3.1 and appendix C.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> monitor = TrainingDynamicsMonitor(every_n_steps=100)
+        >>> trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu")
+    """
+
+    def __init__(
+        self,
+        *,
+        every_n_steps: int = 100,
+        shots: int | None = None,
+        episodes_per_batch: int | None = None,
+        embed: Embed | None = None,
+        source: EmbeddingSource = STEP_KEYS,
+        labels: LabelSource | None = None,
+        centering: Centering = "points",
+        file: str | None = FILE,
+        strict: bool = False,
+    ) -> None:
+        owner = type(self).__name__
+        if every_n_steps < 1:
+            raise ValueError(f"{owner}(every_n_steps={every_n_steps}) must be at least 1.")
+        for name, size in {"shots": shots, "episodes_per_batch": episodes_per_batch}.items():
+            if size is not None and size < 1:
+                raise ValueError(f"{owner}({name}={size}) must be at least 1.")
+        check_centering(centering, owner)
+        self.every_n_steps, self.centering, self.file = every_n_steps, centering, file
+        self.shots, self.episodes_per_batch = shots, episodes_per_batch
+        self._reader = EmbeddingReader(source, labels, owner)
+        self._embedder = Embedder(embed, self._reader, owner)
+        self._policy = FailurePolicy(owner, strict)
+        self._history: dict[int, StepDynamics] = {}
+        self._target: Path | None = None
+        self._written, self._unwritten = -SECONDS_BETWEEN_WRITES, False
+        self._checked = False
+        self._batches = self._stepping_batches = 0
+        self._batch: Any = None
+        self._before: tuple[Tensor, Tensor] | None = None  # embeddings and labels of the batch, before its first step
+        self._due, self._steps = False, 0
+
+    @property
+    def history(self) -> DynamicsHistory:
+        """The measured steps so far."""
+        steps = sorted(self._history)
+        return DynamicsHistory(tuple(steps), tuple(self._history[step] for step in steps), self.centering)
+
+    # -------------------------------------------------------------------------------------------------------------- hooks
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin a new history, unless a fit goes on."""
+        if stage == "fit" and trainer.global_step == 0:
+            self._history, self._checked = {}, False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the folder of the history."""
+        folder = self._folder(trainer)
+        self._target = None if folder is None or self.file is None else folder / Path(self.file).name
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to count."""
+        self._batches = self._stepping_batches = 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Keep the batch until it is known whether weights are updated after it."""
+        self._forget()
+        self._batch = batch
+        self._due = (updates_done(trainer) + 1) % self.every_n_steps == 0
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Embed the episode with the weights as they are, before the first step of this batch."""
+        self._steps += 1
+        if not self._due or self._steps > 1:
+            return
+        try:
+            self._before = self._embedded(trainer, pl_module, self._batch)
+        except Exception as error:  # a metric must not end a training
+            self._policy.handle(error, "dynamics are NaN.")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Embed the episode with the new weights, measure, log."""
+        self._batches += 1
+        self._stepping_batches += self._steps > 0
+        if not self._due or self._steps == 0:
+            self._forget()
+            return
+        items, measured = 1, None
+        try:
+            if self._before is not None:
+                before, labels = self._before
+                items = len(before)
+                after, _ = self._embedded(trainer, pl_module, self._batch)
+                self._check(trainer, pl_module, outputs, before, after)
+                measured = training_dynamics(
+                    before,
+                    after,
+                    labels,
+                    shots=self._size(pl_module, "shots", self.shots),
+                    episodes=self._size(pl_module, "episodes_per_batch", self.episodes_per_batch),
+                    centering=self.centering,
+                )
+        except Exception as error:
+            self._policy.handle(error, "dynamics are NaN.")
+        self._forget()
+        if measured is not None:
+            for reason in measured.undefined:
+                self._policy.handle(ValueError(f"At step {trainer.global_step} {reason}."), "dynamics are NaN in part.")
+            self._history[trainer.global_step] = measured
+            self._unwritten = True
+            self._write(trainer)
+        for name in LOGGED:
+            value = float("nan") if measured is None else getattr(measured, name)
+            pl_module.log(f"dynamics/{name}", value, on_step=True, on_epoch=False, batch_size=items)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say so if weights changed where no callback can see it, or may have."""
+        needed = max(1, trainer.accumulate_grad_batches)
+        if self._batches >= needed and self._stepping_batches == 0:
+            self._policy.handle(
+                ValueError(
+                    f"Lightning announced no optimiser step in {self._batches} batches, so none could be measured. With "
+                    "manual optimisation step through Lightning's wrapper: self.optimizers().step()."
+                ),
+                "There are no dynamics.",
+            )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write what is new."""
+        self._write(trainer, at_once=True)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Write what is new, also when the run was stopped."""
+        self._forget()
+        self._write(trainer, at_once=True)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Keep no batch."""
+        self._forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history."""
+        return {"history": self.history.to_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the history."""
+        history = DynamicsHistory.from_dict(state_dict["history"])
+        if len(history) and history.centering != self.centering:
+            self._policy.say(
+                f"The checkpoint's training dynamics were centred by {history.centering!r}, those to come are by "
+                f"{self.centering!r}: the history starts anew."
+            )
+            return
+        self._history = dict(history)
+
+    # ------------------------------------------------------------------------------------------------------------- measure
+
+    def _embedded(self, trainer: Trainer, module: LightningModule, batch: Any, draw: int = 0) -> tuple[Tensor, Tensor]:
+        """Embeddings and labels as training makes them, without a trace; the same `draw` has the same dropout."""
+        with unobserved(), rehearsing(module, seed=2 * updates_done(trainer) + draw):
+            embeddings, labels = self._embedder(trainer, module, batch)
+            return embeddings.clone(), labels
+
+    def _check(self, trainer: Trainer, module: LightningModule, outputs: Any, before: Tensor, after: Tensor) -> None:
+        """Once: see that the step's own embeddings, if it returns them, are made as ours are.
+
+        Raises:
+            ValueError: if they are not. Where the forward pass draws random numbers, or weights may have changed before the
+                step embedded, only their shapes are compared.
+        """
+        source = self._reader.source
+        returned = outputs.get(source[0]) if isinstance(outputs, Mapping) and isinstance(source, tuple) else None
+        if self._checked:
+            return
+        if isinstance(returned, Tensor):
+            given = returned.detach()
+            if before.shape == given.shape:
+                again, _ = self._embedded(trainer, module, self._batch, draw=1)
+                if not (module.automatic_optimization and after.equal(again)):
+                    given = before
+            self._embedder.compare(before, given, module, "training_step", "the dynamics would mean nothing")
+        self._checked = True
+
+    def _size(self, module: LightningModule, name: str, given: int | None) -> int:
+        """How many shots, or episodes, a batch has."""
+        size = getattr(module, name, None if name == "shots" else 1) if given is None else given
+        if not isinstance(size, int):
+            raise ValueError(
+                f"{type(self).__name__} does not know the {name.replace('_', ' ')}: {type(module).__name__} has no "
+                f"attribute {name!r}. Pass {name}=..., as the episodes of training have it."
+            )
+        return size
+
+    # ---------------------------------------------------------------------------------------------------------------- file
+
+    def _folder(self, trainer: Trainer) -> Path | None:
+        """Where the file goes; asks all ranks, as `Trainer.log_dir` does."""
+        folder = trainer.log_dir if trainer.loggers else None
+        if self.file is None or not trainer.is_global_zero:
+            return None
+        if Path(self.file).is_absolute():
+            return Path(self.file).parent
+        return None if folder is None else Path(folder)
+
+    def _write(self, trainer: Trainer, at_once: bool = False) -> None:
+        """Write the history, not more often than every few seconds."""
+        if self._target is None or not self._unwritten:
+            return
+        if at_once or time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
+            try:
+                self.history.save(self._target)
+            except OSError as error:
+                self._policy.handle(error, f"The training dynamics could not be written to {self._target}.")
+            self._written, self._unwritten = time.monotonic(), False
+
+    def _forget(self) -> None:
+        self._batch = self._before = None
+        self._due, self._steps = False, 0

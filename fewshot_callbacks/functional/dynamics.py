@@ -1,0 +1,294 @@
+"""What one optimiser step did to an episode: the measures of training of the distance-ratio paper, and their history."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional.episodes import split_episodes
+
+Centering = Literal["points", "coordinates"]
+"""What is subtracted from each embedding before alpha and phi are taken: `"points"`: the average embedding, as the text
+of the paper says; `"coordinates"`: the mean of the embedding's own coordinates, as the authors' published program does."""
+
+EPSILON = 1e-10
+"""Added to squared distances, so that a query on its prototype gives a finite ratio."""
+
+LEAST_ALPHA = 1e-6
+"""A scale below this is none: the embeddings collapsed, or turned around, in one step."""
+
+RATIOS: dict[str, Literal["above 1", "below 1"] | None] = {
+    "norm_ratio": None,
+    "con_alpha": "below 1",
+    "div_alpha": "above 1",
+    "con_div": "below 1",
+}
+"""The four measures that the paper compares, and where a step counts as good."""
+
+FILE_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class StepDynamics:
+    """How the embeddings of one episode moved in one optimiser step.
+
+    Attributes:
+        alpha: the scale that best explains the new embeddings by the old ones, `<X_o, X_n> / |X_o|^2`.
+        norm_ratio: phi, `|X_n - alpha X_o| / |X_n - X_o|` in [0, 1]: near 0 the step only rescaled the space, at 1 the
+            scale had no part in it.
+        psi_con: geometric mean over queries of (new / old) distance to the prototype of their class.
+        psi_div: geometric mean over queries and other classes of (new / old) distance to the prototypes of these.
+        undefined: why values are NaN; empty when none is.
+    """
+
+    alpha: float
+    norm_ratio: float
+    psi_con: float
+    psi_div: float
+    undefined: tuple[str, ...] = ()
+
+    @property
+    def con_alpha(self) -> float:
+        """`psi_con / alpha`; below 1 queries came closer to their class than the scale alone explains."""
+        return self.psi_con / self._scale
+
+    @property
+    def div_alpha(self) -> float:
+        """`psi_div / alpha`; above 1 queries went further from the other classes than the scale alone explains."""
+        return self.psi_div / self._scale
+
+    @property
+    def con_div(self) -> float:
+        """`psi_con / psi_div`; below 1 queries came closer to their class relative to the others."""
+        return self.psi_con / self.psi_div
+
+    @property
+    def _scale(self) -> float:
+        return self.alpha if self.alpha >= LEAST_ALPHA else math.nan
+
+
+def training_dynamics(
+    before: Float[Tensor, "rows dim"],
+    after: Float[Tensor, "_ _"],
+    labels: Int[Tensor, "rows"],
+    *,
+    shots: int,
+    episodes: int = 1,
+    centering: Centering = "points",
+) -> StepDynamics:
+    """Measure what an optimiser step did to the embeddings of an episode.
+
+    Args:
+        before: embeddings of all support and query images just before the step; the first `shots` rows of each class are
+            its support.
+        after: the same rows right after it.
+        labels: the class of each row, any integers.
+        shots: support rows of each class.
+        episodes: how many episodes, one after the other, the rows hold; alpha and phi are taken over all rows.
+        centering: see `Centering`. Distances between embeddings do not depend on it.
+
+    Returns:
+        The measures, computed in float64. Distances are those to the means of the support, whatever represents a class
+        in the loss. Where a value is no number, `undefined` says why: nothing moved (phi), the embeddings lay in one
+        point, or alpha is 0 or less (the ratios to alpha), there is one class (psi_div), something is not finite (all).
+
+    Raises:
+        ValueError: if before and after have different shapes, or the rows do not form episodes.
+
+    References:
+        Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", section 3.1 and appendix C.
+
+    Examples:
+        A step that doubles the space, and nothing else:
+
+        >>> import torch
+        >>> before, labels = torch.randn(12, 8), torch.arange(4).repeat(3)
+        >>> step = training_dynamics(before, 2 * before, labels, shots=1)
+        >>> round(step.alpha, 6), round(step.norm_ratio, 6), round(step.con_alpha, 6), round(step.con_div, 6)
+        (2.0, 0.0, 1.0, 1.0)
+    """
+    if before.shape != after.shape:
+        raise ValueError(
+            f"training_dynamics compares the same rows before and after a step; got shapes {tuple(before.shape)} and "
+            f"{tuple(after.shape)}. Embed one batch twice."
+        )
+    check_centering(centering, "training_dynamics")
+    before, after = (_exact(embeddings) for embeddings in (before, after))
+    labels = labels.detach().to(before.device)
+    old, new = (_class_distances(embeddings, labels, shots, episodes) for embeddings in (before, after))
+    if not (before.isfinite().all() and after.isfinite().all()):
+        return StepDynamics(math.nan, math.nan, math.nan, math.nan, ("embeddings are not finite (NaN or Inf)",))
+    undefined = []
+
+    dim = 0 if centering == "points" else 1
+    x_old, x_new = (embeddings - embeddings.mean(dim=dim, keepdim=True) for embeddings in (before, after))
+    norm = x_old.square().sum()
+    alpha = float((x_old * x_new).sum() / norm) if norm > 0 else math.nan
+    moved = torch.linalg.vector_norm(x_new - x_old)
+    if math.isnan(alpha):
+        undefined.append("all embeddings were one point before the step (collapsed), so there is no scale alpha")
+    elif alpha < LEAST_ALPHA:
+        undefined.append(f"alpha is {alpha:.3g}: the step left nothing of the old embeddings to scale")
+    phi = math.nan
+    if moved == 0:
+        undefined.append("the step moved no embedding, so phi is 0 / 0")
+    elif not math.isnan(alpha):
+        phi = min(1.0, float(torch.linalg.vector_norm(x_new - alpha * x_old) / moved))
+
+    ratios = 0.5 * (new.log() - old.log())  # (episodes, ways, queries, ways): ln psi
+    ways = ratios.shape[1]
+    same = torch.eye(ways, dtype=torch.bool, device=ratios.device)[:, None].expand(ratios.shape[1:])
+    psi_con = float(ratios[:, same].mean().exp())
+    psi_div = float(ratios[:, ~same].mean().exp()) if ways > 1 else math.nan
+    if ways == 1:
+        undefined.append("the episode has one class, so no query has another to go away from")
+    return StepDynamics(alpha, phi, psi_con, psi_div, tuple(undefined))
+
+
+def check_centering(centering: str, owner: str) -> None:
+    """Refuse a centering that there is not.
+
+    Args:
+        centering: its name.
+        owner: who was given it, for the message.
+
+    Raises:
+        ValueError: it is none of `Centering`.
+    """
+    if centering not in get_args(Centering):
+        raise ValueError(
+            f"{owner}: there is no centering={centering!r}. Choose 'points', the average embedding (the text of the paper), "
+            "or 'coordinates', each embedding's own mean (the authors' program)."
+        )
+
+
+def _exact(embeddings: Tensor) -> Tensor:
+    embeddings = embeddings.detach()
+    return (embeddings.cpu() if embeddings.device.type == "mps" else embeddings).double()
+
+
+def _class_distances(embeddings: Tensor, labels: Tensor, shots: int, episodes: int) -> Tensor:
+    """Squared distance of each query to each prototype of its episode, plus `EPSILON`: (episodes, ways, queries, ways)."""
+    support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
+    prototypes = support.mean(dim=2)  # (episodes, ways, dim)
+    ways, queries = query.shape[1:3]
+    distances = torch.cdist(query.flatten(1, 2), prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.square().add(EPSILON).reshape(-1, ways, queries, ways)
+
+
+@dataclass(frozen=True)
+class DynamicsHistory:
+    """The measured steps of a run.
+
+    Attributes:
+        steps: numbers of the optimiser steps, counted from 1.
+        measures: what each did.
+        centering: of all of them.
+
+    Raises:
+        ValueError: if there are not as many steps as measures.
+
+    Examples:
+        >>> history = DynamicsHistory((100, 200), (StepDynamics(1.1, 0.9, 1.0, 1.2), StepDynamics(1.0, 0.8, 0.9, 1.1)))
+        >>> history.values("con_div")
+        tensor([0.8333, 0.8182], dtype=torch.float64)
+    """
+
+    steps: tuple[int, ...] = ()
+    measures: tuple[StepDynamics, ...] = ()
+    centering: Centering = "points"
+
+    def __post_init__(self) -> None:
+        if len(self.steps) != len(self.measures):
+            raise ValueError(
+                f"{len(self.steps)} steps came with {len(self.measures)} measures. Pass one for each step."
+            )
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[tuple[int, StepDynamics]]:
+        return iter(zip(self.steps, self.measures, strict=True))
+
+    def values(self, name: str) -> Float[Tensor, "steps"]:
+        """One measure of all steps.
+
+        Args:
+            name: of a field or property of `StepDynamics`.
+
+        Returns:
+            float64; NaN where it is undefined.
+        """
+        return torch.tensor([getattr(measure, name) for measure in self.measures], dtype=torch.float64)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists by name, for JSON; a value that is no number is None."""
+        columns = ("alpha", "norm_ratio", "psi_con", "psi_div")
+        return {
+            "format": FILE_FORMAT,
+            "centering": self.centering,
+            "steps": list(self.steps),
+            **{
+                name: [None if math.isnan(value) else value for value in self.values(name).tolist()] for name in columns
+            },
+            "undefined": [list(measure.undefined) for measure in self.measures],
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> DynamicsHistory:
+        """What `to_dict` gave.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        try:
+            if state["format"] != FILE_FORMAT:
+                raise ValueError(f"format {state['format']!r} is unknown")
+            columns: list[Any] = [state[name] for name in ("alpha", "norm_ratio", "psi_con", "psi_div")]
+            measures = []
+            for *row, why in zip(*columns, state["undefined"], strict=True):
+                alpha, phi, psi_con, psi_div = (math.nan if value is None else float(value) for value in row)
+                measures.append(StepDynamics(alpha, phi, psi_con, psi_div, tuple(why)))
+            return cls(tuple(state["steps"]), tuple(measures), state["centering"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"This is no history of training dynamics ({type(error).__name__}: {error}). TrainingDynamicsMonitor "
+                "writes one, training_dynamics.json."
+            ) from error
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, whole or not at all.
+
+        Args:
+            path: the file; its folder is made.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.part")
+        beside.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> DynamicsHistory:
+        """Read what `save` wrote.
+
+        Args:
+            path: the file.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            ValueError: if it is something else.
+        """
+        try:
+            state = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.from_dict(state if isinstance(state, dict) else {})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error

@@ -1,0 +1,519 @@
+"""TrainingDynamicsMonitor on real Trainers: the real step, without a trace."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import re
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fewshot_callbacks._trainer import rehearsing
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
+from fewshot_callbacks.data import EpisodicBatchSampler
+from fewshot_callbacks.functional import DynamicsHistory, StepDynamics
+from fewshot_callbacks.protonet import ProtoNet
+from tests.callbacks.models import said, trainer
+from tests.functional.test_dynamics import slow_dynamics
+
+MEASURES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
+WAYS, SHOTS, QUERIES = 3, 2, 3
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
+
+
+def data(classes: int = 4, per_class: int = 9) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(classes).repeat(per_class)
+    points = torch.randn(classes, 12, generator=generator)[labels] + torch.randn(len(labels), 12, generator=generator)
+    return TensorDataset(points, 10 * labels - 7)
+
+
+def episodes(count: int = 8, together: int = 1) -> DataLoader[Any]:
+    sampler = EpisodicBatchSampler(
+        data().tensors[1], ways=WAYS, shots=SHOTS, queries=QUERIES, episodes=count, seed=5, episodes_per_batch=together
+    )
+    return DataLoader(data(), batch_sampler=sampler)
+
+
+class Backbone(nn.Module):
+    """Batch norm, and if wanted dropout."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(12, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Dropout(dropout), nn.Linear(10, 6)
+        )
+
+    def forward(self, points: Tensor) -> Tensor:
+        embeddings: Tensor = self.layers(points)
+        return embeddings
+
+
+def protonet(dropout: float = 0.0, **settings: Any) -> ProtoNet:
+    torch.manual_seed(1)
+    return ProtoNet(**({"backbone": Backbone(dropout), "shots": SHOTS, "learning_rate": 0.02} | settings))
+
+
+class Reference(Callback):
+    """Embeds with copies of the whole module before and after each update, and applies the definitions in loops."""
+
+    def __init__(self, centering: Any = "points") -> None:
+        self.centering = centering
+        self.measured: dict[int, dict[str, float]] = {}
+        self.before: Tensor | None = None
+
+    def embed(self, module: LightningModule, batch: Any) -> Tensor:
+        with torch.no_grad():
+            twin = copy.deepcopy(module.backbone)  # the Trainer cannot be copied, and need not
+            assert isinstance(twin, nn.Module)
+            embeddings: Tensor = twin(batch[0])
+            return embeddings
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.batch, self.before = batch, None
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if self.before is None:
+            self.before = self.embed(pl_module, self.batch)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if self.before is not None:
+            after, labels = self.embed(pl_module, self.batch), self.batch[1]
+            self.measured[trainer.global_step] = slow_dynamics(self.before, after, labels, SHOTS, self.centering)
+
+
+def assert_equals_reference(monitor: TrainingDynamicsMonitor, reference: Reference, steps: list[int]) -> None:
+    assert list(monitor.history.steps) == steps
+    for step, measure in monitor.history:
+        for name in MEASURES:
+            assert getattr(measure, name) == pytest.approx(reference.measured[step][name], rel=1e-5), (step, name)
+
+
+# -------------------------------------------------------------------------------------------------------- the real step
+
+
+@pytest.mark.parametrize("centering", ["points", "coordinates"])
+def test_measures_the_step_that_was_taken(centering: Any) -> None:
+    monitor, reference = TrainingDynamicsMonitor(every_n_steps=3, centering=centering), Reference(centering)
+    trainer(reference, monitor, max_epochs=2).fit(protonet(), episodes())
+    assert_equals_reference(monitor, reference, [3, 6, 9, 12, 15])
+    assert monitor.history.centering == centering
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accumulate_grad_batches": 3, "max_epochs": 2},
+        {"gradient_clip_val": 0.1},
+        {"precision": "bf16-mixed"},
+        {"precision": "64-true"},
+    ],
+    ids=lambda settings: next(iter(settings)) + str(next(iter(settings.values()))),
+)
+def test_measures_the_step_that_was_taken_whatever_the_trainer_does(settings: dict[str, Any]) -> None:
+    monitor = TrainingDynamicsMonitor(every_n_steps=2, strict=True)
+
+    class InPrecision(Reference):
+        def embed(self, module: LightningModule, batch: Any) -> Tensor:
+            with module.trainer.precision_plugin.forward_context():
+                return super().embed(module, batch)
+
+    reference = InPrecision()
+    trainer(reference, monitor, **settings).fit(protonet(), episodes())
+    steps = [2, 4, 6] if "accumulate_grad_batches" in settings else [2, 4, 6, 8]
+    assert_equals_reference(monitor, reference, steps)
+
+
+def test_with_a_schedule_a_step_of_length_zero_is_said_to_move_nothing() -> None:
+    class Warmup(ProtoNet):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 2))
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    monitor = TrainingDynamicsMonitor(every_n_steps=1)
+    with pytest.warns(UserWarning, match=r"At step 1 the step moved no embedding, so phi is 0 / 0\. \(Said once"):
+        trainer(monitor, max_steps=3).fit(Warmup(Backbone(), shots=SHOTS), episodes())
+    assert math.isnan(monitor.history.measures[0].norm_ratio)
+    assert monitor.history.measures[0].alpha == 1.0
+    assert 0 < monitor.history.measures[1].norm_ratio <= 1
+
+
+class TwoOptimisers(LightningModule):
+    """Manual optimisation: one optimiser for each half, both in every batch, or none that Lightning knows of."""
+
+    def __init__(self, raw: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.automatic_optimization = False
+        self.backbone, self.raw, self.shots = Backbone(), raw, SHOTS
+
+    def forward(self, points: Tensor) -> Tensor:
+        embeddings: Tensor = self.backbone(points)
+        return embeddings
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for optimizer in self.optimizers(use_pl_optimizer=not self.raw):  # type: ignore[union-attr]
+            loss = self(batch[0]).square().mean() + self(batch[0])[0].sum()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        layers = self.backbone.layers
+        return [torch.optim.SGD(layers[0].parameters(), lr=0.1), torch.optim.SGD(layers[4].parameters(), lr=0.1)]
+
+
+def test_several_optimisers_in_a_batch_are_one_movement() -> None:
+    monitor, reference = TrainingDynamicsMonitor(every_n_steps=3), Reference()
+    trainer(reference, monitor).fit(TwoOptimisers(), episodes())
+    assert_equals_reference(monitor, reference, [6, 12])  # two optimiser steps in each batch
+
+
+def test_steps_that_nobody_announces_are_said_to_be_unmeasurable() -> None:
+    monitor = TrainingDynamicsMonitor(every_n_steps=1)
+    with pytest.warns(UserWarning, match=r"no optimiser step in 8 batches.*self.optimizers\(\).step\(\)"):
+        trainer(monitor).fit(TwoOptimisers(raw=True), episodes())
+    assert len(monitor.history) == 0
+
+
+def test_a_step_that_a_gradient_scaler_skips_moves_nothing() -> None:
+    class Skipping(torch.optim.SGD):
+        """Does what a scaler does on finding infinite gradients: it runs the closure and leaves the weights."""
+
+        def step(self, closure: Any = None) -> Any:
+            return closure()
+
+    class Net(ProtoNet):
+        def configure_optimizers(self) -> Any:
+            return Skipping(self.parameters(), lr=0.1)
+
+    monitor = TrainingDynamicsMonitor(every_n_steps=2)
+    with pytest.warns(UserWarning, match=r"moved no embedding"):
+        trainer(monitor, max_steps=2).fit(Net(Backbone(), shots=SHOTS), episodes())
+    assert monitor.history.measures[0].undefined
+
+
+def test_several_episodes_in_a_batch() -> None:
+    monitor = TrainingDynamicsMonitor(every_n_steps=2, strict=True)
+    trainer(monitor).fit(protonet(episodes_per_batch=2), episodes(8, together=2))
+    assert list(monitor.history.steps) == [2, 4]
+    assert all(0 < measure.norm_ratio < 1 for measure in monitor.history.measures)
+
+
+def test_dropout_is_the_same_before_and_after() -> None:
+    """With a step of nearly no length, embeddings of other dropout masks would lie far apart."""
+    monitor = TrainingDynamicsMonitor(every_n_steps=1, strict=True)
+    trainer(monitor, max_steps=3).fit(protonet(dropout=0.5, learning_rate=1e-6), episodes())
+    assert all(
+        abs(measure.alpha - 1) < 1e-3 and abs(measure.psi_con - 1) < 1e-3 for measure in monitor.history.measures
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- no trace
+
+
+class Traces(Callback):
+    """All that a monitor could disturb, batch by batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        self.seen.append([None if p.grad is None else p.grad.clone() for p in pl_module.parameters()])
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self.seen.append({name: value.clone() for name, value in pl_module.state_dict().items()})
+        self.seen.append([part.training for part in pl_module.modules()])
+        # Python's own random state is left out: the type checker of the tests draws from it, at every call.
+        self.seen.append((torch.get_rng_state(), np.random.get_state()[1].tolist()))  # noqa: NPY002
+        self.seen.append(trainer.callback_metrics["train/loss"].clone())
+
+
+class Drawing(Backbone):
+    """Its forward pass draws from every random state there is, and puts a new buffer in the place of an old one."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, points: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        noise = np.random.rand()  # noqa: NPY002
+        return super().forward(points) + noise * torch.randn(6)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return one.equal(other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.filterwarnings("ignore:.*in eval mode at the start")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_with_it_is_bit_identical_to_one_without(accumulate: int) -> None:
+    def run(*monitors: Callback) -> list[Any]:
+        np.random.seed(7)  # noqa: NPY002
+        torch.manual_seed(2)
+        net = protonet(backbone=Drawing())
+        net.backbone.layers[1].eval()  # type: ignore[union-attr,index,operator]  # one part is frozen
+        torch.manual_seed(7)
+        traces = Traces()
+        trainer(*monitors, traces, accumulate_grad_batches=accumulate, max_epochs=2).fit(net, episodes())
+        return traces.seen
+
+    monitor = TrainingDynamicsMonitor(every_n_steps=1, strict=True)
+    without, with_it = run(), run(monitor)
+    assert len(monitor.history) == 16 // accumulate
+    assert len(without) == len(with_it) > 0
+    for one, other in zip(without, with_it, strict=True):
+        assert same(one, other)
+
+
+def test_a_rehearsal_puts_back_all_random_states_and_buffers_also_after_an_error() -> None:
+    norm = nn.BatchNorm1d(2)
+    before = norm.running_mean
+
+    def states() -> tuple[Any, ...]:
+        return random.getstate(), torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()  # noqa: NPY002
+
+    drawn = []
+    for _ in range(2):
+        seen = states()
+        with suppress(KeyError), rehearsing(norm, seed=4):
+            norm(torch.randn(5, 2))
+            norm.running_mean = torch.ones(2)
+            drawn.append((random.random(), torch.rand(1).item(), np.random.rand()))  # noqa: NPY002
+            raise KeyError
+        assert states() == seen
+        assert norm.running_mean is before
+        assert before.eq(0).all()
+        assert norm.num_batches_tracked == 0
+    assert drawn[0] == drawn[1]
+
+
+def test_nothing_is_left_behind_by_a_forward_pass_that_fails() -> None:
+    calls = {"n": 0}
+
+    class Fails(Backbone):
+        def forward(self, points: Tensor) -> Tensor:
+            calls["n"] += 1
+            embeddings = super().forward(points)
+            torch.rand(3)
+            if not torch.is_grad_enabled():
+                raise RuntimeError("out of memory")
+            return embeddings
+
+    def run(*monitors: Callback) -> list[Any]:
+        torch.manual_seed(2)
+        net = protonet(backbone=Fails(dropout=0.2))
+        torch.manual_seed(7)
+        traces = Traces()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer(*monitors, traces).fit(net, episodes())
+        if monitors:
+            words = [text for text in said(caught) if "dynamics" in text]
+            assert words == [
+                "dynamics are NaN. RuntimeError: out of memory (Said once; TrainingDynamicsMonitor(strict=True) raises "
+                "instead.)"
+            ]
+        return traces.seen
+
+    assert same(run(), run(TrainingDynamicsMonitor(every_n_steps=2)))
+    assert calls["n"] == 8 + 8 + 4
+
+
+def test_another_monitor_that_listens_to_the_backbone_sees_the_step_alone() -> None:
+    listener = DiscriminantRatioMonitor(source="backbone", strict=True)
+    trainer(listener, TrainingDynamicsMonitor(every_n_steps=1, strict=True), max_steps=3).fit(protonet(), episodes())
+
+
+# ------------------------------------------------------------------------------------- any module, and what is refused
+
+
+class Own(LightningModule):
+    """A user's module: forward gives class scores, the step returns a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.classifier = Backbone(), nn.Linear(6, 4)
+
+    def forward(self, points: Tensor) -> Tensor:
+        scores: Tensor = self.classifier(self.encoder(points))
+        return scores
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        embeddings = self.encoder(batch["image"])
+        loss = nn.functional.cross_entropy(self.classifier(embeddings), (batch["label"] + 7) // 10)
+        return {"loss": loss, "embeddings": embeddings}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def mappings() -> DataLoader[Any]:
+    def collate(pairs: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        return {
+            "image": torch.stack([point for point, _ in pairs]),
+            "label": torch.stack([label for _, label in pairs]),
+        }
+
+    return DataLoader(data(), batch_sampler=episodes().batch_sampler, collate_fn=collate)
+
+
+def test_a_users_module_says_how_it_embeds() -> None:
+    class OfEncoder(Reference):
+        def embed(self, module: LightningModule, batch: Any) -> Tensor:
+            with torch.no_grad():
+                embeddings: Tensor = copy.deepcopy(module.encoder)(batch["image"])  # type: ignore[operator]
+                return embeddings
+
+        def on_train_batch_start(
+            self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+        ) -> None:
+            self.batch, self.before = batch, None
+
+        def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+            assert self.before is not None
+            after, labels = self.embed(pl_module, self.batch), self.batch["label"]
+            self.measured[trainer.global_step] = slow_dynamics(self.before, after, labels, SHOTS, "points")
+
+    for embed in ("encoder", lambda module, batch: module.encoder(batch["image"])):
+        monitor = TrainingDynamicsMonitor(every_n_steps=4, shots=SHOTS, embed=embed, labels="label", strict=True)
+        reference = OfEncoder()
+        trainer(reference, monitor).fit(Own(), mappings())
+        assert_equals_reference(monitor, reference, [4, 8])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"embed": "encoder", "labels": "label"},
+            r"does not know the shots: Own has no attribute 'shots'\. Pass shots=",
+        ),
+        (
+            {"shots": 2, "labels": "label", "embed": lambda module, batch: module(batch["image"])},
+            r"function given as embed gives embeddings of shape \(15, 4\) for a batch of which training_step gave \(15, 6\)",
+        ),
+        (
+            {"shots": 2, "labels": "label", "embed": lambda module, batch: 2 * module.encoder(batch["image"])},
+            r"gives other embeddings than training_step .* so the dynamics would mean nothing\. Pass embed=",
+        ),
+        ({"shots": 9, "embed": "encoder", "labels": "label"}, r"9-shot leaves no query"),
+        ({"shots": 2, "embed": "encoder"}, r"found no labels"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_once_and_the_training_goes_on(settings: dict[str, Any], words: str) -> None:
+    monitor, net = TrainingDynamicsMonitor(every_n_steps=1, **settings), Own()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = trainer(monitor)
+        run.fit(net, mappings())
+    about = [text for text in said(caught) if "dynamics are NaN" in text]
+    assert len(about) == 1
+    assert re.search(words, about[0])
+    assert run.global_step == 8
+    assert math.isnan(run.callback_metrics["dynamics/con_div"])
+    with pytest.raises(ValueError, match=words):
+        trainer(TrainingDynamicsMonitor(every_n_steps=1, strict=True, **settings)).fit(Own(), mappings())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"every_n_steps": 0}, r"every_n_steps=0\) must be at least 1"),
+        ({"shots": 0}, r"shots=0\) must be at least 1"),
+        ({"episodes_per_batch": 0}, r"episodes_per_batch=0\) must be at least 1"),
+    ],
+)
+def test_wrong_settings_fail_in_the_constructor(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        TrainingDynamicsMonitor(**settings)
+
+
+# ------------------------------------------------------------------------------------------- logs, files and checkpoints
+
+
+def test_loggers_and_the_file_get_what_was_measured(tmp_path: Path) -> None:
+    monitor = TrainingDynamicsMonitor(every_n_steps=2)
+    logger = CSVLogger(tmp_path, name="run", version="")
+    trainer(monitor, logger=logger, log_every_n_steps=2).fit(protonet(), episodes())
+    rows = [line.split(",") for line in (tmp_path / "run" / "metrics.csv").read_text().splitlines()]
+    columns = {name: rows[0].index(f"dynamics/{name}") for name in MEASURES}
+    assert len(rows) == 5
+    for row, (_, measure) in zip(rows[1:], monitor.history, strict=True):
+        for name, column in columns.items():
+            assert float(row[column]) == pytest.approx(getattr(measure, name), rel=1e-6)
+    assert DynamicsHistory.load(tmp_path / "run" / "training_dynamics.json") == monitor.history
+
+
+def test_nothing_is_written_without_a_logger_unless_a_path_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer(TrainingDynamicsMonitor(every_n_steps=2)).fit(protonet(), episodes())
+    assert list(tmp_path.iterdir()) == []
+    monitor = TrainingDynamicsMonitor(every_n_steps=2, file=str(tmp_path / "mine.json"))
+    trainer(monitor).fit(protonet(), episodes())
+    assert DynamicsHistory.load(tmp_path / "mine.json") == monitor.history
+
+
+def test_an_interrupted_run_keeps_its_history(tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.global_step == 5:
+                raise RuntimeError("stopped")
+
+    monitor = TrainingDynamicsMonitor(every_n_steps=1)
+    with pytest.raises(RuntimeError, match="stopped"):
+        trainer(monitor, Stop(), logger=CSVLogger(tmp_path, name="run", version="")).fit(protonet(), episodes())
+    assert DynamicsHistory.load(tmp_path / "run" / "training_dynamics.json").steps == (1, 2, 3, 4, 5)
+
+
+@pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint")
+def test_a_resumed_run_goes_on_with_its_history(tmp_path: Path) -> None:
+    whole = TrainingDynamicsMonitor(every_n_steps=3)
+    trainer(whole, max_epochs=2).fit(protonet(), episodes())
+
+    first = TrainingDynamicsMonitor(every_n_steps=3)
+    trainer(first, ModelCheckpoint(tmp_path, filename="last"), max_epochs=1).fit(protonet(), episodes())
+    second = TrainingDynamicsMonitor(every_n_steps=3)
+    trainer(second, max_epochs=2).fit(protonet(), episodes(), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert second.history.steps == whole.history.steps == (3, 6, 9, 12, 15)
+    assert second.history.measures[:2] == first.history.measures
+    torch.testing.assert_close(second.history.values("norm_ratio"), whole.history.values("norm_ratio"))
+
+
+def test_a_history_of_another_centering_is_not_mixed_in() -> None:
+    one = TrainingDynamicsMonitor(centering="coordinates")
+    one._history[100] = StepDynamics(1.0, 0.5, 0.9, 1.1)
+    other = TrainingDynamicsMonitor()
+    with pytest.warns(UserWarning, match=r"were centred by 'coordinates', those to come are by 'points': .* anew"):
+        other.load_state_dict(one.state_dict())
+    assert len(other.history) == 0
+
+
+def test_a_second_fit_begins_anew() -> None:
+    monitor = TrainingDynamicsMonitor(every_n_steps=4)
+    trainer(monitor).fit(protonet(), episodes())
+    trainer(monitor, max_steps=4).fit(protonet(), episodes())
+    assert monitor.history.steps == (4,)

@@ -1,0 +1,232 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, training_dynamics
+from fewshot_callbacks.functional.dynamics import Centering, check_centering
+
+NAMES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
+LABELS = torch.tensor([5, -2, 5, -2, 9, 9, 5, -2, 9])  # three classes of three
+
+
+def slow_dynamics(before: Tensor, after: Tensor, labels: Tensor, shots: int, centering: Centering) -> dict[str, float]:
+    """The definitions, number by number."""
+    old, new = before.double().tolist(), after.double().tolist()
+
+    def centred(rows: list[list[float]]) -> list[list[float]]:
+        if centering == "coordinates":
+            return [[x - math.fsum(row) / len(row) for x in row] for row in rows]
+        means = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
+        return [[x - m for x, m in zip(row, means, strict=True)] for row in rows]
+
+    def inner(a: list[list[float]], b: list[list[float]]) -> float:
+        return math.fsum(x * y for r, s in zip(a, b, strict=True) for x, y in zip(r, s, strict=True))
+
+    def minus(a: list[list[float]], b: list[list[float]], scale: float) -> list[list[float]]:
+        return [[x - scale * y for x, y in zip(r, s, strict=True)] for r, s in zip(a, b, strict=True)]
+
+    x_old, x_new = centred(old), centred(new)
+    alpha = inner(x_old, x_new) / inner(x_old, x_old)
+    apart, moved = minus(x_new, x_old, alpha), minus(x_new, x_old, 1.0)
+    phi = math.sqrt(inner(apart, apart)) / math.sqrt(inner(moved, moved))
+
+    members: dict[int, list[int]] = {}
+    for row, label in enumerate(labels.tolist()):
+        members.setdefault(label, []).append(row)
+
+    def distance(rows: list[list[float]], query: int, label: int) -> float:
+        support = [rows[row] for row in members[label][:shots]]
+        prototype = [math.fsum(column) / shots for column in zip(*support, strict=True)]
+        return math.sqrt(math.dist(rows[query], prototype) ** 2 + 1e-10)
+
+    logs: dict[bool, list[float]] = {True: [], False: []}
+    for own, rows in members.items():
+        for query in rows[shots:]:
+            for label in members:
+                logs[own == label].append(math.log(distance(new, query, label) / distance(old, query, label)))
+    con, div = (math.exp(math.fsum(logs[same]) / len(logs[same])) for same in (True, False))
+    return {
+        "alpha": alpha, "norm_ratio": phi, "psi_con": con, "psi_div": div,
+        "con_alpha": con / alpha, "div_alpha": div / alpha, "con_div": con / div,
+    }  # fmt: skip
+
+
+@given(
+    ways=st.integers(2, 4),
+    shots=st.integers(1, 3),
+    queries=st.integers(1, 3),
+    centering=st.sampled_from(["points", "coordinates"]),
+    offset=st.sampled_from([0.0, 3.0]),
+    seed=st.integers(0, 2**16),
+)
+@settings(max_examples=60, deadline=None)
+def test_equals_the_definitions(
+    ways: int, shots: int, queries: int, centering: Centering, offset: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(ways) * 3 - 4).repeat(shots + queries)
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    before = offset + torch.randn(len(labels), 5, generator=generator)
+    after = 1.2 * before + 0.3 * torch.randn(len(labels), 5, generator=generator)
+    step = training_dynamics(before, after, labels, shots=shots, centering=centering)
+    for name, value in slow_dynamics(before, after, labels, shots, centering).items():
+        assert getattr(step, name) == pytest.approx(value, rel=1e-9), name
+    assert step.undefined == ()
+
+
+@given(scale=st.floats(0.05, 1e3), shift=st.floats(-5, 5), seed=st.integers(0, 999))
+@settings(max_examples=30, deadline=None)
+def test_a_change_of_scale_alone_has_norm_ratio_zero_and_neutral_ratios(scale: float, shift: float, seed: int) -> None:
+    if abs(scale - 1) < 0.01:
+        return
+    before = torch.randn(9, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    step = training_dynamics(before, scale * before + shift, LABELS, shots=1)
+    assert step.alpha == pytest.approx(scale)
+    assert step.norm_ratio == pytest.approx(0.0, abs=1e-6)
+    for ratio in (step.con_alpha, step.div_alpha, step.con_div):
+        assert ratio == pytest.approx(1.0, rel=1e-6)
+
+
+@given(seed=st.integers(0, 2**16), size=st.floats(1e-6, 10.0))
+@settings(max_examples=40, deadline=None)
+def test_the_norm_ratio_lies_between_zero_and_one_and_turning_the_space_changes_nothing(seed: int, size: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    before = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    after = before + size * torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64)).Q
+    one = training_dynamics(before, after, LABELS, shots=2)
+    other = training_dynamics(before @ turn + 7, after @ turn + 7, LABELS, shots=2)
+    assert 0 <= one.norm_ratio <= 1
+    for name in ("alpha", "norm_ratio", "psi_con", "psi_div"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-6), name
+
+
+def test_queries_that_come_closer_and_go_apart_are_good_steps() -> None:
+    centres = torch.eye(3)[torch.tensor([0, 1, 0, 1, 2, 2, 0, 1, 2])]
+    noise = torch.randn(9, 3, generator=torch.Generator().manual_seed(1))
+    step = training_dynamics(centres + 0.5 * noise, centres + 0.4 * noise, LABELS, shots=1)
+    assert step.con_alpha < 1 < step.div_alpha
+    assert step.con_div < 1
+
+
+def test_several_episodes_are_measured_together() -> None:
+    before, after = torch.randn(2, 9, 4), torch.randn(2, 9, 4)
+    both = training_dynamics(before.flatten(0, 1), after.flatten(0, 1), LABELS.repeat(2), shots=1, episodes=2)
+    parts = [training_dynamics(before[e], after[e], LABELS, shots=1) for e in (0, 1)]
+    assert both.psi_con == pytest.approx(math.sqrt(parts[0].psi_con * parts[1].psi_con))
+    assert both.psi_div == pytest.approx(math.sqrt(parts[0].psi_div * parts[1].psi_div))
+
+
+def test_float32_that_moves_little_keeps_its_digits() -> None:
+    before = 100 + torch.randn(9, 64)
+    after = before + 1e-4 * torch.randn(9, 64)
+    step, exact = (
+        training_dynamics(*pair, LABELS, shots=1) for pair in ((before, after), (before.double(), after.double()))
+    )
+    assert step == exact
+
+
+def test_zero_distances_stay_finite() -> None:
+    before = torch.randn(9, 4)
+    after = before.clone()
+    after[LABELS == 5] = after[0].clone()  # the queries of class 5 fall on its support
+    step = training_dynamics(before, after, LABELS, shots=1)
+    assert 0 < step.psi_con < 1e-1
+    back = training_dynamics(after, before, LABELS, shots=1)
+    assert math.isfinite(back.psi_con)
+
+
+@pytest.mark.parametrize(
+    ("after", "nan", "words"),
+    [
+        (lambda x: x.clone(), {"norm_ratio"}, "moved no embedding"),
+        (lambda x: -x, {"con_alpha", "div_alpha"}, r"alpha is -1"),
+        (torch.zeros_like, {"con_alpha", "div_alpha"}, r"alpha is 0"),
+        (
+            lambda x: x * math.nan,
+            {"alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div"},
+            "not finite",
+        ),
+    ],
+)
+def test_what_is_undefined_is_nan_with_a_reason(after: object, nan: set[str], words: str) -> None:
+    before = torch.randn(9, 4)
+    step = training_dynamics(before, after(before), LABELS, shots=1)  # type: ignore[operator]
+    assert {name for name in NAMES if math.isnan(getattr(step, name))} == nan
+    assert any(words in reason for reason in step.undefined)
+
+
+def test_a_collapsed_space_has_no_scale() -> None:
+    step = training_dynamics(torch.ones(9, 4), torch.randn(9, 4), LABELS, shots=1)
+    assert math.isnan(step.alpha)
+    assert math.isnan(step.norm_ratio)
+    assert math.isfinite(step.con_div)
+    assert "collapsed" in step.undefined[0]
+
+
+def test_one_class_has_nothing_to_go_away_from() -> None:
+    before = torch.randn(3, 4)
+    step = training_dynamics(before, 1.1 * before + 0.1, torch.zeros(3, dtype=torch.int64), shots=1)
+    assert math.isnan(step.psi_div)
+    assert math.isfinite(step.psi_con)
+    assert "one class" in step.undefined[0]
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"got shapes \(9, 4\) and \(9, 5\)\. Embed one batch twice"):
+        training_dynamics(torch.zeros(9, 4), torch.zeros(9, 5), LABELS, shots=1)
+    with pytest.raises(ValueError, match="3-shot leaves no query"):
+        training_dynamics(torch.zeros(9, 4), torch.zeros(9, 4), LABELS, shots=3)
+    with pytest.raises(ValueError, match=r"x: there is no centering='median'\. Choose 'points'"):
+        check_centering("median", "x")
+
+
+# ------------------------------------------------------------------------------------------------------------ the history
+
+
+def some_history() -> DynamicsHistory:
+    measures = (
+        StepDynamics(1.0, 0.5, 0.9, 1.1),
+        StepDynamics(1.0, math.nan, 1.0, 1.0, ("the step moved no embedding",)),
+    )
+    return DynamicsHistory((100, 200), measures, "coordinates")
+
+
+def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "training_dynamics.json"
+    some_history().save(path)
+    read = DynamicsHistory.load(path)
+    assert read.steps == (100, 200)
+    assert read.centering == "coordinates"
+    assert read.measures[0] == some_history().measures[0]
+    assert math.isnan(read.measures[1].norm_ratio)
+    assert read.measures[1].undefined == ("the step moved no embedding",)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert "NaN" not in path.read_text()
+    assert len(read) == 2
+    assert read.values("norm_ratio")[0] == 0.5
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 9}', '{"format": 1, "steps": [1]}'])
+def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"x\.json: "):
+        DynamicsHistory.load(path)
+    with pytest.raises(FileNotFoundError):
+        DynamicsHistory.load(tmp_path / "y.json")
+
+
+def test_steps_and_measures_go_together() -> None:
+    with pytest.raises(ValueError, match="2 steps came with 1 measures"):
+        DynamicsHistory((1, 2), (StepDynamics(1.0, 1.0, 1.0, 1.0),))
+    state = some_history().to_dict()
+    state["alpha"] = [1.0]
+    with pytest.raises(ValueError, match=r"no history of training dynamics"):
+        DynamicsHistory.from_dict(json.loads(json.dumps(state)))
