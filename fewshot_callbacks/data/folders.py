@@ -1,22 +1,18 @@
 """Folders of images, one per class, as episodes to train on and whole splits to evaluate on."""
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
-from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
-_NAMED_AT_MOST = 5  # in an error message
+from fewshot_callbacks.data._episodic import Split
+from fewshot_callbacks.data._images import IMAGENET_MEAN, IMAGENET_STD, ImageSet, PhotoDataModule, Transform, named
 
 
-class ImageFolderSet(Dataset[tuple[Tensor, int]]):
+class ImageFolderSet(ImageSet):
     """Images of a folder `root/class/image.jpg`, read when asked for; labels are 0 ... C-1 in the order of class names.
 
     Args:
@@ -44,25 +40,17 @@ class ImageFolderSet(Dataset[tuple[Tensor, int]]):
         (('heron', 'owl'), (2, 3, 4, 4), [1, 0])
     """
 
-    def __init__(self, root: str | Path, transform: Callable[..., Float[Tensor, "channels height width"]]) -> None:
+    def __init__(self, root: str | Path, transform: Transform) -> None:
         from torchvision.datasets import ImageFolder  # noqa: PLC0415 - only folders need torchvision
         from torchvision.datasets.folder import IMG_EXTENSIONS  # noqa: PLC0415
 
         _check_classes(Path(root), IMG_EXTENSIONS)
-        self._folder = ImageFolder(str(root), transform=transform)
-        self.labels = torch.tensor(self._folder.targets, dtype=torch.int64)  # (items,)
-        self.class_names: tuple[str, ...] = tuple(self._folder.classes)
+        self._folder = ImageFolder(str(root))
+        super().__init__(torch.tensor(self._folder.targets, dtype=torch.int64), self._folder.classes, transform)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Float[Tensor, "channels height width"], int]:
-        image, label = self._folder[index]
-        return image, label
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        """Many items at once: images (items, channels, height, width) and labels (items,)."""
-        return torch.stack([self[index][0] for index in indices]), self.labels[indices]
+    def _read(self, index: int) -> Image.Image:
+        image: Image.Image = self._folder[index][0]
+        return image
 
 
 def _check_classes(root: Path, extensions: tuple[str, ...]) -> None:
@@ -78,18 +66,12 @@ def _check_classes(root: Path, extensions: tuple[str, ...]) -> None:
     ]
     if empty:
         raise ValueError(
-            f"{_named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
+            f"{named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
             f"({', '.join(extensions)}) or remove the folder{'s' if len(empty) > 1 else ''}."
         )
 
 
-def _named(names: list[str], noun: str) -> str:
-    """`1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
-    some = ", ".join(map(repr, names[:_NAMED_AT_MOST])) + (", ..." if len(names) > _NAMED_AT_MOST else "")
-    return f"{len(names)} {noun}{'es' if len(names) > 1 else ''} ({some})"
-
-
-class ImageFolderDataModule(EpisodicDataModule):
+class ImageFolderDataModule(PhotoDataModule):
     """Your own images: `root/train/class/*.jpg`, `root/val/...` and `root/test/...`, with different classes in each.
 
     Batches are tuples (images, labels): float images (images, 3, image_size, image_size), normalised; int64 labels
@@ -144,8 +126,6 @@ class ImageFolderDataModule(EpisodicDataModule):
         FileNotFoundError: There is no folder birds. It should hold the folders 'train' and 'test'.
     """
 
-    in_channels: int = 3
-
     def __init__(
         self,
         root: str | Path,
@@ -176,6 +156,14 @@ class ImageFolderDataModule(EpisodicDataModule):
         test_seed: int = 0,
     ) -> None:
         super().__init__(
+            image_size=image_size,
+            resize=resize,
+            augment=augment,
+            min_area=min_area,
+            flip=flip,
+            jitter=jitter,
+            mean=mean,
+            std=std,
             ways=ways,
             shots=shots,
             queries=queries,
@@ -190,29 +178,9 @@ class ImageFolderDataModule(EpisodicDataModule):
             test_episodes=test_episodes,
             test_seed=test_seed,
         )
-        resize = round(image_size * 8 / 7) if resize is None else resize
-        _check_images(image_size=image_size, resize=resize, min_area=min_area, flip=flip, jitter=jitter, std=std)
         self.save_hyperparameters()
         self.root = Path(root)
         self.folders: dict[Split, str | None] = {"train": train_folder, "val": val_folder, "test": test_folder}
-        self.image_size = image_size
-        self.resize = resize
-        self.augment = augment
-        self.min_area = min_area
-        self.flip = flip
-        self.jitter = jitter
-        self.mean = mean
-        self.std = std
-        self._sets: dict[Split, ImageFolderSet] | None = None
-
-    @property
-    def num_classes(self) -> int:
-        """Classes to train on; looks into the folders if it has not yet."""
-        return len(self.images("train").class_names)
-
-    def setup(self, stage: str) -> None:
-        """List and check the folders. They are the same for each stage."""
-        self.images("train")
 
     def images(self, split: Split) -> ImageFolderSet:
         """The images of a split, as its loader transforms them.
@@ -227,13 +195,11 @@ class ImageFolderDataModule(EpisodicDataModule):
             FileNotFoundError: `root` or one of its folders is missing.
             ValueError: A class without images, classes that two splits share, or "val" where `val_folder` is None.
         """
-        if self._sets is None:
-            self._sets = self._listed()
-        if split not in self._sets:
+        if split == "val" and self.folders["val"] is None:
             raise ValueError("There is no validation split: val_folder is None. Name its folder.")
-        return self._sets[split]
+        return cast(ImageFolderSet, super().images(split))
 
-    def _listed(self) -> dict[Split, ImageFolderSet]:
+    def _listed(self) -> dict[Split, ImageSet]:
         wanted = {split: name for split, name in self.folders.items() if name is not None}
         if not self.root.is_dir():
             *others, last = map(repr, dict.fromkeys(wanted.values()))
@@ -246,9 +212,8 @@ class ImageFolderDataModule(EpisodicDataModule):
                 raise FileNotFoundError(
                     f"{self.root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{instead}."
                 )
-        sets = {
-            split: ImageFolderSet(self.root / name, self._transform(augment=split == "train" and self.augment))
-            for split, name in wanted.items()
+        sets: dict[Split, ImageSet] = {
+            split: ImageFolderSet(self.root / name, self._transform(augment=False)) for split, name in wanted.items()
         }
         pairs: tuple[tuple[Split, Split], ...] = (("train", "val"), ("train", "test"), ("val", "test"))
         for one, other in pairs:
@@ -257,56 +222,11 @@ class ImageFolderDataModule(EpisodicDataModule):
             shared = sorted(set(sets[one].class_names) & set(sets[other].class_names))
             if shared:
                 raise ValueError(
-                    f"{wanted[one]!r} and {wanted[other]!r} share {_named(shared, 'class')}; few-shot evaluation needs "
+                    f"{wanted[one]!r} and {wanted[other]!r} share {named(shared, 'class')}; few-shot evaluation needs "
                     f"classes that were never seen. Keep each class in one split."
                 )
         return sets
 
-    def _transform(self, *, augment: bool) -> Callable[..., Float[Tensor, "channels height width"]]:
-        from torchvision import transforms  # noqa: PLC0415 - only folders need torchvision
-
-        if augment:
-            moved = [
-                transforms.RandomResizedCrop(self.image_size, scale=(self.min_area, 1.0)),
-                transforms.RandomHorizontalFlip(self.flip),
-                transforms.ColorJitter(self.jitter, self.jitter, self.jitter),
-            ]
-        else:
-            moved = [transforms.Resize(self.resize), transforms.CenterCrop(self.image_size)]
-        steps = [*moved, transforms.ToTensor(), transforms.Normalize(self.mean, self.std)]
-        composed: Callable[..., Tensor] = transforms.Compose(steps)
-        return composed
-
-    def _split(self, name: Split) -> LabelledSplit:
-        images = self.images(name)
-        return LabelledSplit(images, images.labels, images.class_names)
-
-    def _plain_training_split(self) -> LabelledSplit:
-        self.images("train")  # checks all folders
-        folder = self.root / str(self.folders["train"])
-        images = ImageFolderSet(folder, self._transform(augment=False))
-        return LabelledSplit(images, images.labels, images.class_names)
-
     def val_dataloader(self) -> DataLoader[tuple[Tensor, int]] | list[DataLoader[tuple[Tensor, int]]]:
         """As in the other data modules; without `val_folder` an empty list, which Lightning skips."""
         return [] if self.folders["val"] is None else super().val_dataloader()
-
-
-def _check_images(
-    *, image_size: int, resize: int, min_area: float, flip: float, jitter: float, std: tuple[float, float, float]
-) -> None:
-    if image_size < 1:
-        raise ValueError(f"image_size is {image_size}. Use image_size >= 1.")
-    if resize < image_size:
-        raise ValueError(
-            f"resize is {resize}, smaller than image_size {image_size}, so the centre would be padded with black. Use "
-            f"resize >= {image_size}."
-        )
-    if not 0 < min_area <= 1:
-        raise ValueError(f"min_area is {min_area}; it is a part of the image's area. Use 0 < min_area <= 1.")
-    if not 0 <= flip <= 1:
-        raise ValueError(f"flip is {flip}; it is a probability. Use 0 <= flip <= 1.")
-    if jitter < 0:
-        raise ValueError(f"jitter is {jitter}. Use 0 for no colour jitter.")
-    if min(std) <= 0:
-        raise ValueError(f"std is {std}; images are divided by it. Use positive numbers.")

@@ -1,0 +1,225 @@
+"""What the data modules of images share: sets of files, the transforms of photographs, what an incomplete set says."""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Transform = Callable[..., Float[Tensor, "channels height width"]]
+
+AnyImageSet = TypeVar("AnyImageSet", bound="ImageSet")  # the tests' type checker does not know Self here
+
+_NAMED_AT_MOST = 5  # in an error message
+
+
+class ImageSet(Dataset[tuple[Tensor, int]]):
+    """Images that are read when asked for; subclasses say how (`_read`).
+
+    Args:
+        labels: (items,), int64, 0 ... C-1.
+        class_names: For each label, its name.
+        transform: From a PIL image to a float tensor; all results of one shape.
+    """
+
+    def __init__(self, labels: Int[Tensor, "items"], class_names: Sequence[str], transform: Transform) -> None:
+        self.labels = labels
+        self.class_names: tuple[str, ...] = tuple(class_names)
+        self.transform = transform
+
+    @abstractmethod
+    def _read(self, index: int) -> Image.Image:
+        """An image, not transformed."""
+
+    def with_transform(self: AnyImageSet, transform: Transform) -> AnyImageSet:
+        """The same images, transformed in another way."""
+        other = copy.copy(self)
+        other.transform = transform
+        return other
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "channels height width"], int]:
+        return self.transform(self._read(index)), int(self.labels[index])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """Many items at once: images (items, channels, height, width) and labels (items,)."""
+        return torch.stack([self[index][0] for index in indices]), self.labels[indices]
+
+
+class ImageFileSet(ImageSet):
+    """The images of a list of files.
+
+    Args:
+        files: One for each item.
+        names: The class of each item; labels are 0 ... C-1 in the order of these names.
+        transform: From a PIL image to a float tensor; all results of one shape.
+        mode: What an image is converted to: "RGB" or "L".
+
+    Attributes:
+        files: The same, as strings.
+        labels: (items,), int64.
+        class_names: For each label, its name.
+    """
+
+    def __init__(self, files: Sequence[str | Path], names: Sequence[str], transform: Transform, mode: str) -> None:
+        class_names = sorted(set(names))
+        label_of = {name: label for label, name in enumerate(class_names)}
+        labels = torch.tensor([label_of[name] for name in names], dtype=torch.int64)
+        super().__init__(labels, class_names, transform)
+        self.files = tuple(map(str, files))
+        self._mode = mode
+
+    def _read(self, index: int) -> Image.Image:
+        with Image.open(self.files[index]) as image:
+            return image.convert(self._mode)
+
+
+class ImageDataModule(EpisodicDataModule):
+    """Base: subclasses list the splits (`_listed`) and transform the images (`_transform`)."""
+
+    def __init__(self, *, image_size: int, augment: bool, **episodic: Any) -> None:
+        super().__init__(**episodic)
+        if image_size < 1:
+            raise ValueError(f"image_size is {image_size}. Use image_size >= 1.")
+        self.image_size = image_size
+        self.augment = augment
+        self._sets: Mapping[Split, ImageSet] | None = None
+
+    @abstractmethod
+    def _listed(self) -> Mapping[Split, ImageSet]:
+        """All splits, checked; their images are transformed as evaluation images are."""
+
+    @abstractmethod
+    def _transform(self, *, augment: bool) -> Transform:
+        """From a PIL image to what the model sees."""
+
+    @property
+    def num_classes(self) -> int:
+        """Classes to train on; lists the images if that is not done yet."""
+        return len(self.images("train").class_names)
+
+    def setup(self, stage: str) -> None:
+        """List and check the images. They are the same for each stage."""
+        self.images("train")
+
+    def images(self, split: Split) -> ImageSet:
+        """The images of a split, as its loader transforms them.
+
+        Args:
+            split: "train", "val" or "test".
+
+        Returns:
+            The data set, with `labels` and `class_names`.
+
+        Raises:
+            FileNotFoundError: A file or a folder is missing.
+            ValueError: What is there is not what the splits need.
+        """
+        images = self._plain(split)
+        return images.with_transform(self._transform(augment=True)) if split == "train" and self.augment else images
+
+    def _plain(self, split: Split) -> ImageSet:
+        if self._sets is None:
+            self._sets = self._listed()
+        return self._sets[split]
+
+    def _split(self, name: Split) -> LabelledSplit:
+        return _labelled(self.images(name))
+
+    def _plain_training_split(self) -> LabelledSplit:
+        return _labelled(self._plain("train"))
+
+
+def _labelled(images: ImageSet) -> LabelledSplit:
+    return LabelledSplit(images, images.labels, images.class_names)
+
+
+class PhotoDataModule(ImageDataModule):
+    """Base for photographs.
+
+    Training images get a random resized crop, a flip and a jitter; evaluation images are resized, and their centre is
+    cut out.
+    """
+
+    in_channels: int = 3
+
+    def __init__(
+        self,
+        *,
+        image_size: int,
+        resize: int | None,
+        augment: bool,
+        min_area: float,
+        flip: float,
+        jitter: float,
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+        **episodic: Any,
+    ) -> None:
+        super().__init__(image_size=image_size, augment=augment, **episodic)
+        resize = round(image_size * 8 / 7) if resize is None else resize
+        _check_photographs(image_size=image_size, resize=resize, min_area=min_area, flip=flip, jitter=jitter, std=std)
+        self.resize = resize
+        self.min_area = min_area
+        self.flip = flip
+        self.jitter = jitter
+        self.mean = mean
+        self.std = std
+
+    def _transform(self, *, augment: bool) -> Transform:
+        from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
+
+        if augment:
+            moved = [
+                transforms.RandomResizedCrop(self.image_size, scale=(self.min_area, 1.0)),
+                transforms.RandomHorizontalFlip(self.flip),
+                transforms.ColorJitter(self.jitter, self.jitter, self.jitter),
+            ]
+        else:
+            moved = self._fitted()
+        steps = [*moved, transforms.ToTensor(), transforms.Normalize(self.mean, self.std)]
+        composed: Transform = transforms.Compose(steps)
+        return composed
+
+    def _fitted(self) -> list[Callable[[Any], Any]]:
+        """How an evaluation image becomes a square of `image_size`."""
+        from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
+
+        return [transforms.Resize(self.resize), transforms.CenterCrop(self.image_size)]
+
+
+def _check_photographs(
+    *, image_size: int, resize: int, min_area: float, flip: float, jitter: float, std: tuple[float, float, float]
+) -> None:
+    if resize < image_size:
+        raise ValueError(
+            f"resize is {resize}, smaller than image_size {image_size}, so the centre would be padded with black. Use "
+            f"resize >= {image_size}."
+        )
+    if not 0 < min_area <= 1:
+        raise ValueError(f"min_area is {min_area}; it is a part of the image's area. Use 0 < min_area <= 1.")
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip is {flip}; it is a probability. Use 0 <= flip <= 1.")
+    if jitter < 0:
+        raise ValueError(f"jitter is {jitter}. Use 0 for no colour jitter.")
+    if min(std) <= 0:
+        raise ValueError(f"std is {std}; images are divided by it. Use positive numbers.")
+
+
+def named(names: Sequence[str], noun: str) -> str:
+    """`1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
+    some = ", ".join(map(repr, names[:_NAMED_AT_MOST])) + (", ..." if len(names) > _NAMED_AT_MOST else "")
+    return f"{len(names)} {noun}{'es' if len(names) > 1 else ''} ({some})"
