@@ -1,10 +1,12 @@
-"""Episodes, the built-in glyph set and folders of images, as LightningDataModules."""
+"""Episodes, the built-in glyph set, folders of images and published sets, as LightningDataModules."""
 
+from fewshot_callbacks.data.cub import CUBDataModule
 from fewshot_callbacks.data.episodes import EpisodicBatchSampler
 from fewshot_callbacks.data.folders import ImageFolderDataModule, ImageFolderSet
 from fewshot_callbacks.data.glyphs import GlyphDataModule, GlyphSet, augment_glyphs, glyph_sheet
 
 __all__ = [
+    "CUBDataModule",
     "EpisodicBatchSampler",
     "GlyphDataModule",
     "GlyphSet",

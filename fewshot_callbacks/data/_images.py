@@ -1,8 +1,9 @@
 """What the data modules of images share: sets of files, the transforms of photographs, what an incomplete set says."""
 
 import copy
+import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -223,3 +224,51 @@ def named(names: Sequence[str], noun: str) -> str:
     """`1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
     some = ", ".join(map(repr, names[:_NAMED_AT_MOST])) + (", ..." if len(names) > _NAMED_AT_MOST else "")
     return f"{len(names)} {noun}{'es' if len(names) > 1 else ''} ({some})"
+
+
+def required(path: Path, fix: str) -> Path:
+    """The path of a file or folder that must be there.
+
+    Raises:
+        FileNotFoundError: It is not; the message ends in `fix`.
+    """
+    if path.exists():
+        return path
+    nearest = next(parent for parent in path.parents if parent.exists() or parent == parent.parent)
+    raise FileNotFoundError(f"{nearest} holds no {path.relative_to(nearest).as_posix()!r}. {fix}")
+
+
+def missing_files(folder: Path, names: Iterable[str]) -> list[str]:
+    """Those of the names, paths inside the folder, that are not there. Each folder is listed once."""
+    listings: dict[str, set[str]] = {}
+    missing = []
+    for name in names:
+        inside, _, file = name.rpartition("/")
+        if inside not in listings:
+            place = folder / inside
+            listings[inside] = set(os.listdir(place)) if place.is_dir() else set()
+        if file not in listings[inside]:
+            missing.append(name)
+    return missing
+
+
+def check_class_counts(found: Mapping[Split, int], published: Mapping[Split, int], where: Path, fix: str) -> None:
+    """Refuse splits that have not the published numbers of classes.
+
+    Raises:
+        ValueError: They have not; the message ends in `fix`.
+    """
+    if dict(found) != dict(published):
+        counts = "; ".join(f"{split} has {found[split]} of {number}" for split, number in published.items())
+        raise ValueError(f"The classes in {where} are not the published ones: {counts}. {fix}")
+
+
+def check_no_split_is_empty(found: Mapping[Split, int], where: Path, fix: str) -> None:
+    """Refuse a split without a class, which a part of a set may have.
+
+    Raises:
+        ValueError: There is one; the message ends in `fix`.
+    """
+    empty = [split for split, classes in found.items() if classes == 0]
+    if empty:
+        raise ValueError(f"What is in {where} leaves {' and '.join(empty)} without a class. {fix}")

@@ -1,0 +1,233 @@
+"""CUB-200-2011: photographs of 200 species of birds, in the split of Chen et al. (2019)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fewshot_callbacks.data._episodic import Split
+from fewshot_callbacks.data._images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ImageFileSet,
+    PhotoDataModule,
+    check_class_counts,
+    check_no_split_is_empty,
+    missing_files,
+    required,
+)
+
+FOLDER = "CUB_200_2011"
+SOURCE = (
+    "CUB_200_2011.tgz from the Caltech-UCSD Birds-200-2011 page of the Caltech Vision Lab "
+    "(https://www.vision.caltech.edu/datasets/cub_200_2011/)"
+)
+CLASSES: Mapping[Split, int] = {"train": 100, "val": 50, "test": 50}
+
+_SPLIT_OF_REMAINDER: tuple[Split, Split, Split, Split] = ("train", "val", "train", "test")
+
+
+def cub_split(class_id: int) -> Split:
+    """The split of a class: with i = class_id - 1, i even is train, i mod 4 = 1 val, i mod 4 = 3 test.
+
+    Args:
+        class_id: As in `classes.txt`, from 1.
+
+    Returns:
+        "train", "val" or "test".
+
+    Raises:
+        ValueError: The number is not positive.
+
+    References:
+        Chen, Liu, Kira, Wang, Huang, "A Closer Look at Few-shot Classification", ICLR 2019.
+
+    Example:
+        >>> [cub_split(class_id) for class_id in (1, 2, 3, 4)]
+        ['train', 'val', 'train', 'test']
+    """
+    if class_id < 1:
+        raise ValueError(f"class_id is {class_id}; the classes of CUB-200-2011 are counted from 1.")
+    return _SPLIT_OF_REMAINDER[(class_id - 1) % 4]
+
+
+class CUBDataModule(PhotoDataModule):
+    r"""CUB-200-2011 as it is published, with 100 training, 50 validation and 50 test classes (`cub_split`).
+
+    `root` holds the folder that the archive unpacks to. Images and classes are read from its lists:
+
+        CUB_200_2011/classes.txt               1 001.Black_footed_Albatross
+        CUB_200_2011/images.txt                1 001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
+        CUB_200_2011/image_class_labels.txt    1 1
+        CUB_200_2011/images/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
+
+    All 11,788 images are used, whole: neither the bounding boxes nor `train_test_split.txt`, which cuts each class in
+    two, are read.
+
+    Batches are tuples (images, labels): float images (images, 3, image_size, image_size), normalised; int64 labels
+    0 ... C-1 of the split, in the order of the class numbers. A training batch is one episode, class by class, each
+    class's support first. Training images are augmented and evaluation images cut out as in `ImageFolderDataModule`.
+
+    Args:
+        root: The folder that holds `CUB_200_2011`.
+        partial: Use what is there of an incomplete set: missing images are left out, and so are classes without one.
+            The split of the others stays the same.
+        image_size: Height and width of the images that the model sees, in pixels.
+        resize: Shorter side of an evaluation image before its centre is cut out; 8/7 of `image_size` without one.
+        augment: Whether training images are augmented; if not, they are treated as evaluation images.
+        min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
+        flip: Probability of the horizontal flip.
+        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
+        mean: Of each channel, subtracted.
+        std: Of each channel, divided by.
+        ways: Classes in a training episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        episodes: Training episodes in an epoch, over all processes.
+        batch_size: Images in an evaluation batch.
+        seed: Of the training episodes.
+        num_workers: Worker processes of each loader.
+        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
+            with batch statistics needs it.
+        test_ways: Classes in an evaluation episode.
+        test_shots: Support images of each class in an evaluation episode.
+        test_queries: Query images of each class in an evaluation episode.
+        test_episodes: Length of the fixed lists.
+        test_seed: Of the fixed lists.
+
+    Raises:
+        ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
+            FileNotFoundError; lists that do not fit together, or other numbers of classes, a ValueError.
+
+    References:
+        Wah, Branson, Welinder, Perona, Belongie, "The Caltech-UCSD Birds-200-2011 Dataset", CNS-TR-2011-001, 2011.
+        Chen, Liu, Kira, Wang, Huang, "A Closer Look at Few-shot Classification", ICLR 2019.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     folder = Path(root) / "CUB_200_2011"
+        ...     birds = ["001.Albatross", "002.Auklet", "003.Grebe", "004.Gull"]
+        ...     for bird in birds:
+        ...         (folder / "images" / bird).mkdir(parents=True)
+        ...         Image.new("RGB", (20, 10)).save(folder / "images" / bird / "a.jpg")
+        ...     numbered = list(enumerate(birds, start=1))
+        ...     _ = (folder / "classes.txt").write_text("\n".join(f"{i} {bird}" for i, bird in numbered))
+        ...     _ = (folder / "images.txt").write_text("\n".join(f"{i} {bird}/a.jpg" for i, bird in numbered))
+        ...     _ = (folder / "image_class_labels.txt").write_text("\n".join(f"{i} {i}" for i, _ in numbered))
+        ...     data = CUBDataModule(root, image_size=8, partial=True)
+        ...     images, labels = data.images("train").__getitems__([0, 1])
+        >>> data.images("train").class_names, data.images("val").class_names, data.images("test").class_names
+        (('001.Albatross', '003.Grebe'), ('002.Auklet',), ('004.Gull',))
+        >>> tuple(images.shape), labels.tolist()
+        ((2, 3, 8, 8), [0, 1])
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        partial: bool = False,
+        image_size: int = 84,
+        resize: int | None = None,
+        augment: bool = True,
+        min_area: float = 0.35,
+        flip: float = 0.5,
+        jitter: float = 0.4,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+        ways: int = 5,
+        shots: int = 5,
+        queries: int = 15,
+        episodes: int = 100,
+        batch_size: int = 128,
+        seed: int = 0,
+        num_workers: int = 0,
+        episodic_evaluation: bool = False,
+        test_ways: int = 5,
+        test_shots: int = 5,
+        test_queries: int = 15,
+        test_episodes: int = 600,
+        test_seed: int = 0,
+    ) -> None:
+        super().__init__(
+            image_size=image_size,
+            resize=resize,
+            augment=augment,
+            min_area=min_area,
+            flip=flip,
+            jitter=jitter,
+            mean=mean,
+            std=std,
+            ways=ways,
+            shots=shots,
+            queries=queries,
+            episodes=episodes,
+            batch_size=batch_size,
+            seed=seed,
+            num_workers=num_workers,
+            episodic_evaluation=episodic_evaluation,
+            test_ways=test_ways,
+            test_shots=test_shots,
+            test_queries=test_queries,
+            test_episodes=test_episodes,
+            test_seed=test_seed,
+        )
+        self.save_hyperparameters()
+        self.root = Path(root)
+        self.partial = partial
+
+    def _listed(self) -> dict[Split, ImageFileSet]:
+        folder = self.root / FOLDER
+        fix = f"Unpack {SOURCE} into {self.root}, or pass partial=True to use what is there."
+        classes, paths, class_of = self._tables(folder)
+        missing = set(missing_files(folder / "images", paths.values()))
+        if missing and not self.partial:
+            first = next(path for path in paths.values() if path in missing)
+            raise FileNotFoundError(
+                f"{len(missing):,} of the {len(paths):,} images of images.txt are not in {folder / 'images'}; the first "
+                f"is {first!r}. {fix}"
+            )
+        files: dict[Split, list[Path]] = {split: [] for split in CLASSES}
+        names: dict[Split, list[str]] = {split: [] for split in CLASSES}
+        for image, path in paths.items():
+            if path not in missing:
+                split = cub_split(class_of[image])
+                files[split].append(folder / "images" / path)
+                names[split].append(classes[class_of[image]])
+        counts = {split: len(set(names[split])) for split in CLASSES}
+        if not self.partial:
+            check_class_counts(counts, CLASSES, folder, fix)
+        check_no_split_is_empty(counts, folder, f"Unpack all of {SOURCE} into {self.root}.")
+        plain = self._transform(augment=False)
+        return {split: ImageFileSet(files[split], names[split], plain, "RGB") for split in CLASSES}
+
+    def _tables(self, folder: Path) -> tuple[dict[int, str], dict[int, str], dict[int, int]]:
+        """Names of classes by their number, paths and classes of images by theirs."""
+        fix = f"Unpack {SOURCE} into {self.root}."
+        required(folder / "images", fix)
+        classes, paths, labels = (
+            _numbered(required(folder / name, fix)) for name in ("classes.txt", "images.txt", "image_class_labels.txt")
+        )
+        if paths.keys() != labels.keys():
+            raise ValueError(
+                f"images.txt has {len(paths):,} images and image_class_labels.txt {len(labels):,}, not the same ones; "
+                f"image {min(paths.keys() ^ labels.keys())} is in one of them alone. {fix}"
+            )
+        class_of = {image: int(label) for image, label in labels.items()}
+        unknown = sorted(set(class_of.values()) - classes.keys())
+        if unknown:
+            raise ValueError(
+                f"image_class_labels.txt has the class {unknown[0]}, which classes.txt does not name. {fix}"
+            )
+        return classes, paths, class_of
+
+
+def _numbered(file: Path) -> dict[int, str]:
+    """The lines `number text` of a file."""
+    table: dict[int, str] = {}
+    for position, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        number, _, text = line.strip().partition(" ")
+        if not (number.isdecimal() and text):
+            raise ValueError(f"Line {position} of {file} is {line!r}, not a number and a name. Unpack {SOURCE} again.")
+        table[int(number)] = text
+    return table
