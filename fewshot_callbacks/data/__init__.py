@@ -4,6 +4,7 @@ from fewshot_callbacks.data.cub import CUBDataModule
 from fewshot_callbacks.data.episodes import EpisodicBatchSampler
 from fewshot_callbacks.data.folders import ImageFolderDataModule, ImageFolderSet
 from fewshot_callbacks.data.glyphs import GlyphDataModule, GlyphSet, augment_glyphs, glyph_sheet
+from fewshot_callbacks.data.mini_imagenet import MiniImageNetDataModule
 
 __all__ = [
     "CUBDataModule",
@@ -12,6 +13,7 @@ __all__ = [
     "GlyphSet",
     "ImageFolderDataModule",
     "ImageFolderSet",
+    "MiniImageNetDataModule",
     "augment_glyphs",
     "glyph_sheet",
 ]

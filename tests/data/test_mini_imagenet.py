@@ -1,0 +1,140 @@
+"""mini-ImageNet: the published lists decide, and what is missing is named."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fewshot_callbacks.data import MiniImageNetDataModule
+from tests.data.trees import PLAIN, SMALL, draw
+
+SIZES = {"train": 64, "val": 16, "test": 20}
+LABELS = [f"n{(i * 7919) % 100 + 1500000:08}" for i in range(100)]  # in no order
+PUBLISHED = {"train": LABELS[:64], "val": LABELS[64:80], "test": LABELS[80:]}
+
+
+def write_tree(root: Path, images_per_class: int = 2) -> Path:
+    """100 classes; the red of an image is its class, the green its number. The lists go around the classes."""
+    for split, labels in PUBLISHED.items():
+        rows = [(f"{label}{i + 1:08}.jpg", label) for i in range(images_per_class) for label in labels]
+        for file, label in rows:
+            draw(root / "images" / file, (2 * LABELS.index(label), int(file[9:17]) * 40, 0))
+        write_list(root, split, rows)
+    return root
+
+
+def write_list(root: Path, split: str, rows: list[tuple[str, str]]) -> None:
+    (root / f"{split}.csv").write_text("filename,label\n" + "".join(f"{file},{label}\n" for file, label in rows))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture
+def broken(images: Path, tmp_path: Path) -> Path:
+    shutil.copytree(images, tmp_path / "broken")
+    return tmp_path / "broken"
+
+
+@pytest.mark.parametrize("split", SIZES)
+def test_the_lists_decide(images: Path, split: str) -> None:
+    data = MiniImageNetDataModule(images, **SMALL, **PLAIN)
+    served = data.images(split)
+    assert served.class_names == tuple(sorted(PUBLISHED[split]))
+    assert len(served.class_names) == SIZES[split]
+    pixels, labels = served.__getitems__(list(range(len(served))))
+    drawn = (pixels.amax(dim=(2, 3)) * 255).round().int()  # (items, 3)
+    expected = [(2 * LABELS.index(label), 40 * number) for number in (1, 2) for label in PUBLISHED[split]]
+    assert (drawn[:, :2] - torch.tensor(expected)).abs().max() <= 3  # a JPEG is not exact; the order is the list's
+    assert [served.class_names[label] for label in labels.tolist()] == PUBLISHED[split] * 2
+
+
+def test_no_class_is_in_two_splits(images: Path) -> None:
+    data = MiniImageNetDataModule(images, **SMALL)
+    assert len({name for split in SIZES for name in data.images(split).class_names}) == 100
+    assert (data.num_classes, data.in_channels, data.image_size) == (64, 3, 8)
+
+
+def test_batches_are_episodes_and_transformed(images: Path) -> None:
+    data = MiniImageNetDataModule(images, **SMALL, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    assert not torch.equal(data.images("train")[70][0], data.images("train")[70][0])
+    raw = MiniImageNetDataModule(images, **SMALL, **PLAIN).images("train").__getitems__(list(range(7)))[0]
+    assert torch.allclose(next(iter(data.training_data_for_evaluation()))[0], (raw - 0.5) / 0.25)
+    for pixels, labels in data.train_dataloader():
+        assert pixels.shape == (4, 3, 8, 8)
+        assert labels.reshape(2, 2).unique(dim=1).shape == (2, 1)
+
+
+def test_a_class_too_small_for_the_episodes_is_named(images: Path) -> None:
+    data = MiniImageNetDataModule(images, **{**SMALL, "test_shots": 5}, episodic_evaluation=True)
+    words = rf"needs 6 images per class; class '{min(PUBLISHED['val'])}' has 2, the smallest of 16 classes"
+    with pytest.raises(ValueError, match=words):
+        data.val_dataloader()
+
+
+def test_missing_lists_and_folders_are_named(broken: Path, tmp_path: Path) -> None:
+    for split in SIZES:
+        (broken / f"{split}.csv").rename(broken / "away")
+        with pytest.raises(
+            FileNotFoundError, match=rf"broken holds no '{split}\.csv'\. Put train\.csv, val\.csv and test"
+        ):
+            MiniImageNetDataModule(broken).setup("fit")
+        (broken / "away").rename(broken / f"{split}.csv")
+    shutil.rmtree(broken / "images")
+    with pytest.raises(FileNotFoundError, match=r"broken holds no 'images'\. Put the images of ILSVRC-2012"):
+        MiniImageNetDataModule(broken).setup("fit")
+
+
+def test_missing_images_are_counted_and_partial_goes_on(broken: Path) -> None:
+    gone, first = PUBLISHED["test"][3], PUBLISHED["val"][5]
+    for file in (f"{gone}00000001.jpg", f"{gone}00000002.jpg", f"{first}00000001.jpg"):
+        (broken / "images" / file).unlink()
+    words = (
+        rf"3 of the 200 images of the lists are not in .*images; the first is '{first}00000001\.jpg'\. .* partial=Tr"
+    )
+    with pytest.raises(FileNotFoundError, match=words):
+        MiniImageNetDataModule(broken).setup("fit")
+    data = MiniImageNetDataModule(broken, partial=True, **SMALL)
+    assert data.images("test").class_names == tuple(sorted(set(PUBLISHED["test"]) - {gone}))
+    assert len(data.images("val")) == 31
+    shutil.rmtree(broken / "images")
+    (broken / "images").mkdir()
+    with pytest.raises(
+        ValueError, match=r"leaves train and val and test without a class\. It should hold the images of"
+    ):
+        MiniImageNetDataModule(broken, partial=True).setup("fit")
+
+
+def test_other_numbers_of_classes_are_refused(broken: Path) -> None:
+    write_list(broken, "val", [(f"{label}00000001.jpg", label) for label in PUBLISHED["val"][:15]])
+    with pytest.raises(
+        ValueError, match=r"train has 64 of 64; val has 15 of 16; test has 20 of 20\. The lists are train"
+    ):
+        MiniImageNetDataModule(broken).setup("fit")
+    assert len(MiniImageNetDataModule(broken, partial=True).images("val")) == 15
+
+
+def test_a_class_in_two_lists_is_refused(broken: Path) -> None:
+    write_list(broken, "val", [(f"{label}00000001.jpg", label) for label in LABELS[60:80]])
+    for partial in (False, True):
+        with pytest.raises(
+            ValueError, match=r"train\.csv and val\.csv share 4 classes \('n.*Use train\.csv, val\.csv and"
+        ):
+            MiniImageNetDataModule(broken, partial=partial).setup("fit")
+
+
+def test_files_that_are_no_lists_are_refused(broken: Path) -> None:
+    (broken / "test.csv").write_text("n0153282900000005.jpg,n01532829\n")
+    with pytest.raises(
+        ValueError, match=r"test\.csv begins with \['n0153282900000005\.jpg', .*, not with filename,label"
+    ):
+        MiniImageNetDataModule(broken).setup("fit")
+    (broken / "test.csv").write_text("")
+    with pytest.raises(ValueError, match=r"test\.csv begins with \[\], not with filename,label"):
+        MiniImageNetDataModule(broken).setup("fit")
+    (broken / "test.csv").write_text("filename,label\nn0153282900000005.jpg\n")
+    with pytest.raises(ValueError, match=r"Line 2 of .*test\.csv is \['n0153282900000005\.jpg'\], not a file name and"):
+        MiniImageNetDataModule(broken).setup("fit")
