@@ -5,6 +5,7 @@ from fewshot_callbacks.data.episodes import EpisodicBatchSampler
 from fewshot_callbacks.data.folders import ImageFolderDataModule, ImageFolderSet
 from fewshot_callbacks.data.glyphs import GlyphDataModule, GlyphSet, augment_glyphs, glyph_sheet
 from fewshot_callbacks.data.mini_imagenet import MiniImageNetDataModule
+from fewshot_callbacks.data.omniglot import OmniglotDataModule
 
 __all__ = [
     "CUBDataModule",
@@ -14,6 +15,7 @@ __all__ = [
     "ImageFolderDataModule",
     "ImageFolderSet",
     "MiniImageNetDataModule",
+    "OmniglotDataModule",
     "augment_glyphs",
     "glyph_sheet",
 ]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
 
@@ -129,8 +129,19 @@ class ImageDataModule(EpisodicDataModule):
             FileNotFoundError: A file or a folder is missing.
             ValueError: What is there is not what the splits need.
         """
+        why_not = self._why_no_validation() if split == "val" else None
+        if why_not is not None:
+            raise ValueError(f"There is no validation split: {why_not}")
         images = self._plain(split)
         return images.with_transform(self._transform(augment=True)) if split == "train" and self.augment else images
+
+    def val_dataloader(self) -> DataLoader[tuple[Tensor, int]] | list[DataLoader[tuple[Tensor, int]]]:
+        """As in the other data modules; where there is no validation an empty list, which Lightning skips."""
+        return super().val_dataloader() if self._why_no_validation() is None else []
+
+    def _why_no_validation(self) -> str | None:
+        """Where there is no validation split by choice: which, and how to get one."""
+        return None
 
     def _plain(self, split: Split) -> ImageSet:
         if self._sets is None:

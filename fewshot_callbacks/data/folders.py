@@ -5,8 +5,6 @@ from typing import cast
 
 import torch
 from PIL import Image
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 from fewshot_callbacks.data._episodic import Split
 from fewshot_callbacks.data._images import IMAGENET_MEAN, IMAGENET_STD, ImageSet, PhotoDataModule, Transform, named
@@ -195,8 +193,6 @@ class ImageFolderDataModule(PhotoDataModule):
             FileNotFoundError: `root` or one of its folders is missing.
             ValueError: A class without images, classes that two splits share, or "val" where `val_folder` is None.
         """
-        if split == "val" and self.folders["val"] is None:
-            raise ValueError("There is no validation split: val_folder is None. Name its folder.")
         return cast(ImageFolderSet, super().images(split))
 
     def _listed(self) -> dict[Split, ImageSet]:
@@ -227,6 +223,5 @@ class ImageFolderDataModule(PhotoDataModule):
                 )
         return sets
 
-    def val_dataloader(self) -> DataLoader[tuple[Tensor, int]] | list[DataLoader[tuple[Tensor, int]]]:
-        """As in the other data modules; without `val_folder` an empty list, which Lightning skips."""
-        return [] if self.folders["val"] is None else super().val_dataloader()
+    def _why_no_validation(self) -> str | None:
+        return "val_folder is None. Name its folder." if self.folders["val"] is None else None

@@ -1,0 +1,169 @@
+"""Omniglot: the published sets, whole alphabets to validate on, ink high; what is missing is named."""
+
+import hashlib
+import os
+import shutil
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import Omniglot
+
+from fewshot_callbacks.data import OmniglotDataModule, omniglot
+from tests.data.trees import SMALL
+
+SIZES = {"images_background": (964, 30), "images_evaluation": (659, 20)}
+FEW = ("Korean",)
+
+
+def write_tree(root: Path, sizes: dict[str, tuple[int, int]], drawings: int = 2) -> Path:
+    """Characters dealt to alphabets in turn; the last alphabets of the background set bear published names."""
+    root.mkdir(parents=True, exist_ok=True)
+    Image.new("1", (105, 105), 1).save(root / "drawing.png")
+    for name, (characters, alphabets) in sizes.items():
+        names = [f"{name[7:10]}{i:02}" for i in range(alphabets)]
+        if name == "images_background":
+            names[-len(omniglot.VALIDATION_ALPHABETS) :] = omniglot.VALIDATION_ALPHABETS[-alphabets:]
+        for i in reversed(range(characters)):
+            folder = root / "omniglot-py" / name / names[i % alphabets] / f"character{i // alphabets + 1:02}"
+            folder.mkdir(parents=True)
+            for j in range(drawings):
+                os.link(root / "drawing.png", folder / f"{i:04}_{j + 1:02}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("published"), SIZES)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def served(tmp_path: Path):
+    """A folder and its address."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Five characters of two alphabets to train and validate on, two to test on."""
+    root = write_tree(tmp_path / "few", {"images_evaluation": (2, 1)})
+    for i, place in enumerate(("Greek/character02", "Greek/character01", "Korean/character01", "Korean/character02")):
+        folder = root / "omniglot-py" / "images_background" / place
+        folder.mkdir(parents=True)
+        for j in range(2):
+            image = Image.new("1", (105, 105), 1)
+            image.paste(0, (0, 0, 105, 15 * (i + 1)))  # rows of ink
+            image.save(folder / f"{i:04}_{j + 1:02}.png")
+    return root
+
+
+def test_the_published_sets_and_whole_alphabets_to_validate_on(published: Path, monkeypatch) -> None:
+    monkeypatch.setattr(omniglot, "DRAWINGS", 2)
+    data = OmniglotDataModule(published, **SMALL)
+    names = {split: data.images(split).class_names for split in ("train", "val", "test")}
+    alphabets = {split: {name.split("/")[0] for name in of} for split, of in names.items()}
+    assert (len(names["train"]) + len(names["val"]), len(names["test"])) == (964, 659)
+    assert alphabets["val"] == {"Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh"}
+    assert (len(alphabets["train"]), len(alphabets["test"])) == (25, 20)
+    assert not alphabets["train"] & alphabets["val"]
+    assert not set(names["train"]) & set(names["test"])
+    assert names["test"] == tuple(sorted(names["test"]))
+    assert data.images("train").labels.bincount().tolist() == [2] * len(names["train"])
+    assert (data.num_classes, data.in_channels) == (len(names["train"]), 1)
+
+
+def test_incomplete_sets_are_refused_with_counts(published: Path, few: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"964 classes \('Armenian/character01'.* 20 drawings; the first has 2\. Unpack"
+    ):
+        OmniglotDataModule(published).setup("fit")
+    with pytest.raises(
+        ValueError, match=r"images_background holds 4 characters; published are 964\. Unpack .* partial=T"
+    ):
+        OmniglotDataModule(few).setup("fit")
+
+
+def test_ink_is_high_and_images_are_resized(few: Path) -> None:
+    data = OmniglotDataModule(few, **{**SMALL, "image_size": 7}, val_alphabets=FEW, partial=True)
+    images = data.images("train")
+    assert images.class_names == ("Greek/character01", "Greek/character02")
+    pixels, labels = images.__getitems__([0, 1, 2, 3])
+    assert labels.tolist() == [0, 0, 1, 1]
+    assert pixels.shape == (4, 1, 7, 7)
+    rows = torch.tensor([2, 2, 1, 1])  # character01 was drawn second; a row of 7 is 15 of 105
+    expected = (torch.arange(7) < rows[:, None]).float()[:, None, :, None].expand(-1, -1, -1, 7)
+    assert torch.allclose(pixels, expected, atol=0.3)  # the edge is smoothed
+    assert torch.equal(pixels, torch.cat([batch for batch, _ in data.training_data_for_evaluation()]))
+    assert OmniglotDataModule(few, val_alphabets=FEW, partial=True).images("test")[0][0].shape == (1, 28, 28)
+
+
+def test_episodes_and_classes_too_small_for_them(few: Path) -> None:
+    data = OmniglotDataModule(few, **SMALL, val_alphabets=FEW, partial=True)
+    for pixels, labels in data.train_dataloader():
+        assert pixels.shape == (4, 1, 8, 8)
+        assert labels.reshape(2, 2).unique(dim=1).shape == (2, 1)
+    data = OmniglotDataModule(few, **{**SMALL, "shots": 4}, val_alphabets=FEW, partial=True)
+    with pytest.raises(ValueError, match=r"needs 5 images per class; class 'Greek/character01' has 2, the smallest"):
+        data.train_dataloader()
+
+
+def test_alphabets_are_chosen_by_name(few: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"val_alphabets has 'Armenian', which is no alpha.* Choose among Greek, Korean\."
+    ):
+        OmniglotDataModule(few, partial=True).setup("fit")
+    with pytest.raises(ValueError, match=r"leaves train without a class\. Hold out fewer alphabets"):
+        OmniglotDataModule(few, val_alphabets=("Greek", "Korean"), partial=True).setup("fit")
+    data = OmniglotDataModule(few, val_alphabets=(), partial=True)
+    assert (data.num_classes, data.val_dataloader()) == (4, [])
+    with pytest.raises(
+        ValueError, match=r"There is no validation split: val_alphabets is empty\. Name alphabets of the b"
+    ):
+        data.images("val")
+
+
+def test_missing_folders_are_named_with_the_archive(few: Path) -> None:
+    words = r"few/omniglot-py holds no 'images_evaluation'\. Unpack images_background\.zip and .* or pass download=True"
+    shutil.rmtree(few / "omniglot-py" / "images_evaluation")
+    data = OmniglotDataModule(few, val_alphabets=FEW, partial=True)
+    data.prepare_data()  # fetches nothing
+    with pytest.raises(FileNotFoundError, match=words):
+        data.setup("fit")
+
+
+def test_archives_are_fetched_checked_and_unpacked(few: Path, tmp_path: Path, served, monkeypatch) -> None:
+    (folder, address), root = served, tmp_path / "new"
+    sums = {}
+    for name in SIZES:
+        with zipfile.ZipFile(folder / f"{name}.zip", "w") as archive:
+            for file in sorted((few / "omniglot-py" / name).rglob("*.png")):
+                archive.write(file, file.relative_to(few / "omniglot-py"))
+        sums[name] = hashlib.md5((folder / f"{name}.zip").read_bytes()).hexdigest()
+    monkeypatch.setattr(Omniglot, "download_url_prefix", address)
+    monkeypatch.setattr(Omniglot, "zips_md5", {**sums, "images_evaluation": "0" * 32})
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    data = OmniglotDataModule(root, val_alphabets=FEW, partial=True, download=True)
+    with pytest.raises(RuntimeError, match="corrupted"):
+        data.prepare_data()
+    monkeypatch.setattr(Omniglot, "zips_md5", sums)
+    data.prepare_data()
+    assert (data.num_classes, len(data.images("val")), len(data.images("test"))) == (2, 4, 4)
+    monkeypatch.setattr(Omniglot, "download_url_prefix", "nowhere://")
+    data.prepare_data()  # everything is there
