@@ -4,6 +4,7 @@ from fewshot_callbacks.data.cub import CUBDataModule
 from fewshot_callbacks.data.episodes import EpisodicBatchSampler
 from fewshot_callbacks.data.folders import ImageFolderDataModule, ImageFolderSet
 from fewshot_callbacks.data.glyphs import GlyphDataModule, GlyphSet, augment_glyphs, glyph_sheet
+from fewshot_callbacks.data.logodet3k import LogoCounts, LogoDet3KDataModule
 from fewshot_callbacks.data.mini_imagenet import MiniImageNetDataModule
 from fewshot_callbacks.data.omniglot import OmniglotDataModule
 
@@ -14,6 +15,8 @@ __all__ = [
     "GlyphSet",
     "ImageFolderDataModule",
     "ImageFolderSet",
+    "LogoCounts",
+    "LogoDet3KDataModule",
     "MiniImageNetDataModule",
     "OmniglotDataModule",
     "augment_glyphs",

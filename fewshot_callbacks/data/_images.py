@@ -60,6 +60,13 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return torch.stack([self[index][0] for index in indices]), self.labels[indices]
 
 
+def labels_of(names: Sequence[str]) -> tuple[Int[Tensor, "items"], list[str]]:
+    """Labels 0 ... C-1 in the order of the names, and the names of the classes."""
+    class_names = sorted(set(names))
+    label_of = {name: label for label, name in enumerate(class_names)}
+    return torch.tensor([label_of[name] for name in names], dtype=torch.int64), class_names
+
+
 class ImageFileSet(ImageSet):
     """The images of a list of files.
 
@@ -76,10 +83,7 @@ class ImageFileSet(ImageSet):
     """
 
     def __init__(self, files: Sequence[str | Path], names: Sequence[str], transform: Transform, mode: str) -> None:
-        class_names = sorted(set(names))
-        label_of = {name: label for label, name in enumerate(class_names)}
-        labels = torch.tensor([label_of[name] for name in names], dtype=torch.int64)
-        super().__init__(labels, class_names, transform)
+        super().__init__(*labels_of(names), transform)
         self.files = tuple(map(str, files))
         self._mode = mode
 
@@ -196,6 +200,7 @@ class PhotoDataModule(ImageDataModule):
 
         if augment:
             moved = [
+                *self._before_the_crop(),
                 transforms.RandomResizedCrop(self.image_size, scale=(self.min_area, 1.0)),
                 transforms.RandomHorizontalFlip(self.flip),
                 transforms.ColorJitter(self.jitter, self.jitter, self.jitter),
@@ -205,6 +210,10 @@ class PhotoDataModule(ImageDataModule):
         steps = [*moved, transforms.ToTensor(), transforms.Normalize(self.mean, self.std)]
         composed: Transform = transforms.Compose(steps)
         return composed
+
+    def _before_the_crop(self) -> list[Callable[[Any], Any]]:
+        """What happens to a training image before its random resized crop."""
+        return []
 
     def _fitted(self) -> list[Callable[[Any], Any]]:
         """How an evaluation image becomes a square of `image_size`."""
@@ -235,6 +244,11 @@ def named(names: Sequence[str], noun: str) -> str:
     """`1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
     some = ", ".join(map(repr, names[:_NAMED_AT_MOST])) + (", ..." if len(names) > _NAMED_AT_MOST else "")
     return f"{len(names)} {noun}{'es' if len(names) > 1 else ''} ({some})"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 box`, `2,000 boxes`, `3 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun[-1] in 'sx' else 's'}"
 
 
 def required(path: Path, fix: str) -> Path:

@@ -1,0 +1,452 @@
+"""LogoDet-3K: the annotated boxes of 3,000 logos, with classes split by a seeded draw."""
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+from jaxtyping import Int
+from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image
+from torch import Tensor
+
+from fewshot_callbacks.data._episodic import Split
+from fewshot_callbacks.data._images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ImageSet,
+    PhotoDataModule,
+    Transform,
+    check_no_split_is_empty,
+    counted,
+    labels_of,
+    required,
+)
+
+FOLDER = "LogoDet-3K"
+SOURCE = "LogoDet-3K.zip from the page of LogoDet-3K (https://github.com/Wangjing1551/LogoDet-3K-Dataset)"
+CATEGORIES = (
+    "Clothes",
+    "Electronic",
+    "Food",
+    "Leisure",
+    "Medical",
+    "Necessities",
+    "Others",
+    "Sports",
+    "Transportation",
+)
+
+_VARIANT = re.compile(r"-\d+$")
+
+
+def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> Split:
+    """The split that a class is drawn into: a function of its brand and the seed alone, on every machine.
+
+    The draw is a number in [0, 1): the first 8 bytes of SHA-256 of "seed brand", read as a fraction. Below
+    `test_share` is test, the next `val_share` are val, the rest is train. The brand is the name in lower case without a
+    last "-1", "-2", ..., so that the variants of one brand are never in two splits. Which other classes there are does
+    not matter, so no class changes its split with `min_boxes` or in a part of the set; the shares are met only on
+    average.
+
+    Args:
+        name: Of the class.
+        val_share: Of the classes, on average.
+        test_share: Of the classes, on average.
+        seed: Another seed is another draw.
+
+    Returns:
+        "train", "val" or "test".
+
+    Example:
+        >>> {logo_split(f"lexus-{i}", val_share=0.2, test_share=0.2, seed=0) for i in range(9)}
+        {'test'}
+    """
+    brand = _VARIANT.sub("", name.casefold())
+    draw = int.from_bytes(hashlib.sha256(f"{seed} {brand}".encode()).digest()[:8], "big") / 2**64
+    if draw < test_share:
+        return "test"
+    return "val" if draw < test_share + val_share else "train"
+
+
+@dataclass(frozen=True)
+class LogoCounts:
+    """What of LogoDet-3K is served, and what is left out.
+
+    Attributes:
+        classes: Served, over all splits.
+        boxes: Served, over all splits.
+        broken_boxes: Left out: without a name, without four finite numbers, empty, or outside the image.
+        small_classes: Left out: with fewer than `min_boxes` boxes that are not broken.
+        boxes_of_small_classes: How many boxes those had.
+        missing_images: Annotations without their image; 0 without `partial`.
+        unreadable_files: Annotations or images that cannot be read; 0 without `partial`.
+    """
+
+    classes: int
+    boxes: int
+    broken_boxes: int
+    small_classes: int
+    boxes_of_small_classes: int
+    missing_images: int
+    unreadable_files: int
+
+    def in_words(self) -> str:
+        """One sentence.
+
+        Example:
+            >>> LogoCounts(3, 70, 2, 1, 5, 0, 0).in_words()
+            'LogoDet-3K: 70 boxes of 3 classes; left out are 2 broken boxes and 1 small class with 5 boxes.'
+        """
+        words = (
+            f"LogoDet-3K: {counted(self.boxes, 'box')} of {counted(self.classes, 'class')}; left out are "
+            f"{counted(self.broken_boxes, 'broken box')} and {counted(self.small_classes, 'small class')} with "
+            f"{counted(self.boxes_of_small_classes, 'box')}"
+        )
+        if self.missing_images or self.unreadable_files:
+            words += f", {counted(self.missing_images, 'missing image')} and "
+            words += counted(self.unreadable_files, "unreadable file")
+        return words + "."
+
+
+class LogoSet(ImageSet):
+    """Boxes, each cut out of its image when asked for.
+
+    Args:
+        files: The image of each box.
+        boxes: (items, 4): left, top, right and bottom in pixels, inside the image.
+        names: The class of each box; labels are 0 ... C-1 in the order of these names.
+        transform: From a PIL image to a float tensor; all results of one shape.
+        margin: Added on each side, as a part of the box's width or height, as far as the image goes.
+
+    Attributes:
+        files: As given.
+        boxes: As given.
+        labels: (items,), int64.
+        class_names: For each label, its name.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str],
+        boxes: Int[Tensor, "items 4"],
+        names: Sequence[str],
+        transform: Transform,
+        margin: float,
+    ) -> None:
+        super().__init__(*labels_of(names), transform)
+        self.files = tuple(files)
+        self.boxes = boxes
+        self._margin = margin
+
+    def _read(self, index: int) -> Image.Image:
+        left, top, right, bottom = self.boxes[index].tolist()
+        beside, above = round(self._margin * (right - left)), round(self._margin * (bottom - top))
+        with Image.open(self.files[index]) as image:
+            inside = (
+                max(left - beside, 0),
+                max(top - above, 0),
+                min(right + beside, image.width),
+                min(bottom + above, image.height),
+            )
+            return image.crop(inside).convert("RGB")
+
+
+class LogoDet3KDataModule(PhotoDataModule):
+    """LogoDet-3K as it is published, each annotated box an image of its own.
+
+    **No split of its classes is published**: the paper is about detection. Here classes are drawn into train, val
+    and test by `logo_split`, and results compare only with results of the same shares and seed.
+
+    `root` holds the folder that the archive unpacks to, an annotation in the format of Pascal VOC beside each image:
+
+        LogoDet-3K/Food/Oreo/1.jpg
+        LogoDet-3K/Food/Oreo/1.xml
+
+    A class is the name of an object in the annotations (not the folder's). A box is cut to the image's borders; broken boxes
+    and classes with fewer than `min_boxes` boxes are left out and counted (`counts`, and a message of `setup`). Every
+    annotation and the size of every image is read once, in `setup`.
+
+    Logos are of all shapes, and a part of a wide one may be another logo. So the whole box is squeezed to a square:
+    for evaluation to `image_size`, for training to `resize`, before the random resized crop. Nothing is mirrored
+    unless `flip` says so: letters are not.
+
+    Batches are tuples (images, labels): float images (images, 3, image_size, image_size), normalised; int64 labels
+    0 ... C-1 of the split, in the order of the class names. A training batch is one episode, class by class, each
+    class's support first.
+
+    Args:
+        root: The folder that holds `LogoDet-3K`.
+        margin: Added to a box on each side, as a part of its width or height, as far as the image goes.
+        min_boxes: A class with fewer boxes is left out. An episode needs shots + queries of each class.
+        val_share: Of the classes, to validate on; 0 for no validation. On average: see `logo_split`.
+        test_share: Of the classes, to test on; in the same way.
+        split_seed: Of the draw.
+        partial: Use what is there of an incomplete set: categories may be missing, and annotations without an image
+            and files that cannot be read are left out and counted.
+        image_size: Height and width of the images that the model sees, in pixels.
+        resize: Side of the square that a training image is squeezed to before its random crop; 8/7 of `image_size`
+            without one.
+        augment: Whether training images are augmented; if not, they are treated as evaluation images.
+        min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
+        flip: Probability of the horizontal flip.
+        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
+        mean: Of each channel, subtracted.
+        std: Of each channel, divided by.
+        ways: Classes in a training episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        episodes: Training episodes in an epoch, over all processes.
+        batch_size: Images in an evaluation batch.
+        seed: Of the training episodes.
+        num_workers: Worker processes of each loader.
+        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
+            with batch statistics needs it.
+        test_ways: Classes in an evaluation episode.
+        test_shots: Support images of each class in an evaluation episode.
+        test_queries: Query images of each class in an evaluation episode.
+        test_episodes: Length of the fixed lists.
+        test_seed: Of the fixed lists.
+
+    Raises:
+        ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
+            FileNotFoundError; an unreadable file, or a split without a class, a ValueError.
+
+    References:
+        Wang, Min, Hou, Ma, Zheng, Jiang, "LogoDet-3K: A Large-Scale Image Dataset for Logo Detection", ACM TOMM 18(1),
+        2022.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> box = "<bndbox><xmin>2</xmin><ymin>2</ymin><xmax>18</xmax><ymax>6</ymax></bndbox>"
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for brand in ("Dole", "Oreo", "Twix"):
+        ...         folder = Path(root) / "LogoDet-3K" / "Food" / brand
+        ...         folder.mkdir(parents=True)
+        ...         Image.new("RGB", (20, 10)).save(folder / "1.jpg")
+        ...         xml = f"<annotation><object><name>{brand}</name>{box}</object></annotation>"
+        ...         _ = (folder / "1.xml").write_text(xml)
+        ...     data = LogoDet3KDataModule(root, min_boxes=1, val_share=0.4, image_size=8, partial=True)
+        ...     images, labels = data.images("train").__getitems__([0])
+        >>> [data.images(split).class_names for split in ("train", "val", "test")]
+        [('Oreo',), ('Twix',), ('Dole',)]
+        >>> tuple(images.shape), data.counts.boxes
+        ((1, 3, 8, 8), 3)
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        margin: float = 0.0,
+        min_boxes: int = 20,
+        val_share: float = 0.2,
+        test_share: float = 0.2,
+        split_seed: int = 0,
+        partial: bool = False,
+        image_size: int = 84,
+        resize: int | None = None,
+        augment: bool = True,
+        min_area: float = 0.6,
+        flip: float = 0.0,
+        jitter: float = 0.4,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+        ways: int = 20,
+        shots: int = 5,
+        queries: int = 15,
+        episodes: int = 100,
+        batch_size: int = 128,
+        seed: int = 0,
+        num_workers: int = 0,
+        episodic_evaluation: bool = False,
+        test_ways: int = 5,
+        test_shots: int = 5,
+        test_queries: int = 15,
+        test_episodes: int = 600,
+        test_seed: int = 0,
+    ) -> None:
+        super().__init__(
+            image_size=image_size,
+            resize=resize,
+            augment=augment,
+            min_area=min_area,
+            flip=flip,
+            jitter=jitter,
+            mean=mean,
+            std=std,
+            ways=ways,
+            shots=shots,
+            queries=queries,
+            episodes=episodes,
+            batch_size=batch_size,
+            seed=seed,
+            num_workers=num_workers,
+            episodic_evaluation=episodic_evaluation,
+            test_ways=test_ways,
+            test_shots=test_shots,
+            test_queries=test_queries,
+            test_episodes=test_episodes,
+            test_seed=test_seed,
+        )
+        if not 0 <= margin < math.inf:
+            raise ValueError(f"margin is {margin}; it is a part of the box's side. Use 0 for none, 0.1 for a tenth.")
+        if min_boxes < 1:
+            raise ValueError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
+        if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
+            raise ValueError(
+                f"val_share is {val_share} and test_share {test_share}; the rest is trained on. Use val_share >= 0 and "
+                f"test_share > 0 with a sum below 1."
+            )
+        self.save_hyperparameters()
+        self.root = Path(root)
+        self.margin = margin
+        self.min_boxes = min_boxes
+        self.val_share = val_share
+        self.test_share = test_share
+        self.split_seed = split_seed
+        self.partial = partial
+        self._counts: LogoCounts | None = None
+
+    @property
+    def counts(self) -> LogoCounts:
+        """What is served and what is left out; reads the annotations if that is not done yet."""
+        self.images("train")
+        assert self._counts is not None  # set by `_listed`
+        return self._counts
+
+    def _why_no_validation(self) -> str | None:
+        return "val_share is 0. Use a positive share." if self.val_share == 0 else None
+
+    def _before_the_crop(self) -> list[Callable[[Any], Any]]:
+        return _squeezed_to(self.resize)
+
+    def _fitted(self) -> list[Callable[[Any], Any]]:
+        return _squeezed_to(self.image_size)
+
+    def _listed(self) -> dict[Split, LogoSet]:
+        folder = self.root / FOLDER
+        found = self._annotated(folder)
+        sizes = Counter(name for _, name, _ in found.boxes)
+        kept = [(file, name, box) for file, name, box in found.boxes if sizes[name] >= self.min_boxes]
+        split_of = {
+            name: logo_split(name, val_share=self.val_share, test_share=self.test_share, seed=self.split_seed)
+            for name in {name for _, name, _ in kept}
+        }
+        self._counts = LogoCounts(
+            classes=len(split_of),
+            boxes=len(kept),
+            broken_boxes=found.broken_boxes,
+            small_classes=len(sizes) - len(split_of),
+            boxes_of_small_classes=len(found.boxes) - len(kept),
+            missing_images=len(found.missing),
+            unreadable_files=len(found.unreadable),
+        )
+        rank_zero_info(self._counts.in_words())
+        splits: tuple[Split, ...] = ("train", "val", "test") if self.val_share > 0 else ("train", "test")
+        members = {split: [item for item in kept if split_of[item[1]] == split] for split in splits}
+        check_no_split_is_empty(
+            {split: len(items) for split, items in members.items()},
+            folder,
+            f"It has {counted(len(split_of), 'class')} with at least {self.min_boxes} boxes. Use a smaller min_boxes, other "
+            f"shares or another split_seed.",
+        )
+        plain = self._transform(augment=False)
+        return {
+            split: LogoSet(
+                [file for file, _, _ in items],
+                torch.tensor([box for _, _, box in items]),  # (items, 4)
+                [name for _, name, _ in items],
+                plain,
+                self.margin,
+            )
+            for split, items in members.items()
+        }
+
+    def _annotated(self, folder: Path) -> "_Found":
+        fix = f"Unpack {SOURCE} into {self.root}, or pass partial=True to use what is there."
+        categories = sorted(entry for entry in required(folder, fix).iterdir() if entry.is_dir())
+        if not self.partial:
+            there = {category.name.casefold() for category in categories}
+            absent = [category for category in CATEGORIES if category.casefold() not in there]
+            if absent:
+                raise FileNotFoundError(
+                    f"{len(absent)} of the {len(CATEGORIES)} categories are not in {folder}; the first is "
+                    f"{absent[0]!r}. {fix}"
+                )
+        found = _Found([], 0, [], [])
+        for category in categories:
+            for brand in sorted(entry for entry in category.iterdir() if entry.is_dir()):
+                _read_brand(brand, found)
+        if found.missing and not self.partial:
+            raise FileNotFoundError(
+                f"{folder} holds {counted(len(found.missing), 'annotation')} without its image; the first is "
+                f"{found.missing[0]}. {fix}"
+            )
+        if found.unreadable and not self.partial:
+            raise ValueError(
+                f"{folder} holds {counted(len(found.unreadable), 'unreadable file')}; the first is "
+                f"{found.unreadable[0]}. {fix}"
+            )
+        return found
+
+
+@dataclass
+class _Found:
+    boxes: list[tuple[str, str, tuple[int, int, int, int]]]  # file, class, box
+    broken_boxes: int
+    missing: list[Path]  # annotations without an image
+    unreadable: list[Path]
+
+
+def _read_brand(folder: Path, found: _Found) -> None:
+    """Add what the annotations of a folder say."""
+    names = {file.name for file in folder.iterdir()}
+    for xml in sorted(name for name in names if name.endswith(".xml")):
+        jpg = xml.removesuffix(".xml") + ".jpg"
+        if jpg not in names:
+            found.missing.append(folder / xml)
+            continue
+        try:
+            objects = ElementTree.parse(folder / xml).getroot().findall("object")
+        except (ElementTree.ParseError, ValueError):
+            found.unreadable.append(folder / xml)
+            continue
+        try:
+            with Image.open(folder / jpg) as image:
+                size = image.size
+        except OSError:
+            found.unreadable.append(folder / jpg)
+            continue
+        for thing in objects:
+            name, box = " ".join((thing.findtext("name") or "").split()), _box(thing, *size)
+            if not name or box is None:
+                found.broken_boxes += 1
+            else:
+                found.boxes.append((str(folder / jpg), name, box))
+
+
+def _box(thing: ElementTree.Element, width: int, height: int) -> tuple[int, int, int, int] | None:
+    """Left, top, right and bottom of an object, cut to the image; None where nothing is left."""
+    try:
+        corners = [float(thing.findtext(f"bndbox/{side}") or "nan") for side in ("xmin", "ymin", "xmax", "ymax")]
+    except ValueError:
+        return None
+    if not all(map(math.isfinite, corners)):
+        return None
+    left, top, right, bottom = map(round, corners)
+    left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
+    return (left, top, right, bottom) if left < right and top < bottom else None
+
+
+def _squeezed_to(side: int) -> list[Callable[[Any], Any]]:
+    from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
+
+    return [transforms.Resize((side, side))]
