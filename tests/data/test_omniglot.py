@@ -8,6 +8,7 @@ import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -114,6 +115,16 @@ def test_ink_is_high_and_images_are_resized(few: Path) -> None:
     assert OmniglotDataModule(few, val_alphabets=FEW, partial=True).images("test")[0][0].shape == (1, 28, 28)
 
 
+def test_nothing_depends_on_the_order_of_the_listing(few: Path) -> None:
+    files = OmniglotDataModule(few, val_alphabets=FEW, partial=True).images("train").files
+    iterdir, glob = Path.iterdir, Path.glob
+    with (
+        patch.object(Path, "iterdir", lambda self: iter(sorted(iterdir(self), reverse=True))),
+        patch.object(Path, "glob", lambda self, pattern: iter(sorted(glob(self, pattern), reverse=True))),
+    ):
+        assert OmniglotDataModule(few, val_alphabets=FEW, partial=True).images("train").files == files
+
+
 def test_episodes_and_classes_too_small_for_them(few: Path) -> None:
     data = OmniglotDataModule(few, **SMALL, val_alphabets=FEW, partial=True)
     for pixels, labels in data.train_dataloader():
@@ -165,5 +176,7 @@ def test_archives_are_fetched_checked_and_unpacked(few: Path, tmp_path: Path, se
     monkeypatch.setattr(Omniglot, "zips_md5", sums)
     data.prepare_data()
     assert (data.num_classes, len(data.images("val")), len(data.images("test"))) == (2, 4, 4)
-    monkeypatch.setattr(Omniglot, "download_url_prefix", "nowhere://")
-    data.prepare_data()  # everything is there
+    for name in SIZES:
+        (folder / f"{name}.zip").unlink()
+        (root / "omniglot-py" / f"{name}.zip").unlink()
+    data.prepare_data()  # the folders are there: nothing is fetched
