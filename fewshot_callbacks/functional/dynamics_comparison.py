@@ -18,10 +18,10 @@ SIGNIFICANT = 0.01
 """The paper prints p-values below this in bold."""
 
 TITLES = {
-    "norm_ratio": "norm ratio φ",
-    "con_alpha": "con-alpha ψcon/α",
-    "div_alpha": "div-alpha ψdiv/α",
-    "con_div": "con-div ψcon/ψdiv",
+    "norm_ratio": "norm ratio",
+    "con_alpha": "con-alpha",
+    "div_alpha": "div-alpha",
+    "con_div": "con-div",
 }
 
 
@@ -73,14 +73,14 @@ class DynamicsComparison:
             box=SIMPLE_HEAD,
             pad_edge=False,
             caption=(
-                f"{steps[0]:,} and {steps[1]:,} measured steps. Good steps: ψcon/α < 1, ψdiv/α > 1, ψcon/ψdiv < 1. "
-                f"* p < {SIGNIFICANT}"
+                f"{steps[0]:,} and {steps[1]:,} measured steps. Geometric means; share of good steps: con-alpha < 1, "
+                f"div-alpha > 1, con-div < 1. * p < {SIGNIFICANT}"
             ),
         )
-        table.add_column("")
+        table.add_column("", no_wrap=True)
         for name in self.names:
-            table.add_column(f"{name}\ngeom. mean", justify="right", no_wrap=True)
-            table.add_column("\ngood steps", justify="right", no_wrap=True)
+            table.add_column(f"{name}\nmean", justify="right", no_wrap=True)
+            table.add_column("\ngood", justify="right", no_wrap=True)
         table.add_column("Mann-\nWhitney p", justify="right", no_wrap=True)
         table.add_column("Fisher's\nexact p", justify="right", no_wrap=True)
         for name, measure in self.measures.items():
@@ -99,7 +99,7 @@ class DynamicsComparison:
     def __str__(self) -> str:
         from rich.console import Console  # noqa: PLC0415 - only for those who print
 
-        console = Console(width=110, no_color=True, force_terminal=False, color_system=None)
+        console = Console(width=80, no_color=True, force_terminal=False, color_system=None)
         with console.capture() as capture:
             console.print(self.table())
         return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())

@@ -1,0 +1,348 @@
+"""Does the distance-ratio (DR) head help? The experiments of Kim, Parviainen and Malde, on the glyphs.
+
+Run it as it is:    python examples/reproduce_distance_ratio.py --quick      (two or three minutes on two cores)
+All of it:          python examples/reproduce_distance_ratio.py              (an hour; stop and start it as you like)
+
+It trains 5-way prototypical networks (Conv4) with the softmax and the DR head: 1-shot, 5-shot, and 5-shot with the nearest
+support point in place of the mean (with one shot both are the same network). It writes to runs/distance_ratio:
+
+    maps_*.png       figures 1, 7 and 8: the probability of one class over the plane and over the sphere
+    accuracy.png     figures 2, 3 and 6: accuracy and loss of training, accuracy of validation
+    norm_ratio.png   figures 4 and 5: how much of each step was more than a change of scale
+    tables.md        table 2: 600 test episodes with intervals; tables 3 to 10: the measures of training and their tests
+    results.json     all of these as numbers
+
+A run that was finished is not repeated, and one that was stopped goes on from its last checkpoint. docs/distance_ratio.md
+shows what came out, claim by claim.
+"""
+
+import argparse
+import json
+import logging
+import math
+import statistics
+import warnings
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from rich.console import Console
+
+from fewshot_callbacks import (
+    DistanceRatioHead,
+    DynamicsHistory,
+    GlyphDataModule,
+    ProtoNet,
+    SoftmaxHead,
+    TrainingDynamicsMonitor,
+    compare_dynamics,
+)
+from fewshot_callbacks.functional import sample_episodes
+from fewshot_callbacks.protonet import evaluate_episodes, squared_distances
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Settings: change them here, or some on the command line.
+heads = {"softmax": "softmax", "dr": "DR"}
+tasks = {"1-shot": (1, "mean"), "5-shot": (5, "mean"), "5-shot, nearest": (5, "nearest")}  # shots, representation
+ways, queries = 5, 5  # a training class has 10 images or more
+test_queries, test_episodes, hard_ways = 7, 600, 20  # 20-way tells networks apart where 5-way is near its ceiling
+episodes = 2000  # the paper: 60,000 and 50,000
+validate_every, measure_every = 200, 10  # the paper: both 100; 3 seeds x 200 measured steps are its 600 again
+seeds = (0, 1, 2)
+# ---------------------------------------------------------------------------------------------------------------------
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument(
+    "--quick", action="store_true", help="one seed and 120 episodes a network, into a folder of its own"
+)
+parser.add_argument("--episodes", type=int, default=episodes, help="training episodes of each network")
+parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
+parser.add_argument("--output", type=Path, default=None, help="by default runs/distance_ratio")
+parser.add_argument("--threads", type=int, default=None, help="of torch; by default all cores")
+options = parser.parse_args()
+if options.quick:
+    options.episodes, options.seeds, validate_every, measure_every = 120, options.seeds[:1], 60, 2
+output = options.output or Path("runs") / ("distance_ratio_quick" if options.quick else "distance_ratio")
+output.mkdir(parents=True, exist_ok=True)
+if options.threads:
+    torch.set_num_threads(options.threads)
+console = Console()
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+warnings.filterwarnings(
+    "ignore", ".*does not have many workers.*|.*Checkpoint directory.*|.*GPU available but not used.*"
+)
+colours = {"softmax": "tab:orange", "dr": "tab:blue"}
+
+
+class Curves(Callback):
+    """Means of loss and accuracy of the last steps, and the accuracy of each validation; checkpoints hold them."""
+
+    def __init__(self, every: int) -> None:
+        self.every, self.train, self.val, self.window = every, [], [], []
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+        metrics = trainer.callback_metrics
+        self.window.append((float(metrics["train/loss"]), float(metrics["train/accuracy"])))
+        if trainer.global_step % self.every == 0:
+            self.train.append([trainer.global_step, *np.mean(self.window, axis=0).tolist()])
+            self.window = []
+
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self.val.append([trainer.global_step, float(trainer.callback_metrics["val/accuracy"])])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"train": self.train, "val": self.val}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.train, self.val = state["train"], state["val"]
+
+
+def run(task: str, head: str, seed: int) -> dict[str, Any]:
+    """Train and test one network, or read what an earlier call found."""
+    folder = output / f"{task.replace(', ', '_')}_{head}_seed{seed}"
+    done, last = folder / "result.json", folder / "last.ckpt"
+    if done.exists():
+        result = json.loads(done.read_text())
+        if result["episodes"] != options.episodes:
+            parser.error(
+                f"{folder} was trained for {result['episodes']} episodes, not {options.episodes}. Use another --output."
+            )
+        return result
+    shots, representation = tasks[task]
+    seed_everything(seed, verbose=False)  # both heads begin with the same weights and see the same episodes
+    data = GlyphDataModule(
+        ways=ways, shots=shots, queries=queries, episodes=validate_every, seed=seed,
+        test_ways=ways, test_shots=shots, test_queries=test_queries, test_episodes=test_episodes,
+    )  # fmt: skip
+    protocol = {"ways": ways, "shots": shots, "queries": test_queries, "episodes": test_episodes, "seed": 0}
+    net = ProtoNet("conv4", head, in_channels=1, shots=shots, representation=representation, evaluation=protocol)
+    curves = Curves(every=max(1, options.episodes // 60))
+    dynamics = TrainingDynamicsMonitor(every_n_steps=measure_every, file=None)
+    best = ModelCheckpoint(
+        folder, filename="best", monitor="val/accuracy", mode="max", save_last=True, enable_version_counter=False
+    )
+    trainer = Trainer(
+        max_epochs=math.ceil(options.episodes / validate_every),
+        max_steps=options.episodes,
+        callbacks=[curves, dynamics, best],
+        logger=False,
+        accelerator="auto",
+        devices=1,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        enable_progress_bar=console.is_terminal,
+    )
+    try:
+        trainer.fit(net, data, ckpt_path=str(last) if last.exists() else None)
+    except SystemExit:  # Lightning's answer to Ctrl-C
+        raise KeyboardInterrupt from None
+
+    best_net = ProtoNet.load_from_checkpoint(best.best_model_path, map_location="cpu").eval()
+    glyphs = data.glyphs("test")
+    with torch.no_grad():
+        embeddings = torch.cat([best_net(images.float().div(255)) for images in glyphs.images.split(512)])
+    test = {}
+    for number in (ways, hard_ways):
+        drawn = sample_episodes(
+            glyphs.labels, ways=number, shots=shots, queries=test_queries, episodes=test_episodes, seed=0
+        )
+        accuracy = evaluate_episodes(embeddings, glyphs.labels, best_net.head, drawn, representation=representation)
+        test[str(number)] = {"mean": accuracy.mean, "ci95": accuracy.ci95, "hash": accuracy.episodes_hash}
+    result = {
+        "task": task, "head": head, "seed": seed, "episodes": options.episodes, "test": test,
+        "train": curves.train, "val": curves.val, "dynamics": dynamics.history.to_dict(),
+        "rho": best_net.head.rho.item() if head == "dr" else None,
+    }  # fmt: skip
+    part = done.with_suffix(".part")
+    part.write_text(json.dumps(result) + "\n")
+    part.replace(done)
+    last.unlink(missing_ok=True)
+    return result
+
+
+# -------------------------------------------------------------------------------- figures 1, 7 and 8: maps of probability
+def draw_plane(path: Path) -> None:
+    """The probability of the red class over the plane, for two and for three prototypes."""
+    prototypes = torch.tensor([[0.0, 0.5], [-0.6, -0.5], [0.6, -0.5]])
+    side = torch.linspace(-2, 2, 401)
+    grid = torch.cartesian_prod(side, side)  # (points, 2)
+    models = {
+        "softmax": SoftmaxHead(),
+        "DR, ρ = 1": DistanceRatioHead(0.0),
+        "DR, ρ = 2": DistanceRatioHead(math.log(2)),
+    }
+    figure, axes = plt.subplots(2, 3, figsize=(10, 6.6), layout="constrained")
+    for row, classes in zip(axes, (2, 3), strict=True):
+        for place, (name, head) in zip(row, models.items(), strict=True):
+            with torch.no_grad():
+                red = head(grid.double(), prototypes[:classes].double()).softmax(-1)[:, 0].reshape(401, 401)
+            shown = place.imshow(
+                red.T, origin="lower", extent=(-2, 2, -2, 2), cmap="magma", vmin=0, vmax=1, interpolation="bilinear"
+            )
+            place.contour(side, side, red.T, levels=[0.1, 0.25, 0.5, 0.75, 0.9], colors="white", linewidths=0.5)
+            for point, colour in zip(prototypes[:classes], ("red", "lime", "deepskyblue"), strict=False):
+                place.plot(*point, "o", color=colour, markeredgecolor="white", markersize=7)
+            highest = grid[red.flatten().argmax()]
+            place.plot(*highest, "x", color="cyan", markersize=9, markeredgewidth=2, clip_on=False)
+            place.set_title(f"{name}, {classes} prototypes", fontsize=10)
+            place.set_xticks([])
+            place.set_yticks([])
+    figure.colorbar(shown, ax=axes, shrink=0.7, label="probability of the red class")
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def draw_sphere(path: Path) -> dict[str, dict[str, list[float]]]:
+    """The same over the unit sphere, with the class vectors on three axes; where it is highest and lowest."""
+    vectors = torch.eye(3, dtype=torch.float64)[[2, 1, 0]]  # red (0, 0, 1), green (0, 1, 0), blue (1, 0, 0)
+    polar, azimuth = torch.linspace(0, math.pi, 241).double(), torch.linspace(-math.pi, math.pi, 481).double()
+    theta, phi = torch.meshgrid(polar, azimuth, indexing="ij")
+    sphere = torch.stack([theta.sin() * phi.cos(), theta.sin() * phi.sin(), theta.cos()], dim=-1)
+    two = math.log(2)
+    models = {
+        "softmax of cosines, scale 2": SoftmaxHead("unit_euclidean"),  # -|q - v|^2 = 2 cos - 2
+        "DR, chords, ρ = 2": DistanceRatioHead(two, "unit_euclidean"),
+        "softmax of angles": SoftmaxHead("angular"),
+        "DR, angles, ρ = 2": DistanceRatioHead(two, "angular"),
+    }
+    figure, axes = plt.subplots(1, 4, figsize=(13, 3.6), layout="constrained", subplot_kw={"projection": "3d"})
+    extremes = {}
+    for place, (name, head) in zip(axes, models.items(), strict=True):
+        with torch.no_grad():
+            red = head(sphere.reshape(-1, 3), vectors).softmax(-1)[:, 0]
+        ends = {kind: sphere.reshape(-1, 3)[getattr(red, f"arg{kind}")()] for kind in ("max", "min")}
+        extremes[name] = {kind: [round(x, 2) + 0.0 for x in point.tolist()] for kind, point in ends.items()}
+        colours_of = plt.get_cmap("magma")(red.reshape(theta.shape).numpy())
+        place.plot_surface(
+            *sphere.permute(2, 0, 1).numpy(),
+            facecolors=colours_of,
+            rstride=3,
+            cstride=3,
+            shade=False,
+            antialiased=False,
+        )
+        for vector, colour in zip(vectors, ("red", "lime", "deepskyblue"), strict=True):
+            place.plot(*(1.04 * vector)[:, None].numpy(), "o", color=colour, markeredgecolor="white", markersize=7)
+        place.plot(*(1.06 * ends["max"])[:, None].numpy(), "x", color="cyan", markersize=9, markeredgewidth=2)
+        place.set_title(name, fontsize=10)
+        place.view_init(elev=35, azim=45)
+        place.set_box_aspect((1, 1, 1), zoom=1.3)
+        place.set_axis_off()
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+    return extremes
+
+
+draw_plane(output / "maps_plane.png")
+extremes = draw_sphere(output / "maps_sphere.png")
+far = squared_distances(torch.tensor([[0.0]]), torch.tensor([[1.0], [-2.0]]))  # table 1: distances 1 and 2
+toy = {name: head.logits(far).softmax(-1)[0, 0].item() for name, head in
+       {"softmax": SoftmaxHead(), "DR": DistanceRatioHead(math.log(2)).requires_grad_(False)}.items()}  # fmt: skip
+console.print(f"Table 1: distances 1 and 2 give the nearer class {toy['softmax']:.5f} (softmax), {toy['DR']:.5f} (DR)")
+
+# ------------------------------------------------------------------------------------------------------------ trainings
+results = {}
+cells = list(product(options.seeds, tasks, heads))
+for number, (seed, task, head) in enumerate(cells, start=1):
+    results[task, head, seed] = result = run(task, head, seed)
+    five, hard = (result["test"][str(n)] for n in (ways, hard_ways))
+    console.print(
+        f"{number}/{len(cells)}  {task}, {heads[head]}, seed {seed}: {ways}-way {100 * five['mean']:.2f} "
+        f"±{100 * five['ci95']:.2f} %, {hard_ways}-way {100 * hard['mean']:.2f} ±{100 * hard['ci95']:.2f} %"
+    )
+
+# ----------------------------------------------------------------------------------- figures 2, 3 and 6: accuracy and loss
+figure, axes = plt.subplots(3, len(tasks), figsize=(12, 9), layout="constrained", sharex=True)
+for column, task in zip(axes.T, tasks, strict=True):
+    for head, title in heads.items():
+        for number, seed in enumerate(options.seeds):
+            result = results[task, head, seed]
+            steps, loss, accuracy = zip(*result["train"], strict=True)
+            val_steps, val = zip(*result["val"], strict=True)
+            style = {"color": colours[head], "linewidth": 1.3, "alpha": 0.85, "label": None if number else title}
+            for place, (x, y) in zip(column, ((steps, loss), (steps, accuracy), (val_steps, val)), strict=True):
+                place.plot(x, y, **style)
+    column[0].set_title(f"{ways}-way {task}", fontsize=11)
+    column[0].set_yscale("log")
+    column[-1].set_xlabel("training episodes")
+for row, title in zip(axes, ("training loss", "training accuracy", "validation accuracy"), strict=True):
+    row[0].set_ylabel(title)
+    for place in row:
+        place.grid(alpha=0.3)
+axes[0, 0].legend(frameon=False)
+figure.savefig(output / "accuracy.png", dpi=80)
+plt.close(figure)
+
+# ------------------------------------------------------------------------------------------- figures 4 and 5: norm ratio
+figure, axes = plt.subplots(1, len(tasks), figsize=(12, 3.4), layout="constrained", sharey=True)
+for place, task in zip(axes, tasks, strict=True):
+    for head, title in heads.items():
+        for number, seed in enumerate(options.seeds):
+            history = DynamicsHistory.from_dict(results[task, head, seed]["dynamics"])
+            place.plot(
+                history.steps, history.values("norm_ratio"), ".", color=colours[head], markersize=2.5, alpha=0.6,
+                label=None if number else title,
+            )  # fmt: skip
+    place.set_title(f"{ways}-way {task}", fontsize=11)
+    place.set_xlabel("training episodes")
+    place.grid(alpha=0.3)
+axes[0].set_ylabel("norm ratio φ")
+axes[0].legend(frameon=False, markerscale=4)
+figure.savefig(output / "norm_ratio.png", dpi=80)
+plt.close(figure)
+
+# ---------------------------------------------------------------------------------------------------------------- tables
+columns = [f"{number}-way {task}" for number in (ways, hard_ways) for task in tasks]
+lines = [
+    f"| {test_episodes} test episodes | {' | '.join(columns)} |",
+    f"| --- | {' | '.join('---:' for _ in columns)} |",
+]
+for head, title in heads.items():
+    for seed in options.seeds:
+        row = [results[task, head, seed]["test"][str(number)] for number in (ways, hard_ways) for task in tasks]
+        shown = " | ".join(f"{100 * cell['mean']:.2f} ±{100 * cell['ci95']:.2f}" for cell in row)
+        lines.append(f"| {title}, seed {seed} | {shown} |")
+    if len(options.seeds) > 1:
+        means = [
+            [results[task, head, seed]["test"][str(number)]["mean"] for seed in options.seeds]
+            for number in (ways, hard_ways)
+            for task in tasks
+        ]
+        shown = " | ".join(f"**{100 * statistics.mean(m):.2f}** (s {100 * statistics.stdev(m):.2f})" for m in means)
+        lines.append(f"| **{title}, mean of seeds** | {shown} |")
+
+comparisons = {}
+for task in tasks:
+    pooled = []
+    for head in heads:  # the seeds one after the other, as one long run
+        steps, measures = [], []
+        for seed in options.seeds:
+            for step, measure in DynamicsHistory.from_dict(results[task, head, seed]["dynamics"]):
+                steps.append(len(options.seeds) * step + options.seeds.index(seed))
+                measures.append(measure)
+        pooled.append(DynamicsHistory(tuple(steps), tuple(measures)))
+    comparisons[task] = compare_dynamics(*pooled, names=("softmax", "DR"))
+    lines += ["", f"{ways}-way {task}", "```", *str(comparisons[task]).splitlines(), "```"]
+(output / "tables.md").write_text("\n".join(lines) + "\n")
+(output / "results.json").write_text(
+    json.dumps(
+        {
+            "test": [
+                {key: result[key] for key in ("task", "head", "seed", "test", "rho")} for result in results.values()
+            ],
+            "dynamics": {task: comparison.to_dict() for task, comparison in comparisons.items()},
+            "sphere": extremes,
+        },
+        indent=2,
+    )
+    + "\n"
+)
+for task, comparison in comparisons.items():
+    console.print(f"\n[bold]{ways}-way {task}[/]")
+    console.print(comparison.table())
+console.print("\n".join(lines[: lines.index("")]), soft_wrap=True)
+console.print(f"Figures, tables.md and results.json are in {output}.")
