@@ -76,6 +76,7 @@ warnings.filterwarnings(
     "ignore", ".*does not have many workers.*|.*Checkpoint directory.*|.*GPU available but not used.*"
 )
 colours = {"softmax": "tab:orange", "dr": "tab:blue"}
+point_colours = ("red", "lime", "deepskyblue")
 
 
 class Curves(Callback):
@@ -184,7 +185,7 @@ def draw_plane(path: Path) -> None:
                 red.T, origin="lower", extent=(-2, 2, -2, 2), cmap="magma", vmin=0, vmax=1, interpolation="bilinear"
             )
             place.contour(side, side, red.T, levels=[0.1, 0.25, 0.5, 0.75, 0.9], colors="white", linewidths=0.5)
-            for point, colour in zip(prototypes[:classes], ("red", "lime", "deepskyblue"), strict=False):
+            for point, colour in zip(prototypes[:classes], point_colours, strict=False):
                 place.plot(*point, "o", color=colour, markeredgecolor="white", markersize=7)
             highest = grid[red.flatten().argmax()]
             place.plot(*highest, "x", color="cyan", markersize=9, markeredgewidth=2, clip_on=False)
@@ -197,42 +198,59 @@ def draw_plane(path: Path) -> None:
 
 
 def draw_sphere(path: Path) -> dict[str, dict[str, list[float]]]:
-    """The same over the unit sphere, with the class vectors on three axes; where it is highest and lowest."""
-    vectors = torch.eye(3, dtype=torch.float64)[[2, 1, 0]]  # red (0, 0, 1), green (0, 1, 0), blue (1, 0, 0)
-    polar, azimuth = torch.linspace(0, math.pi, 241).double(), torch.linspace(-math.pi, math.pi, 481).double()
-    theta, phi = torch.meshgrid(polar, azimuth, indexing="ij")
-    sphere = torch.stack([theta.sin() * phi.cos(), theta.sin() * phi.sin(), theta.cos()], dim=-1)
+    """The same over the unit sphere, seen from outside as a map of the world; where it is highest and lowest.
+
+    The vectors of the classes are red (0, 0, 1), green (0, 1, 0) and blue (1, 0, 0). A margin counts for the red class.
+    """
+    vectors = torch.eye(3, dtype=torch.float64)[[2, 1, 0]]
+    latitude = torch.linspace(-math.pi / 2, math.pi / 2, 241).double()
+    longitude = torch.linspace(-math.pi, math.pi, 481).double()  # 0 lies between green and blue
+    up, around = torch.meshgrid(latitude, longitude, indexing="ij")
+    turned = around + math.pi / 4
+    points = torch.stack([up.cos() * turned.cos(), up.cos() * turned.sin(), up.sin()], dim=-1).reshape(-1, 3)
+    cosines = (points @ vectors.T).clamp(-1, 1)  # (points, classes)
+    angle = cosines[:, 0].acos()
+    sphereface = torch.where(angle <= math.pi / 2, (2 * angle).cos(), -(2 * angle).cos() - 2)  # margin 2
+
+    def with_margin(red_logit: torch.Tensor) -> torch.Tensor:
+        return 2 * torch.cat([red_logit[:, None], cosines[:, 1:]], dim=1)  # scale 2
+
     two = math.log(2)
-    models = {
-        "softmax of cosines, scale 2": SoftmaxHead("unit_euclidean"),  # -|q - v|^2 = 2 cos - 2
-        "DR, chords, ρ = 2": DistanceRatioHead(two, "unit_euclidean"),
-        "softmax of angles": SoftmaxHead("angular"),
-        "DR, angles, ρ = 2": DistanceRatioHead(two, "angular"),
-    }
-    figure, axes = plt.subplots(1, 4, figsize=(13, 3.6), layout="constrained", subplot_kw={"projection": "3d"})
+    with torch.no_grad():
+        models = {
+            "NormFace (softmax of chords)": 2 * cosines,  # -|q - v|^2 = 2 cos - 2
+            "SphereFace, margin 2": with_margin(sphereface),
+            "CosFace, margin 0.25": with_margin(cosines[:, 0] - 0.25),
+            "ArcFace, margin 0.25": with_margin((angle + 0.25).cos()),
+            "softmax of angles": SoftmaxHead("angular")(points, vectors),
+            "DR of chords, ρ = 2": DistanceRatioHead(two, "unit_euclidean")(points, vectors),
+            "DR of angles, ρ = 2": DistanceRatioHead(two, "angular")(points, vectors),
+        }
+    figure = plt.figure(figsize=(13, 4.6), layout="constrained")
     extremes = {}
-    for place, (name, head) in zip(axes, models.items(), strict=True):
-        with torch.no_grad():
-            red = head(sphere.reshape(-1, 3), vectors).softmax(-1)[:, 0]
-        ends = {kind: sphere.reshape(-1, 3)[getattr(red, f"arg{kind}")()] for kind in ("max", "min")}
-        extremes[name] = {kind: [round(x, 2) + 0.0 for x in point.tolist()] for kind, point in ends.items()}
-        colours_of = plt.get_cmap("magma")(red.reshape(theta.shape).numpy())
-        place.plot_surface(
-            *sphere.permute(2, 0, 1).numpy(),
-            facecolors=colours_of,
-            rstride=3,
-            cstride=3,
-            shade=False,
-            antialiased=False,
-        )
-        for vector, colour in zip(vectors, ("red", "lime", "deepskyblue"), strict=True):
-            place.plot(*(1.04 * vector)[:, None].numpy(), "o", color=colour, markeredgecolor="white", markersize=7)
-        place.plot(*(1.06 * ends["max"])[:, None].numpy(), "x", color="cyan", markersize=9, markeredgewidth=2)
+    for number, (name, logits) in enumerate(models.items(), start=1):
+        red = logits.softmax(-1)[:, 0]
+        ends = {kind: int(getattr(red, f"arg{kind}")()) for kind in ("max", "min")}
+        extremes[name] = {kind: [round(x, 2) + 0.0 for x in points[at].tolist()] for kind, at in ends.items()}
+        place = figure.add_subplot(2, 4, number, projection="mollweide")
+        place.pcolormesh(around, up, red.reshape(up.shape), cmap="magma", vmin=0, vmax=1, shading="gouraud")
+        place.contour(around, up, red.reshape(up.shape), levels=[0.25, 0.5, 0.75], colors="white", linewidths=0.5)
+        for (x, y), colour in zip(((0, math.pi / 2), (math.pi / 4, 0), (-math.pi / 4, 0)), point_colours, strict=True):
+            place.plot(x, y, "o", color=colour, markeredgecolor="white", markersize=8, clip_on=False)
+        for kind, mark in (("max", "x"), ("min", "v")):
+            x, y = around.flatten()[ends[kind]], up.flatten()[ends[kind]]
+            x = 0.0 if abs(y) > math.pi / 2 - 1e-6 else x  # a pole has any longitude
+            place.plot(x, y, mark, color="cyan", markersize=8, markeredgewidth=2, fillstyle="none", clip_on=False)
         place.set_title(name, fontsize=10)
-        place.view_init(elev=35, azim=45)
-        place.set_box_aspect((1, 1, 1), zoom=1.3)
-        place.set_axis_off()
-    figure.savefig(path, dpi=90)
+        place.set_xticks([])
+        place.set_yticks([])
+    note = figure.add_subplot(2, 4, 8)
+    note.axis("off")
+    note.text(
+        0, 0.5, "probability of the red class\n(black 0, light 1)\n\n● vectors of the classes\n× highest, ▽ lowest",
+        fontsize=11, va="center",
+    )  # fmt: skip
+    figure.savefig(path, dpi=85)
     plt.close(figure)
     return extremes
 

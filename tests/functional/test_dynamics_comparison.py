@@ -109,7 +109,7 @@ def test_the_printed_table_has_the_columns_of_the_paper() -> None:
     assert all(len(line) <= 80 for line in lines)
     words = " ".join(lines[:3]).split()
     assert " ".join(words) == ("softmax DR Mann- Fisher's mean good mean good Whitney p exact p")
-    rows = {line.split()[0]: line for line in lines if "." in line and "-" in line or "norm" in line}
+    rows = {line.split()[0]: line for line in lines if ("." in line and "-" in line) or "norm" in line}
     assert list(rows)[:4] == ["norm", "con-alpha", "div-alpha", "con-div"]
     assert "<1e-" in rows["div-alpha"]
     assert "*" in rows["div-alpha"]
