@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fewshot_callbacks.protonet import ProtoNet
@@ -44,10 +44,21 @@ def _batches(data: LightningDataModule) -> str:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run `fit`, `validate` or `test` with the words that follow."""
+    """Run `fit`, `validate` or `test` with the words that follow, and say where a training is kept."""
+    cli = command(arguments)
+    if arguments[:1] == ["fit"] and cli.trainer.is_global_zero and not cli.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        print(where_it_is_kept(cli.trainer))
+
+
+def command(arguments: Sequence[str]) -> FewshotCLI:
+    """Run `fit`, `validate` or `test` with the words that follow.
+
+    Returns:
+        What was run, with its trainer, model and datamodule.
+    """
     before, sys.argv = sys.argv, ["fewshot", *arguments]  # LightningCLI reads these, and warns of any other way
     try:
-        FewshotCLI(
+        return FewshotCLI(
             ProtoNet,
             LightningDataModule,
             subclass_mode_data=True,
@@ -58,3 +69,16 @@ def run(arguments: Sequence[str]) -> None:
         )
     finally:
         sys.argv = before
+
+
+def where_it_is_kept(trainer: Trainer) -> str:
+    """Two or three lines: the folder of the run, its best checkpoint, and how to test that."""
+    folder = trainer.log_dir if trainer.loggers else None
+    lines = [] if folder is None else [f"The run is kept in {folder}."]
+    best = getattr(trainer.checkpoint_callback, "best_model_path", "")
+    if best:
+        score, monitor = trainer.checkpoint_callback.best_model_score, trainer.checkpoint_callback.monitor  # type: ignore[union-attr]
+        lines.append(f"Best checkpoint: {best}" + ("" if score is None else f" ({monitor} {float(score):.4f})"))
+        if folder is not None and (Path(folder) / "config.yaml").exists():
+            lines.append(f"Test it: fewshot test --config {Path(folder) / 'config.yaml'} --ckpt_path {best}")
+    return "\n".join(lines)

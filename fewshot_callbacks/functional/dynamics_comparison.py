@@ -60,7 +60,7 @@ class DynamicsComparison:
         """Plain values for JSON; what is no number is None."""
         return {
             "names": list(self.names),
-            "measures": {name: _without_nan(asdict(measure)) for name, measure in self.measures.items()},
+            "measures": {name: without_nan(asdict(measure)) for name, measure in self.measures.items()},
         }
 
     def table(self) -> Table:
@@ -186,9 +186,10 @@ def p_value(p: float | None) -> str:
     return f"[bold]{shown}*[/]" if p < SIGNIFICANT else shown
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """Plain values with None in the place of NaN, which JSON does not know."""
     if isinstance(value, dict):
-        return {name: _without_nan(part) for name, part in value.items()}
+        return {name: without_nan(part) for name, part in value.items()}
     if isinstance(value, tuple | list):
-        return [_without_nan(part) for part in value]
+        return [without_nan(part) for part in value]
     return None if isinstance(value, float) and math.isnan(value) else value

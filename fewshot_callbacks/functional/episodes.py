@@ -8,12 +8,14 @@ global random state, no processes.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from fewshot_callbacks.functional.intervals import Difference, Interval
 
 ClassNames = Sequence[str] | Mapping[int, str]
 
@@ -347,6 +349,7 @@ class EpisodeAccuracy:
         episodes_hash: `EpisodeList.hash` of the episodes.
         batch_statistics: True where batch normalisation used the statistics of the episode itself; such a number
             looks at all queries together and must not be compared with one that does not.
+        per_episode: The accuracy of each episode, float64, for `minus`; None where it was not kept.
 
     Example:
         >>> result = EpisodeAccuracy(0.5713, 0.1187, 0.0095, 600, 5, 1, 15, "1a2b3c4d5e6f")
@@ -363,6 +366,41 @@ class EpisodeAccuracy:
     queries: int
     episodes_hash: str
     batch_statistics: bool = False
+    per_episode: Float[Tensor, "n"] | None = field(default=None, compare=False, repr=False)
+
+    def minus(self, other: "EpisodeAccuracy") -> Difference:
+        """How much better this is than another, with its 95 % interval: episode by episode where both had the same list.
+
+        As that of one accuracy, the interval says how far other episodes of the same classes would move the difference.
+
+        Args:
+            other: The accuracy of another model.
+
+        Returns:
+            The difference of the means; NaN bounds where the lists differ and one has a single episode.
+
+        Raises:
+            ValueError: One used batch statistics and the other did not.
+
+        Example:
+            >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=5, episodes=3)
+            >>> better = summarize_accuracies(torch.tensor([0.5, 0.7, 0.9]), episodes)
+            >>> worse = summarize_accuracies(torch.tensor([0.4, 0.6, 0.7]), episodes)
+            >>> difference = better.minus(worse)
+            >>> f"{difference.value:.3f} {difference.interval.half_width:.3f}", difference.is_beyond_chance
+            ('0.133 0.065', True)
+        """
+        if self.batch_statistics != other.batch_statistics:
+            raise ValueError(
+                "One accuracy was measured with the batch statistics of its episodes, the other was not; they cannot be "
+                "compared. Evaluate both in the same way."
+            )
+        half_width = math.hypot(self.ci95, other.ci95)
+        if self.per_episode is not None and other.per_episode is not None and self.episodes_hash == other.episodes_hash:
+            gains = self.per_episode - other.per_episode  # (episodes,)
+            half_width = 1.96 * gains.std().item() / math.sqrt(self.n) if self.n > 1 else math.nan
+        gain = self.mean - other.mean
+        return Difference(self.mean, other.mean, Interval(gain - half_width, gain + half_width))
 
     def __str__(self) -> str:
         spread = "" if math.isnan(self.ci95) else f" ± {100 * self.ci95:.2f}"
@@ -423,4 +461,5 @@ def summarize_accuracies(
         queries=episode_list.queries,
         episodes_hash=episode_list.hash,
         batch_statistics=batch_statistics,
+        per_episode=values,
     )

@@ -41,7 +41,7 @@ def test_the_command_line_takes_it_for_what_its_name_says(cell, capsys):
     (checkpoint,) = [c["init_args"] for c in trainer["callbacks"] if c["class_path"].endswith("ModelCheckpoint")]
     assert (checkpoint["monitor"], checkpoint["mode"], checkpoint["filename"]) == ("val/accuracy", "max", "best")
     monitors = [c["class_path"].rpartition(".")[2] for c in trainer["callbacks"]]
-    assert monitors == ["DiscriminantRatioMonitor", "RetrievalMonitor", "ModelCheckpoint"]
+    assert monitors == ["DiscriminantRatioMonitor", "RetrievalMonitor", "TrainingDynamicsMonitor", "ModelCheckpoint"]
     assert f"--config configs/distance_ratio/{path.name} --data.root ROOT" in path.read_text()
 
 

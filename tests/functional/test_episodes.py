@@ -289,3 +289,34 @@ def test_several_episodes_are_cut_as_each_by_itself(
 def test_a_batch_that_is_not_several_episodes_is_refused(labels: list[int], episodes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         split_episodes(torch.zeros(len(labels), 2), torch.tensor(labels), shots=1, episodes=episodes)
+
+
+def test_the_difference_of_two_accuracies_is_taken_episode_by_episode() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=50)
+    hard = torch.rand(50, dtype=torch.float64) * 0.8  # what both find hard
+    one = summarize_accuracies(hard + 0.1 + 0.02 * torch.rand(50, dtype=torch.float64), episodes)
+    other = summarize_accuracies(hard, episodes)
+    gains = (one.per_episode - other.per_episode).tolist()
+    difference = one.minus(other)
+    assert difference.value == pytest.approx(statistics.mean(gains))
+    assert difference.interval.half_width == pytest.approx(1.96 * statistics.stdev(gains) / math.sqrt(50))
+    assert difference.is_beyond_chance
+    assert other.minus(one).value == -difference.value
+    # of other episodes nothing is known pair by pair
+    elsewhere = summarize_accuracies(hard, sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=50, seed=1))
+    assert one.minus(elsewhere).interval.half_width == pytest.approx(math.hypot(one.ci95, elsewhere.ci95))
+
+
+def test_accuracies_of_different_settings_have_no_difference() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=2)
+    accuracies = torch.tensor([0.5, 0.7])
+    one, other = (summarize_accuracies(accuracies, episodes, batch_statistics=flag) for flag in (True, False))
+    with pytest.raises(ValueError, match="batch statistics of its episodes, the other was not"):
+        one.minus(other)
+
+
+def test_one_episode_leaves_the_difference_without_an_interval() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=1)
+    one, other = (summarize_accuracies(torch.tensor([value]), episodes) for value in (0.5, 0.75))
+    assert other.minus(one).value == 0.25
+    assert math.isnan(other.minus(one).interval.low)

@@ -1,0 +1,260 @@
+"""`fewshot compare`: two runs of `fewshot fit` side by side, on the test set and in how their steps moved the embeddings."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fewshot_callbacks.functional.comparison import compare_reports
+from fewshot_callbacks.functional.dynamics import DynamicsHistory
+from fewshot_callbacks.functional.dynamics_comparison import DynamicsComparison, compare_dynamics, without_nan
+from fewshot_callbacks.functional.episodes import EpisodeAccuracy
+from fewshot_callbacks.functional.intervals import Difference
+from fewshot_callbacks.functional.report import RetrievalReport
+
+DYNAMICS, CONFIGURATION = "training_dynamics.json", "config.yaml"
+DIFFERENCES = ("mAP", "recall@1", "f1", "grouped_recall@1")
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What the best checkpoint of a run gives on the test set."""
+
+    checkpoint: Path
+    accuracy: EpisodeAccuracy | None
+    report: RetrievalReport | None
+    j: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        accuracy, report = self.accuracy, self.report
+        return {
+            "checkpoint": str(self.checkpoint),
+            "accuracy": None if accuracy is None else accuracy.mean,
+            "accuracy_ci95": None if accuracy is None else accuracy.ci95,
+            "episodes_hash": None if accuracy is None else accuracy.episodes_hash,
+            "J": self.j,
+            "retrieval": None if report is None else report.to_dict(),
+        }
+
+
+def parser() -> ArgumentParser:
+    """The options of `fewshot compare`."""
+    options = ArgumentParser(
+        prog="fewshot compare",
+        description=(
+            "Test the best checkpoints of two runs of 'fewshot fit' on the same episodes, and compare how their "
+            "optimiser steps moved the embeddings (TrainingDynamicsMonitor), with the tests of the distance-ratio paper."
+        ),
+    )
+    options.add_argument("runs", type=Path, nargs=2, metavar="RUN", help=f"folder of a run, or its {DYNAMICS}")
+    options.add_argument(
+        "--names", type=str, nargs=2, default=None, metavar="NAME", help="of both; by default the names of their heads"
+    )
+    options.add_argument("--test", type=bool, default=True, help="false: compare the steps alone, and test nothing")
+    options.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    return options
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Compare and print."""
+    options = parser().parse_args(list(arguments))
+    names: tuple[str, str] = tuple(options.names or names_of(options.runs))
+    histories = [history_of(folder) for folder in options.runs]
+    testable = [folder.is_dir() and (folder / CONFIGURATION).is_file() for folder in options.runs]
+    if not (options.test and all(testable)) and None in histories:
+        why = f"no {CONFIGURATION} to test it by" if options.test else "nothing else is asked for"
+        raise ValueError(
+            f"{options.runs[histories.index(None)]} holds no {DYNAMICS}, and {why}. Give the folder of a run of 'fewshot "
+            f"fit', such as runs/version_0; TrainingDynamicsMonitor writes {DYNAMICS} once it has measured a step."
+        )
+    tests = [tested(folder) for folder in options.runs] if options.test and all(testable) else []
+    dynamics = None
+    if None not in histories:
+        dynamics = compare_dynamics(histories[0], histories[1], names=names)  # type: ignore[arg-type]
+    if options.json:
+        print(json.dumps(without_nan(as_dict(names, options.runs, tests, dynamics)), indent=2))
+        return
+    console = Console()
+    if tests:
+        console.print(test_table(names, tests))
+    else:
+        console.print("Not tested: " + ("as you said." if not options.test else f"a run has no {CONFIGURATION}."))
+    if dynamics is None:
+        console.print(
+            f"No steps to compare: {options.runs[histories.index(None)]} holds no {DYNAMICS}.", soft_wrap=True
+        )
+    else:
+        console.print(dynamics.table())
+
+
+def names_of(runs: Sequence[Path]) -> list[str]:
+    """The heads of both runs where they differ, or else their folders."""
+    heads = [_head(folder / CONFIGURATION) for folder in runs]
+    if None not in heads and heads[0] != heads[1]:
+        return [str(head) for head in heads]
+    folders = [folder.name if folder.suffix != ".json" else folder.parent.name for folder in runs]
+    return folders if folders[0] != folders[1] else ["A", "B"]
+
+
+def _head(configuration: Path) -> str | None:
+    if not configuration.is_file():
+        return None
+    import yaml  # noqa: PLC0415 - LightningCLI wrote the file with it
+
+    head = (yaml.safe_load(configuration.read_text(encoding="utf-8")).get("model") or {}).get("head")
+    return head if isinstance(head, str) else None
+
+
+def history_of(run: Path) -> DynamicsHistory | None:
+    """The measured steps of a run; None where there are none.
+
+    Raises:
+        FileNotFoundError: there is no such folder or file.
+        ValueError: the file is something else.
+    """
+    if not run.exists():
+        raise FileNotFoundError(
+            f"There is no {run}. Give the folder of a run of 'fewshot fit', such as runs/version_0."
+        )
+    file = run / DYNAMICS if run.is_dir() else run
+    return DynamicsHistory.load(file) if file.is_file() else None
+
+
+def tested(run: Path) -> Tested:
+    """Test the best checkpoint of a run, as its configuration says.
+
+    Raises:
+        FileNotFoundError: it has none.
+    """
+    from fewshot_callbacks.callbacks import RetrievalMonitor  # noqa: PLC0415 - Lightning, which tables of steps do not need
+    from fewshot_callbacks.cli.demo import quiet_lightning  # noqa: PLC0415
+    from fewshot_callbacks.cli.fit import command  # noqa: PLC0415
+
+    checkpoint = best_checkpoint(run)
+    with quiet_lightning():
+        warnings.filterwarnings("ignore", "The dirpath has changed")  # of the checkpoint that is tested
+        configuration = ["--config", str(run / CONFIGURATION), "--ckpt_path", str(checkpoint)]
+        cli = command(["test", *configuration, "--trainer.logger", "false", "--verbose", "false"])
+    monitors = [monitor for monitor in cli.trainer.callbacks if isinstance(monitor, RetrievalMonitor)]  # type: ignore[attr-defined]
+    j = cli.trainer.callback_metrics.get("test/J")
+    return Tested(
+        checkpoint=checkpoint,
+        accuracy=cli.model.evaluation_results.get("test"),
+        report=monitors[0].report if monitors else None,
+        j=None if j is None else float(j),
+    )
+
+
+def best_checkpoint(run: Path) -> Path:
+    """`checkpoints/best.ckpt`; of several (`best-v1.ckpt`) the newest, without any `last.ckpt`.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    folder = run / "checkpoints"
+    for pattern in ("best*.ckpt", "last*.ckpt", "*.ckpt"):
+        found = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime)
+        if found:
+            return found[-1]
+    raise FileNotFoundError(
+        f"{run} holds no checkpoint in {folder}, so it cannot be tested. --test false compares steps alone."
+    )
+
+
+def differences_of(tests: Sequence[Tested]) -> dict[str, Difference]:
+    """Which differences of the retrieval metrics are beyond chance; empty where the test sets differ."""
+    first, second = (test.report for test in tests)
+    if first is None or second is None:
+        return {}
+    try:
+        differences = compare_reports(second, first)  # what the second gains over the first
+    except ValueError:  # other queries
+        return {}
+    return {name: differences[name] for name in DIFFERENCES if name in differences}
+
+
+def test_table(names: Sequence[str], tests: Sequence[Tested]) -> Table:
+    """Both runs on the test set, and the difference where it can be told from chance."""
+    first, second = tests
+    same = first.accuracy is not None and second.accuracy is not None
+    same = same and first.accuracy.episodes_hash == second.accuracy.episodes_hash  # type: ignore[union-attr]
+    table = Table(
+        title="best checkpoints on the test set",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        caption=(
+            f"± are 95 % intervals. Accuracy: {_protocol(first.accuracy)}"
+            + (", the same for both." if same else f"; of the second: {_protocol(second.accuracy)}.")
+        ),
+        title_style="bold",
+    )
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("difference", justify="right", no_wrap=True)
+    table.add_column("beyond chance", no_wrap=True)
+    if first.accuracy is not None and second.accuracy is not None:
+        cells = [f"{100 * a.mean:.2f} ±{100 * a.ci95:.2f}" for a in (first.accuracy, second.accuracy)]
+        table.add_row("accuracy %", *cells, *_told(second.accuracy.minus(first.accuracy), 100, 2))
+    differences = differences_of(tests)
+    for metric in DIFFERENCES:
+        values = [None if test.report is None else test.report.metrics().get(metric) for test in tests]
+        if None in values:
+            continue
+        table.add_row(metric, *(f"{value:.4f}" for value in values), *_told(differences.get(metric), 1, 4))
+    if first.j is not None and second.j is not None:
+        table.add_row("J", f"{first.j:.3f}", f"{second.j:.3f}", f"{second.j - first.j:+.3f}", "")
+    return table
+
+
+def _told(difference: Difference | None, scale: float, digits: int) -> tuple[str, str]:
+    """The difference with its interval, and whether that leaves out zero; a pooled value has no interval."""
+    if difference is None:
+        return "", ""
+    value, half_width = scale * difference.value, scale * difference.interval.half_width
+    if math.isnan(half_width):
+        return f"{value:+.{digits}f}", ""
+    return f"{value:+.{digits}f} ±{half_width:.{digits}f}", "yes" if difference.is_beyond_chance else "no"
+
+
+def _protocol(accuracy: EpisodeAccuracy | None) -> str:
+    if accuracy is None:
+        return "none"
+    return f"{accuracy.ways}-way {accuracy.shots}-shot, {accuracy.n} episodes, list {accuracy.episodes_hash}"
+
+
+def as_dict(
+    names: Sequence[str], runs: Sequence[Path], tests: Sequence[Tested], dynamics: DynamicsComparison | None
+) -> dict[str, Any]:
+    """Everything, for JSON; a number that is none is null."""
+    found = differences_of(tests) if tests else {}
+    if tests and tests[0].accuracy is not None and tests[1].accuracy is not None:
+        found = {"accuracy": tests[1].accuracy.minus(tests[0].accuracy), **found}
+    differences = {
+        name: {
+            "value": one.value,
+            "low": one.interval.low,
+            "high": one.interval.high,
+            "beyond_chance": one.is_beyond_chance,
+        }
+        for name, one in found.items()
+    }
+    return {
+        "runs": [
+            {"name": name, "folder": str(folder)} | ({"test": tests[i].to_dict()} if tests else {})
+            for i, (name, folder) in enumerate(zip(names, runs, strict=True))
+        ],
+        "differences": differences,  # of the second run minus the first
+        "dynamics": None if dynamics is None else dynamics.to_dict(),
+    }

@@ -1,0 +1,131 @@
+"""`fewshot compare` on two real runs of `fewshot fit`."""
+
+import json
+import shutil
+
+import pytest
+
+from fewshot_callbacks.cli.compare import DYNAMICS, best_checkpoint
+from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, compare_dynamics
+from tests.cli.test_fit import CONFIGS, QUIET
+
+MONITORS = """
+trainer:
+  callbacks:
+    - class_path: fewshot_callbacks.callbacks.RetrievalMonitor
+    - class_path: fewshot_callbacks.callbacks.DiscriminantRatioMonitor
+    - class_path: fewshot_callbacks.callbacks.TrainingDynamicsMonitor
+      init_args: {every_n_steps: 1}
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {monitor: val/mAP, mode: max, filename: best, save_last: true}
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(few_glyphs, tmp_path_factory):
+    """Two runs, softmax and DR, of six steps each."""
+    folder = tmp_path_factory.mktemp("compare")
+    (folder / "monitors.yaml").write_text(MONITORS)
+    sizes = ["--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--data.episodes=3", "--data.test_episodes=20"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for head in ("softmax", "dr"):
+            config = ["--config", str(CONFIGS / f"protonet_{head}_glyphs.yaml"), "--config", "monitors.yaml"]
+            assert main(["fit", *config, *sizes, *QUIET]) == 0
+    return [folder / "runs" / f"version_{i}" for i in (0, 1)]
+
+
+def words(runs):
+    return [str(run) for run in runs]
+
+
+def test_fit_says_where_the_run_is_and_how_to_test_it(few_glyphs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), "--data.episodes=2", "--data.test_episodes=5"]
+    assert main(["fit", *config, "--trainer.max_epochs=1", "--trainer.accelerator=cpu", *QUIET]) == 0
+    screen = capsys.readouterr().out
+    assert "The run is kept in runs/version_0." in screen
+    assert "checkpoints/best.ckpt (val/mAP 0." in screen
+    assert "Test it: fewshot test --config runs/version_0/config.yaml --ckpt_path " in screen
+
+
+def test_both_are_tested_on_the_same_episodes_and_their_steps_compared(runs, capsys):
+    assert main(["compare", *words(runs)]) == 0
+    screen = capsys.readouterr().out
+    for word in (
+        "softmax",
+        "dr",
+        "accuracy %",
+        "mAP",
+        "recall@1",
+        "norm ratio",
+        "con-div",
+        "the same for both",
+        "20 episodes",
+    ):
+        assert word in screen
+    assert "6 and 6 measured steps" in screen
+
+
+def test_json_holds_what_the_table_shows(runs, capsys):
+    capsys.readouterr()
+    assert main(["compare", *words(runs), "--json", "--names", "one", "two"]) == 0
+    out = capsys.readouterr().out
+    result = json.loads(out[out.index("{") :], parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert [run["name"] for run in result["runs"]] == ["one", "two"]
+    first, second = (run["test"] for run in result["runs"])
+    assert first["episodes_hash"] == second["episodes_hash"]
+    assert result["differences"]["accuracy"]["value"] == pytest.approx(second["accuracy"] - first["accuracy"])
+    of = [test["retrieval"]["metrics"]["mAP"] for test in (first, second)]
+    assert result["differences"]["mAP"]["value"] == pytest.approx(of[1] - of[0])
+    assert result["differences"]["f1"]["low"] is None  # a pooled value has no interval
+    expected = compare_dynamics(*(run / DYNAMICS for run in runs), names=("one", "two"))
+    assert result["dynamics"] == expected.to_dict()
+
+
+def test_files_alone_are_compared_by_their_steps(runs, tmp_path, capsys):
+    history = DynamicsHistory((1,), (StepDynamics(1.0, 0.5, 0.9, 1.1),))
+    (tmp_path / "mine").mkdir()
+    history.save(tmp_path / "mine" / DYNAMICS)
+    assert main(["compare", str(tmp_path / "mine"), str(runs[1] / DYNAMICS)]) == 0
+    screen = capsys.readouterr().out
+    assert "mine" in screen
+    assert "version_1" in screen
+    assert "Not tested: a run has no config.yaml." in screen
+    assert "1 and 6 measured steps" in screen
+
+
+def test_steps_alone_when_asked_for(runs, capsys):
+    assert main(["compare", *words(runs), "--test", "false"]) == 0
+    screen = capsys.readouterr().out
+    assert "Not tested: as you said." in screen
+    assert "con-alpha" in screen
+
+
+def test_the_newest_best_checkpoint_is_tested(tmp_path):
+    import os
+
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    for age, name in enumerate(("best-v1.ckpt", "best.ckpt", "last.ckpt")):
+        (folder / name).write_text("")
+        os.utime(folder / name, (1000 - age, 1000 - age))
+    assert best_checkpoint(tmp_path).name == "best-v1.ckpt"
+
+
+def test_what_is_missing_is_named(runs, tmp_path, capsys):
+    assert main(["compare", str(runs[0]), str(tmp_path / "nothing")]) == 1
+    assert f"There is no {tmp_path / 'nothing'}. Give the folder of a run" in capsys.readouterr().err
+    assert main(["compare", str(runs[0]), str(tmp_path)]) == 1
+    assert f"{tmp_path} holds no {DYNAMICS}, and no config.yaml to test it by" in capsys.readouterr().err
+
+    untested = tmp_path / "untested"
+    shutil.copytree(runs[0], untested, ignore=shutil.ignore_patterns("*.ckpt"))
+    assert main(["compare", str(runs[1]), str(untested)]) == 1
+    assert "holds no checkpoint" in capsys.readouterr().err
+
+    unmeasured = tmp_path / "unmeasured"
+    shutil.copytree(runs[0], unmeasured, ignore=shutil.ignore_patterns(DYNAMICS))
+    assert main(["compare", str(runs[1]), str(unmeasured)]) == 0
+    assert f"unmeasured holds no {DYNAMICS}" in capsys.readouterr().out.replace("\n", "")
