@@ -202,7 +202,7 @@ def test_table(names: Sequence[str], tests: Sequence[Tested]) -> Table:
     table.add_column("", no_wrap=True)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("difference", justify="right", no_wrap=True)
+    table.add_column(f"{names[1]} - {names[0]}", justify="right", no_wrap=True)
     table.add_column("beyond chance", no_wrap=True)
     if first.accuracy is not None and second.accuracy is not None:
         cells = [f"{100 * a.mean:.2f} ±{100 * a.ci95:.2f}" for a in (first.accuracy, second.accuracy)]

@@ -19,9 +19,12 @@ class FewshotCLI(LightningCLI):
     """LightningCLI for `ProtoNet`: what model and data must agree on is said once, in the data."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Tell the model what the data knows: channels, shots, and the sizes of the test episodes."""
+        """Tell the model what the data knows: channels, shots, episodes in a batch, and the sizes of the test episodes."""
         parser.link_arguments("data", "model.in_channels", compute_fn=_channels, apply_on="instantiate")
         parser.link_arguments("data", "model.shots", compute_fn=_shots, apply_on="instantiate")
+        parser.link_arguments(
+            "data", "model.episodes_per_batch", compute_fn=_episodes_per_batch, apply_on="instantiate"
+        )
         parser.link_arguments("data", "model.evaluation", compute_fn=_protocol, apply_on="instantiate")
         parser.link_arguments("data", "model.evaluation_batches", compute_fn=_batches, apply_on="instantiate")
 
@@ -32,6 +35,10 @@ def _channels(data: LightningDataModule) -> int:
 
 def _shots(data: LightningDataModule) -> int:
     return int(getattr(data, "shots", 1))
+
+
+def _episodes_per_batch(data: LightningDataModule) -> int:
+    return int(getattr(data, "episodes_per_batch", 1))
 
 
 def _protocol(data: LightningDataModule) -> dict[str, int]:

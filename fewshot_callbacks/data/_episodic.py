@@ -57,6 +57,7 @@ class EpisodicDataModule(LightningDataModule):
         shots: int,
         queries: int,
         episodes: int,
+        episodes_per_batch: int,
         batch_size: int,
         seed: int,
         num_workers: int,
@@ -68,7 +69,9 @@ class EpisodicDataModule(LightningDataModule):
         test_seed: int,
     ) -> None:
         super().__init__()
-        check_episode_sizes(ways=ways, shots=shots, queries=queries, episodes=episodes)
+        check_episode_sizes(
+            ways=ways, shots=shots, queries=queries, episodes=episodes, episodes_per_batch=episodes_per_batch
+        )
         check_episode_sizes(
             test_ways=test_ways, test_shots=test_shots, test_queries=test_queries, test_episodes=test_episodes
         )
@@ -80,6 +83,7 @@ class EpisodicDataModule(LightningDataModule):
         self.shots = shots
         self.queries = queries
         self.episodes = episodes
+        self.episodes_per_batch = episodes_per_batch
         self.batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers
@@ -103,6 +107,7 @@ class EpisodicDataModule(LightningDataModule):
             shots=self.shots,
             queries=self.queries,
             episodes=self.episodes,
+            episodes_per_batch=self.episodes_per_batch,
             seed=self.seed,
             class_names=split.class_names,
             epoch=coming_epoch(self.trainer),

@@ -82,6 +82,7 @@ class CUBDataModule(PhotoDataModule):
         shots: Support images of each class.
         queries: Query images of each class.
         episodes: Training episodes in an epoch, over all processes.
+        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
         batch_size: Images in an evaluation batch.
         seed: Of the training episodes.
         num_workers: Worker processes of each loader.
@@ -139,6 +140,7 @@ class CUBDataModule(PhotoDataModule):
         shots: int = 5,
         queries: int = 15,
         episodes: int = 100,
+        episodes_per_batch: int = 1,
         batch_size: int = 128,
         seed: int = 0,
         num_workers: int = 0,
@@ -162,6 +164,7 @@ class CUBDataModule(PhotoDataModule):
             shots=shots,
             queries=queries,
             episodes=episodes,
+            episodes_per_batch=episodes_per_batch,
             batch_size=batch_size,
             seed=seed,
             num_workers=num_workers,

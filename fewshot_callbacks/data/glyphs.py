@@ -283,6 +283,7 @@ class GlyphDataModule(EpisodicDataModule):
         shots: Support images of each class.
         queries: Query images of each class; shots + queries may be up to `min_faces`.
         episodes: Training episodes in an epoch, over all processes.
+        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
         batch_size: Images in an evaluation batch.
         augment: Whether training batches are augmented; see `augment_glyphs`.
         size: Height and width of the images, in pixels.
@@ -316,6 +317,7 @@ class GlyphDataModule(EpisodicDataModule):
         shots: int = 1,
         queries: int = 5,
         episodes: int = 100,
+        episodes_per_batch: int = 1,
         batch_size: int = 512,
         augment: bool = True,
         size: int = 32,
@@ -334,6 +336,7 @@ class GlyphDataModule(EpisodicDataModule):
             shots=shots,
             queries=queries,
             episodes=episodes,
+            episodes_per_batch=episodes_per_batch,
             batch_size=batch_size,
             seed=seed,
             num_workers=num_workers,

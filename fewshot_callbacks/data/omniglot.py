@@ -55,6 +55,7 @@ class OmniglotDataModule(ImageDataModule):
         shots: Support images of each class.
         queries: Query images of each class.
         episodes: Training episodes in an epoch, over all processes.
+        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
         batch_size: Images in an evaluation batch.
         seed: Of the training episodes.
         num_workers: Worker processes of each loader.
@@ -104,6 +105,7 @@ class OmniglotDataModule(ImageDataModule):
         shots: int = 1,
         queries: int = 5,
         episodes: int = 100,
+        episodes_per_batch: int = 1,
         batch_size: int = 128,
         seed: int = 0,
         num_workers: int = 0,
@@ -121,6 +123,7 @@ class OmniglotDataModule(ImageDataModule):
             shots=shots,
             queries=queries,
             episodes=episodes,
+            episodes_per_batch=episodes_per_batch,
             batch_size=batch_size,
             seed=seed,
             num_workers=num_workers,

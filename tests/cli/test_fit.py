@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -30,6 +31,14 @@ def test_every_config_is_accepted_and_says_why(path, capsys):
     assert stop.value.code == 0
     assert "fewshot_callbacks" in capsys.readouterr().out
     assert path.read_text().startswith("#")
+
+
+def test_several_episodes_in_a_batch_are_said_once(few_glyphs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), *TINY, *QUIET]
+    cli = command(["fit", *config, "--data.episodes_per_batch=2", "--trainer.logger=false"])
+    assert cli.model.episodes_per_batch == 2
+    assert cli.trainer.global_step == 1  # two episodes
 
 
 def test_a_wrong_setting_is_named(capsys):

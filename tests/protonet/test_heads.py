@@ -300,10 +300,11 @@ def test_table_1_holds_on_any_line_of_points(distance: Distance) -> None:
     shots=st.integers(min_value=1, max_value=3),
     representation=st.sampled_from(["mean", "nearest"]),
     dtype=st.sampled_from([torch.float32, torch.float64]),
+    autocast=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_probabilities_of_the_distance_ratio_do_not_see_the_scale(
-    scale: float, seed: int, shots: int, representation: Representation, dtype: torch.dtype
+    scale: float, seed: int, shots: int, representation: Representation, dtype: torch.dtype, autocast: bool
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     support = torch.randn(3 * shots, 4, generator=generator, dtype=torch.float64)
@@ -315,9 +316,11 @@ def test_probabilities_of_the_distance_ratio_do_not_see_the_scale(
     query, support = query.to(dtype), support.to(dtype)
     if torch.cdist(query, support).min() < 0.02:
         return  # the 1e-10 under the square root shows there
-    one, other = (
-        SupportClassifier(head, representation).fit(s * support, labels).probabilities(s * query) for s in (1.0, scale)
-    )
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        one, other = (
+            SupportClassifier(head, representation).fit(s * support, labels).probabilities(s * query)
+            for s in (1.0, scale)
+        )
     assert one.dtype == dtype
     torch.testing.assert_close(other, one, rtol=0.0, atol=1e-6)
 

@@ -1,0 +1,244 @@
+"""Episodes per second of training and of evaluation, beside easyfsl, and what the monitors of a step add to it.
+
+    python benchmarks/episodes.py                   # easyfsl's rows need: pip install easyfsl
+
+One run side by side: blocks of ours and of theirs take turns, on the same glyphs (in memory, not augmented), with a Conv4
+of the same layers. Ratios are medians over the turns. `easyfsl, our Conv4` gives easyfsl our module, whose convolutions run
+with the channels last in memory: what remains is the way the episodes are drawn, collated, embedded and scored.
+
+Ours trains in a Lightning Trainer; theirs in the plain loop of their tutorial. Evaluation: 600 episodes, ours with the
+Trainer too. For the monitors every second step of one training is measured and compared with the steps between.
+"""
+
+import argparse
+import logging
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from fewshot_callbacks import (
+    Conv4,
+    DiscriminantRatioMonitor,
+    EpisodicBatchSampler,
+    GlyphSet,
+    ProtoNet,
+    SoftmaxHead,
+    TrainingDynamicsMonitor,
+)
+
+QUERIES = 5
+
+
+class Images(Dataset):
+    """Images in memory, one at a time as easyfsl wants them, or a whole batch as ours does."""
+
+    def __init__(self, glyphs: GlyphSet, size: int) -> None:
+        images = glyphs.images.float().div(255)
+        if size != images.shape[-1]:
+            images = nn.functional.interpolate(images, size=(size, size), mode="bilinear")
+        self.images, self.labels = images, glyphs.labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.images[index], int(self.labels[index])
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[indices], self.labels[indices]
+
+    def get_labels(self) -> list[int]:
+        return self.labels.tolist()
+
+
+class OneByOne(Dataset):
+    """The same without the batches, which easyfsl's collate function does not take."""
+
+    def __init__(self, images: Images) -> None:
+        self.images, self.get_labels = images, images.get_labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.images[index]
+
+
+def plain_conv4() -> nn.Module:
+    """The same layers, as they are usually written down."""
+
+    def block(channels: int) -> list[nn.Module]:
+        convolution = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        return [convolution, nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+
+    return nn.Sequential(*block(1), *block(64), *block(64), *block(64), nn.Flatten())
+
+
+def quiet_trainer(*callbacks: Callback) -> Trainer:
+    return Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, num_sanity_val_steps=0, callbacks=list(callbacks),
+    )  # fmt: skip
+
+
+def as_it_is(batch: object) -> object:
+    return batch
+
+
+def our_training(data: Images, shots: int, episodes: int) -> Callable[[], None]:
+    net = ProtoNet(Conv4(1), "softmax", shots=shots)
+    sampler = EpisodicBatchSampler(data.labels, ways=5, shots=shots, queries=QUERIES, episodes=episodes)
+    loader = DataLoader(data, batch_sampler=sampler, collate_fn=as_it_is)
+
+    def run() -> None:
+        quiet_trainer().fit(net, loader)
+
+    return run
+
+
+def our_evaluation(data: Images, shots: int, episodes: int) -> Callable[[], None]:
+    protocol = {"ways": 5, "shots": shots, "queries": QUERIES, "episodes": episodes, "seed": 0}
+    net = ProtoNet(Conv4(1), SoftmaxHead(), shots=shots, evaluation=protocol)
+    loader = DataLoader(data, batch_size=256, collate_fn=as_it_is)
+
+    def run() -> None:
+        quiet_trainer().test(net, loader, verbose=False)
+
+    return run
+
+
+def their_loader(data: Images, shots: int, episodes: int) -> DataLoader:
+    from easyfsl.samplers import TaskSampler  # noqa: PLC0415 - a peer that need not be there
+
+    # easyfsl 1.5.0 passes Sampler an argument that torch has dropped since; without this it does not start.
+    torch.utils.data.Sampler.__init__ = lambda self, data_source=None: None
+    images = OneByOne(data)
+    sampler = TaskSampler(images, n_way=5, n_shot=shots, n_query=QUERIES, n_tasks=episodes)
+    return DataLoader(images, batch_sampler=sampler, collate_fn=sampler.episodic_collate_fn)
+
+
+def their_training(data: Images, shots: int, episodes: int, backbone: nn.Module) -> Callable[[], None]:
+    from easyfsl.methods import PrototypicalNetworks  # noqa: PLC0415
+
+    model = PrototypicalNetworks(backbone)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loader = their_loader(data, shots, episodes)
+
+    def run() -> None:
+        model.train()
+        for support, support_labels, query, query_labels, _ in loader:
+            optimizer.zero_grad()
+            model.process_support_set(support, support_labels)
+            nn.functional.cross_entropy(model(query), query_labels).backward()
+            optimizer.step()
+
+    return run
+
+
+def their_evaluation(data: Images, shots: int, episodes: int, backbone: nn.Module) -> Callable[[], None]:
+    from easyfsl.methods import PrototypicalNetworks  # noqa: PLC0415
+    from easyfsl.utils import evaluate  # noqa: PLC0415
+
+    model, loader = PrototypicalNetworks(backbone), their_loader(data, shots, episodes)
+    return lambda: evaluate(model, loader, device="cpu", use_tqdm=False)
+
+
+def take_turns(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each, one after the other, again and again; the first turn warms up and does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(repeats + 1):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            run()
+            if turn:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+class StepTimer(Callback):
+    """Seconds from the beginning of each step to the beginning of the next, callbacks included."""
+
+    def __init__(self) -> None:
+        self.starts: list[float] = []
+
+    def on_train_batch_start(self, *_: object) -> None:
+        self.starts.append(time.perf_counter())
+
+
+def cost_of(monitor: Callback, data: Images, shots: int, steps: int) -> float:
+    """What one measured step costs beyond a step, in steps: every second one is measured, and neighbours are compared."""
+    seed_everything(0, verbose=False)
+    timer = StepTimer()
+    sampler = EpisodicBatchSampler(data.labels, ways=20, shots=shots, queries=QUERIES, episodes=steps)
+    loader = DataLoader(data, batch_sampler=sampler, collate_fn=as_it_is)
+    quiet_trainer(timer, monitor).fit(ProtoNet("conv4", "dr", in_channels=1, shots=shots), loader)
+    seconds = [b - a for a, b in zip(timer.starts, timer.starts[1:], strict=False)][4:]
+    plain, measured = seconds[0::2], seconds[1::2]  # step 2, 4, 6, ... are measured
+    pairs = zip(plain, measured, strict=False)
+    return statistics.median(with_it - without for without, with_it in pairs) / statistics.median(plain)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="turns that count")
+    parser.add_argument("--episodes", type=int, default=20, help="training episodes in a turn")
+    parser.add_argument("--test_episodes", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=400, help="training steps for the cost of a monitor")
+    parser.add_argument("--sizes", type=int, nargs="*", default=[32, 84], help="height and width of the images")
+    parser.add_argument("--shots", type=int, nargs="*", default=[1, 5])
+    options = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    torch.manual_seed(0)
+    console = Console()
+    try:
+        import easyfsl  # noqa: F401, PLC0415
+
+        peers: dict[str, Callable[[], nn.Module]] = {"easyfsl": plain_conv4, "easyfsl, our Conv4": lambda: Conv4(1)}
+    except ModuleNotFoundError:
+        console.print("easyfsl is not installed, so ours stands alone: pip install easyfsl")
+        peers = {}
+    train, test = GlyphSet.load("train"), GlyphSet.load("test")
+
+    table = Table(
+        title=f"episodes per second, 5-way, {QUERIES} queries, {torch.get_num_threads()} threads (ours / theirs)"
+    )
+    for column in ("", "shots", "pixels", "ours", *peers):
+        table.add_column(column, justify="right" if column else "left")
+    for size in options.sizes:
+        data = {"training": Images(train, size), "evaluation": Images(test, size)}
+        for shots in options.shots:
+            for kind, images in data.items():
+                episodes = options.episodes if kind == "training" else options.test_episodes
+                ours, theirs = (
+                    (our_training, their_training) if kind == "training" else (our_evaluation, their_evaluation)
+                )
+                runs = {"ours": ours(images, shots, episodes)}
+                runs |= {name: theirs(images, shots, episodes, backbone()) for name, backbone in peers.items()}
+                seconds = take_turns(runs, options.repeats if kind == "training" else max(1, options.repeats // 3))
+                cells = [f"{episodes / statistics.median(seconds['ours']):.1f}"]
+                for name in peers:
+                    ratio = statistics.median(b / a for a, b in zip(seconds["ours"], seconds[name], strict=True))
+                    cells.append(f"{episodes / statistics.median(seconds[name]):.1f}  ({ratio:.1f} x)")
+                table.add_row(kind, str(shots), f"{size} x {size}", *cells)
+    console.print(table)
+
+    images = Images(train, 32)
+    j = cost_of(DiscriminantRatioMonitor(every_n_steps=2), images, 1, options.steps)
+    console.print(f"J of a batch costs {100 * j:.2f} % of a training step (20-way 1-shot, 32 x 32).")
+    dynamics = cost_of(TrainingDynamicsMonitor(every_n_steps=2), images, 1, options.steps)
+    console.print(
+        f"The dynamics of a step cost {dynamics:.2f} steps: {dynamics:.2f} % of a training that measures every 100 steps."
+    )
+
+
+if __name__ == "__main__":
+    main()
