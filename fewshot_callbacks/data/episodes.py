@@ -97,6 +97,19 @@ class EpisodicBatchSampler(BatchSampler):
         self.drop_last = drop_last
         self._list = self._draw(seed if fixed else _epoch_seed(seed, epoch))  # a wrong setting fails here
         self._list_epoch = epoch
+        if type(self) is EpisodicBatchSampler:
+            self._tell_lightning_how_it_was_made()
+
+    def _tell_lightning_how_it_was_made(self) -> None:
+        """Leave the arguments where Lightning looks for them when it makes the sampler anew for several processes.
+
+        In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
+        """
+        names = ("ways", "shots", "queries", "episodes", "seed", "fixed", "episodes_per_batch", "class_names", "epoch")
+        settings = {name: getattr(self, name) for name in names} | {"sampler": None}
+        notes = {"args": (self.labels,), "kwargs": settings, "default_kwargs": {}, "arg_names": ("labels",)}
+        for name, value in notes.items():
+            setattr(self, f"__pl_saved_{name}", value)
 
     def _draw(self, seed: int) -> EpisodeList:
         return sample_episodes(

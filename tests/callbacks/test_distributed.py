@@ -23,9 +23,14 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the two write."""
+    return tmp_path_factory.mktemp("two_processes")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
     """What each of the two has seen."""
-    folder = tmp_path_factory.mktemp("two_processes")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PL_TORCH_DISTRIBUTED_BACKEND": "gloo"}
     process = subprocess.run(
         [sys.executable, two_processes.__file__, folder],
@@ -148,3 +153,18 @@ def test_a_fit(ranks: list[dict[str, Any]]) -> None:
         own = [float(discriminant_ratio(torch.tensor(z), torch.tensor(y))) for z, y in seen["fit"]["steps"]]
         assert seen["fit"]["J"] == pytest.approx(own, rel=1e-5, nan_ok=True)
     assert ranks[0]["fit"]["J"] != ranks[1]["fit"]["J"]
+
+
+def test_dynamics_of_each_process_are_those_of_its_own_episodes_without_a_trace(ranks: list[dict[str, Any]]) -> None:
+    histories = []
+    for seen in ranks:
+        assert seen["dynamics"]["weights"] == seen["no dynamics"]["weights"] == ranks[0]["dynamics"]["weights"]
+        (history,) = seen["dynamics"]["histories"]
+        assert history["steps"] == [2, 4, 6]
+        assert all(math.isfinite(value) for value in history["norm_ratio"])
+        histories.append(history)
+    assert histories[0]["norm_ratio"] != histories[1]["norm_ratio"]
+
+
+def test_the_first_process_writes_the_dynamics(ranks: list[dict[str, Any]], folder: Path) -> None:
+    assert json.loads((folder / "training_dynamics.json").read_text()) == ranks[0]["dynamics"]["histories"][0]

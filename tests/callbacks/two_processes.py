@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
+from fewshot_callbacks.data import EpisodicBatchSampler
 from tests.callbacks.models import EveryBatch, EveryEpoch, Net, Scripted, items, loader, retrieval, trainer
 from tests.callbacks.test_generalization_gap import TRAINING, Embeds, Labelled, gap_monitor
+from tests.callbacks.test_training_dynamics import data as episode_items
+from tests.callbacks.test_training_dynamics import protonet
 
 ITEMS, QUALITY = 25, [0.0, 4.0, 0.3]
 PARALLEL = {"strategy": "ddp", "devices": 2, "num_nodes": 1}
@@ -83,6 +86,17 @@ def fit(folder: Path) -> dict[str, Any]:
     return {"mAP": epochs.values, "best": Path(best.best_model_path).name, "J": batches.logged, "steps": steps}
 
 
+def dynamics(*monitors: TrainingDynamicsMonitor) -> dict[str, Any]:
+    """Weights after a fit of six steps on six episodes each, and what was measured."""
+    net = protonet(dropout=0.2)
+    torch.manual_seed(7)
+    data = episode_items()
+    sampler = EpisodicBatchSampler(data.tensors[1], ways=3, shots=2, queries=3, episodes=12, seed=5)
+    trainer(*monitors, **PARALLEL).fit(net, DataLoader(data, batch_sampler=sampler))
+    weights = [parameter.detach().flatten().tolist() for parameter in net.parameters()]
+    return {"weights": weights, "histories": [monitor.history.to_dict() for monitor in monitors]}
+
+
 def main(folder: Path) -> None:
     random_state = random.getstate()
     monitors = retrieval, DiscriminantRatioMonitor
@@ -102,6 +116,9 @@ def main(folder: Path) -> None:
     for how in ("nan", "nothing"):
         seen[how] = validate(FailsOnRankOne(how), loader(uneven()), *(monitor() for monitor in monitors))
     seen["fit"] = fit(folder)
+    file = str(folder / "training_dynamics.json")
+    seen["dynamics"] = dynamics(TrainingDynamicsMonitor(every_n_steps=2, strict=True, file=file))
+    seen["no dynamics"] = dynamics()
     seen["random is untouched"] = random.getstate() == random_state
     rank = torch.distributed.get_rank()
     (folder / f"rank{rank}.json").write_text(json.dumps(seen))
