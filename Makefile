@@ -24,6 +24,7 @@ notebook: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/episodes.py
 	$(BIN)/python benchmarks/retrieval.py --rows floor ours argsort
 
 $(READY): pyproject.toml

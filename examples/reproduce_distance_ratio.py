@@ -59,13 +59,17 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument(
     "--quick", action="store_true", help="one seed and 120 episodes a network, into a folder of its own"
 )
-parser.add_argument("--episodes", type=int, default=episodes, help="training episodes of each network")
+parser.add_argument(
+    "--episodes", type=int, default=None, help=f"of training, for each network; by default {episodes:,}"
+)
 parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
 parser.add_argument("--output", type=Path, default=None, help="by default runs/distance_ratio")
 parser.add_argument("--threads", type=int, default=None, help="of torch; by default all cores")
 options = parser.parse_args()
 if options.quick:
-    options.episodes, options.seeds, validate_every, measure_every = 120, options.seeds[:1], 60, 2
+    episodes, options.seeds, validate_every, measure_every = 120, options.seeds[:1], 60, 2
+options.episodes = options.episodes or episodes
+validate_every = min(validate_every, options.episodes)
 output = options.output or Path("runs") / ("distance_ratio_quick" if options.quick else "distance_ratio")
 output.mkdir(parents=True, exist_ok=True)
 if options.threads:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 SIGNIFICANT = 0.01
 """The paper prints p-values below this in bold."""
 
+FEW = 20
+"""Fewer measured steps than these show next to nothing."""
+
 TITLES = {
     "norm_ratio": "norm ratio",
     "con_alpha": "con-alpha",
@@ -75,6 +78,7 @@ class DynamicsComparison:
             caption=(
                 f"{steps[0]:,} and {steps[1]:,} measured steps. Geometric means; share of good steps: con-alpha < 1, "
                 f"div-alpha > 1, con-div < 1. * p < {SIGNIFICANT}"
+                + ("" if min(steps) >= FEW else ". So few steps show little: measure more often (every_n_steps)")
             ),
         )
         table.add_column("", no_wrap=True)

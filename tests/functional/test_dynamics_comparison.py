@@ -136,3 +136,8 @@ def test_runs_that_cannot_be_compared_are_refused() -> None:
     row = [(1.0, 0.5, 0.9, 1.1)]
     with pytest.raises(ValueError, match=r"run 'A' was centred by 'points' and run 'B' by 'coordinates'"):
         compare_dynamics(history(row), history(row, centering="coordinates"))
+
+
+def test_few_steps_are_said_to_show_little() -> None:
+    assert "So few steps show little" in str(compare_dynamics(drawn(19, 1, 1.0), drawn(300, 2, 1.0)))
+    assert "So few" not in str(compare_dynamics(drawn(20, 1, 1.0), drawn(300, 2, 1.0)))
