@@ -274,7 +274,8 @@ for number, (seed, task, head) in enumerate(cells, start=1):
     five, hard = (result["test"][str(n)] for n in (ways, hard_ways))
     console.print(
         f"{number}/{len(cells)}  {task}, {heads[head]}, seed {seed}: {ways}-way {100 * five['mean']:.2f} "
-        f"±{100 * five['ci95']:.2f} %, {hard_ways}-way {100 * hard['mean']:.2f} ±{100 * hard['ci95']:.2f} %"
+        f"±{100 * five['ci95']:.2f} %, {hard_ways}-way {100 * hard['mean']:.2f} ±{100 * hard['ci95']:.2f} %",
+        soft_wrap=True,
     )
 
 # ----------------------------------------------------------------------------------- figures 2, 3 and 6: accuracy and loss
@@ -336,6 +337,18 @@ for head, title in heads.items():
         ]
         shown = " | ".join(f"**{100 * statistics.mean(m):.2f}** (s {100 * statistics.stdev(m):.2f})" for m in means)
         lines.append(f"| **{title}, mean of seeds** | {shown} |")
+
+steps = [step for step, _ in results[next(iter(tasks)), "dr", options.seeds[0]]["val"]]
+early = sorted({0, len(steps) // 2, len(steps) - 1})  # the first validation, the one in the middle, the last
+columns = [f"{task}, {steps[place]} episodes" for task in tasks for place in early]
+lines += ["", f"| validation accuracy | {' | '.join(columns)} |", f"| --- | {' | '.join('---:' for _ in columns)} |"]
+for head, title in heads.items():
+    means = [
+        statistics.mean(results[task, head, seed]["val"][place][1] for seed in options.seeds)
+        for task in tasks
+        for place in early
+    ]
+    lines.append(f"| {title}, mean of seeds | {' | '.join(f'{100 * mean:.2f}' for mean in means)} |")
 
 comparisons = {}
 for task in tasks:
