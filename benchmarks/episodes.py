@@ -173,13 +173,13 @@ class StepTimer(Callback):
         self.starts.append(time.perf_counter())
 
 
-def cost_of(monitor: Callback, data: Images, shots: int, steps: int) -> float:
+def cost_of(monitor: Callback, data: Images, steps: int) -> float:
     """What one measured step costs beyond a step, in steps: every second one is measured, and neighbours are compared."""
     seed_everything(0, verbose=False)
     timer = StepTimer()
-    sampler = EpisodicBatchSampler(data.labels, ways=20, shots=shots, queries=QUERIES, episodes=steps)
+    sampler = EpisodicBatchSampler(data.labels, ways=5, shots=5, queries=QUERIES, episodes=steps)
     loader = DataLoader(data, batch_sampler=sampler, collate_fn=as_it_is)
-    quiet_trainer(timer, monitor).fit(ProtoNet("conv4", "dr", in_channels=1, shots=shots), loader)
+    quiet_trainer(timer, monitor).fit(ProtoNet("conv4", "dr", in_channels=1, shots=5), loader)
     seconds = [b - a for a, b in zip(timer.starts, timer.starts[1:], strict=False)][4:]
     plain, measured = seconds[0::2], seconds[1::2]  # step 2, 4, 6, ... are measured
     pairs = zip(plain, measured, strict=False)
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns that count")
     parser.add_argument("--episodes", type=int, default=20, help="training episodes in a turn")
     parser.add_argument("--test_episodes", type=int, default=600)
-    parser.add_argument("--steps", type=int, default=400, help="training steps for the cost of a monitor")
+    parser.add_argument("--steps", type=int, default=300, help="training steps for the cost of a monitor")
     parser.add_argument("--sizes", type=int, nargs="*", default=[32, 84], help="height and width of the images")
     parser.add_argument("--shots", type=int, nargs="*", default=[1, 5])
     options = parser.parse_args()
@@ -231,13 +231,15 @@ def main() -> None:
                 table.add_row(kind, str(shots), f"{size} x {size}", *cells)
     console.print(table)
 
-    images = Images(train, 32)
-    j = cost_of(DiscriminantRatioMonitor(every_n_steps=2), images, 1, options.steps)
-    console.print(f"J of a batch costs {100 * j:.2f} % of a training step (20-way 1-shot, 32 x 32).")
-    dynamics = cost_of(TrainingDynamicsMonitor(every_n_steps=2), images, 1, options.steps)
-    console.print(
-        f"The dynamics of a step cost {dynamics:.2f} steps: {dynamics:.2f} % of a training that measures every 100 steps."
-    )
+    for size in options.sizes:
+        images = Images(train, size)
+        j = cost_of(DiscriminantRatioMonitor(every_n_steps=2), images, options.steps)
+        dynamics = cost_of(TrainingDynamicsMonitor(every_n_steps=2), images, options.steps)
+        console.print(
+            f"{size} x {size}, 5-way 5-shot: J of a batch costs {100 * j:.2f} % of a step; the dynamics of a step {dynamics:.2f} "
+            f"steps, so {dynamics:.2f} % of a training that measures every 100.",
+            soft_wrap=True,
+        )
 
 
 if __name__ == "__main__":

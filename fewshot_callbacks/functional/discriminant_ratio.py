@@ -73,17 +73,17 @@ def _discriminant_ratio(
     ordered, order = (labels.long() if labels.dtype == torch.bool else labels).sort()
     items = items[order]  # (items, dim)
     number = torch.nn.functional.pad(ordered[1:] != ordered[:-1], (1, 0)).cumsum(0)  # (items,) 0 ... classes - 1
-    ones = torch.ones_like(number, dtype=items.dtype)
-    count = torch.zeros_like(ones).index_add_(0, number, ones)  # (items,) zeros behind the last class
-    if skip_singletons:
-        ones = ones * (count[number] > 1)
+    count = items.new_zeros(len(items)).index_add_(0, number, items.new_ones(len(items)))  # 0 behind the last class
+    means = torch.zeros_like(items).index_add_(0, number, items) / count.clamp(min=1).unsqueeze(1)
+    apart = items - means[number]  # (items, dim)
+    if skip_singletons:  # a class of one item has no scatter within, and must not move the centre
         count = count * (count > 1)
-    weight = ones.unsqueeze(1)
-    means = torch.zeros_like(items).index_add_(0, number, items * weight) / count.clamp(min=1).unsqueeze(1)
-    within = ((items - means[number]) * weight).square().sum()
-    centre = (items * weight).sum(dim=0) / ones.sum().clamp(min=1)
+        centre = (means * count.unsqueeze(1)).sum(dim=0) / count.sum().clamp(min=1)
+    else:
+        centre = items.mean(dim=0)
+    within = apart.square().sum()
     between = (count * (means - centre).square().sum(dim=1)).sum()
-    undefined = (count.max() <= 1) | ((within == 0) & (between == 0))
+    undefined = (count.max() <= 1) | (within + between == 0)
     return torch.where(undefined, torch.nan, between / (within + eps))
 
 

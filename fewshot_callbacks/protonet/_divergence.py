@@ -9,6 +9,9 @@ from torch import Tensor
 
 from fewshot_callbacks.protonet.heads import DistanceRatioHead
 
+LARGEST = math.log(torch.finfo(torch.float32).max)
+"""of ln rho: above it rho is infinite in float32"""
+
 
 class ExponentWatch:
     """Stops a training whose rho has become infinite or NaN.
@@ -45,15 +48,15 @@ class ExponentWatch:
 
     def _look(self) -> None:
         seen, self._seen = self._seen, []
-        log_rhos = torch.stack([log_rho for _, log_rho in seen]).float()  # (looks,)
-        rhos = log_rhos.exp().tolist()  # the one moment that waits for the device
-        for (step, log_rho), rho in zip(seen, rhos, strict=True):
-            if not (math.isfinite(rho) and log_rho.isfinite()):
+        log_rhos = torch.stack([log_rho for _, log_rho in seen]) if len(seen) > 1 else seen[0][1].reshape(1)
+        for (step, _), log_rho in zip(seen, log_rhos.tolist(), strict=True):  # the one moment that waits for the device
+            rho = math.exp(log_rho) if log_rho <= LARGEST else log_rho * math.inf  # inf, or NaN for NaN
+            if not (math.isfinite(rho) and math.isfinite(log_rho)):
                 before = (
                     "it was never finite" if self._last is None else "its last finite value was {1:.4g}, at step {0}"
                 )
                 raise ValueError(
-                    f"rho of the distance-ratio head became {rho} at step {step} (ln rho = {float(log_rho):.4g}); "
+                    f"rho of the distance-ratio head became {rho} at step {step} (ln rho = {log_rho:.4g}); "
                     f"{before.format(*self._last or ())}. The training has diverged: lower the learning rate, clip "
                     "gradients (Trainer(gradient_clip_val=1.0)), or look for images that are not finite. Checkpoints from "
                     "before are whole."

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 class Conv4(nn.Module):
     """Four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max pooling, flattened: the small few-shot backbone.
 
-    Each block halves the image, rounding down. The convolutions have no bias: the
-    batch norm after them would cancel it.
+    Each block halves the image, rounding down. The convolutions have no bias: the batch norm after them would cancel it.
+    The ReLU stands behind the pooling, which gives the same numbers for less work.
 
     Args:
         in_channels: Channels of the images: 3 for colour, 1 for gray.
@@ -162,8 +162,8 @@ def _conv_block(in_channels: int, out_channels: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False),
         nn.BatchNorm2d(out_channels),
-        nn.ReLU(inplace=True),
         nn.MaxPool2d(kernel_size=2),
+        nn.ReLU(inplace=True),  # the maximum commutes with it, and leaves it a quarter of the numbers, also backward
     )
 
 

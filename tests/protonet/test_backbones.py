@@ -21,9 +21,9 @@ def test_conv4_width_and_square_sizes() -> None:
     assert backbone.eval()(torch.randn(0, 1, 32, 32)).shape == (0, 32)
 
 
-def test_conv4_is_four_blocks_of_convolution_batch_norm_relu_and_pooling() -> None:
+def test_conv4_is_four_blocks_of_convolution_batch_norm_pooling_and_relu() -> None:
     layers = [type(layer) for block in Conv4().blocks for layer in block.children()]
-    assert layers == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d] * 4
+    assert layers == [nn.Conv2d, nn.BatchNorm2d, nn.MaxPool2d, nn.ReLU] * 4  # max(relu) is relu(max)
     weights = 3 * 64 * 9 + 3 * 64 * 64 * 9  # no bias: the batch norm would cancel it
     assert sum(p.numel() for p in Conv4().parameters()) == weights + 4 * 2 * 64
 
