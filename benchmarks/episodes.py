@@ -236,8 +236,8 @@ def main() -> None:
         j = cost_of(DiscriminantRatioMonitor(every_n_steps=2), images, options.steps)
         dynamics = cost_of(TrainingDynamicsMonitor(every_n_steps=2), images, options.steps)
         console.print(
-            f"{size} x {size}, 5-way 5-shot: J of a batch costs {100 * j:.2f} % of a step; the dynamics of a step {dynamics:.2f} "
-            f"steps, so {dynamics:.2f} % of a training that measures every 100.",
+            f"{size} x {size}, 5-way 5-shot: J of a batch costs {100 * j:.2f} % of a step; the dynamics of a step "
+            f"{dynamics:.2f} steps, so {dynamics:.2f} % of a training that measures every 100.",
             soft_wrap=True,
         )
 
