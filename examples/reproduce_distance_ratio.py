@@ -70,6 +70,8 @@ if options.quick:
     episodes, options.seeds, validate_every, measure_every = 120, options.seeds[:1], 60, 2
 options.episodes = options.episodes or episodes
 validate_every = min(validate_every, options.episodes)
+if options.episodes % validate_every:
+    parser.error(f"--episodes {options.episodes} must be a multiple of {validate_every}, after which it validates.")
 output = options.output or Path("runs") / ("distance_ratio_quick" if options.quick else "distance_ratio")
 output.mkdir(parents=True, exist_ok=True)
 if options.threads:
@@ -100,10 +102,10 @@ class Curves(Callback):
         self.val.append([trainer.global_step, float(trainer.callback_metrics["val/accuracy"])])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"train": self.train, "val": self.val}
+        return {"train": self.train, "val": self.val, "window": self.window}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.train, self.val = state["train"], state["val"]
+        self.train, self.val, self.window = state["train"], state["val"], state["window"]
 
 
 def run(task: str, head: str, seed: int) -> dict[str, Any]:
@@ -131,8 +133,7 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
         folder, filename="best", monitor="val/accuracy", mode="max", save_last=True, enable_version_counter=False
     )
     trainer = Trainer(
-        max_epochs=math.ceil(options.episodes / validate_every),
-        max_steps=options.episodes,
+        max_epochs=options.episodes // validate_every,  # not max_steps, with which Lightning resumes an epoch too far
         callbacks=[curves, dynamics, best],
         logger=False,
         accelerator="auto",
@@ -144,7 +145,12 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
     try:
         trainer.fit(net, data, ckpt_path=str(last) if last.exists() else None)
     except SystemExit:  # Lightning's answer to Ctrl-C
-        raise KeyboardInterrupt from None
+        console.print(f"\nStopped. Run it again to go on: what is finished is in {output}.")
+        raise SystemExit(130) from None
+    if trainer.global_step != options.episodes:
+        raise RuntimeError(
+            f"{folder} has {trainer.global_step} of {options.episodes} episodes; remove it and run again."
+        )
 
     best_net = ProtoNet.load_from_checkpoint(best.best_model_path, map_location="cpu").eval()
     glyphs = data.glyphs("test")
@@ -362,7 +368,7 @@ for task in tasks:
         pooled.append(DynamicsHistory(tuple(steps), tuple(measures)))
     comparisons[task] = compare_dynamics(*pooled, names=("softmax", "DR"))
     lines += ["", f"{ways}-way {task}", "```", *str(comparisons[task]).splitlines(), "```"]
-(output / "tables.md").write_text("\n".join(lines) + "\n")
+(output / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 (output / "results.json").write_text(
     json.dumps(
         {

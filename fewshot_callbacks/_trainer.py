@@ -52,21 +52,18 @@ def on_device(trainer: Trainer, batch: Any) -> Any:
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
-def updates_done(trainer: Trainer) -> int:
-    """Training batches so far, over all epochs, after which weights were updated; what Lightning counts for loggers."""
-    done: int = trainer.fit_loop.epoch_loop._batches_that_stepped
-    return done
-
-
 @contextmanager
 def random_states_kept() -> Iterator[None]:
     """Afterwards the random states are what they were, also after an error, where `isolate_rng` alone would leave them."""
     failure = None
+    mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None  # which `isolate_rng` leaves out
     with isolate_rng():
         try:
             yield
         except BaseException as error:
             failure = error
+    if mps is not None:
+        torch.mps.set_rng_state(mps)
     if failure is not None:
         raise failure
 

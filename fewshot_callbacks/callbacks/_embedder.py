@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,21 @@ class Embedder:
         if isinstance(result, tuple) and len(result) == 2:
             return self.reader.checked(*result, "embed")
         return self.reader.checked(result, self.reader.labels_of(batch, "embed"), "embed")
+
+    def check_name(self, module: LightningModule) -> None:
+        """See that there is the submodule that is named.
+
+        Raises:
+            ValueError: if not; with the names that are near.
+        """
+        if isinstance(self.embed, str) and self.embed not in (
+            names := [name for name, _ in module.named_modules() if name]
+        ):
+            near = difflib.get_close_matches(self.embed, names, n=3) or [name for name in names if "." not in name][:8]
+            raise ValueError(
+                f"{self.owner}(embed={self.embed!r}): {type(module).__name__} has no submodule of that name. It has, for "
+                f"instance, {', '.join(near)}."
+            )
 
     def check(
         self, trainer: Trainer, module: LightningModule, batch: Any, given: Tensor, similarity: Similarity

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fewshot_callbacks._trainer import rehearsing, updates_done
+from fewshot_callbacks._trainer import rehearsing
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
@@ -61,6 +62,7 @@ class TrainingDynamicsMonitor(Callback):
         labels: where labels are in the batch, if not under that key or in second place: key, position or function.
         centering: `"points"` subtracts the average embedding, as the paper says; `"coordinates"` from each embedding the
             mean of its own coordinates, as the authors' published program does.
+        prefix: first part of the logged keys; a second monitor in one Trainer needs another one, and another file.
         file: where the history is kept as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of the
             Trainer's logger (nothing is written without one), or a whole path. None for no file.
         strict: raise an error where nothing can be measured. By default the fit goes on, the values are NaN, and a
@@ -91,6 +93,7 @@ class TrainingDynamicsMonitor(Callback):
         source: EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
         centering: Centering = "points",
+        prefix: str = "dynamics",
         file: str | None = FILE,
         strict: bool = False,
     ) -> None:
@@ -102,7 +105,7 @@ class TrainingDynamicsMonitor(Callback):
                 raise ValueError(f"{owner}({name}={size}) must be at least 1.")
         check_centering(centering, owner)
         self.every_n_steps, self.centering, self.file = every_n_steps, centering, file
-        self.shots, self.episodes_per_batch = shots, episodes_per_batch
+        self.shots, self.episodes_per_batch, self.prefix = shots, episodes_per_batch, prefix
         self._reader = EmbeddingReader(source, labels, owner)
         self._embedder = Embedder(embed, self._reader, owner)
         self._policy = FailurePolicy(owner, strict)
@@ -110,10 +113,16 @@ class TrainingDynamicsMonitor(Callback):
         self._target: Path | None = None
         self._written, self._unwritten = -SECONDS_BETWEEN_WRITES, False
         self._checked = False
-        self._batches = self._stepping_batches = 0
+        self._batches = self._stepping_batches = 0  # of this epoch
+        self._updates = 0  # batches of all epochs after which weights had changed
         self._batch: Any = None
         self._before: tuple[Tensor, Tensor] | None = None  # embeddings and labels of the batch, before its first step
         self._due, self._steps = False, 0
+
+    @property
+    def state_key(self) -> str:
+        """By which a checkpoint tells several of them apart."""
+        return self._generate_state_key(prefix=self.prefix, centering=self.centering)
 
     @property
     def history(self) -> DynamicsHistory:
@@ -125,8 +134,10 @@ class TrainingDynamicsMonitor(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a new history, unless a fit goes on."""
+        self._check_alone(trainer)
+        self._embedder.check_name(pl_module)
         if stage == "fit" and trainer.global_step == 0:
-            self._history, self._checked = {}, False
+            self._history, self._checked, self._updates = {}, False, 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the folder of the history."""
@@ -141,12 +152,14 @@ class TrainingDynamicsMonitor(Callback):
         """Keep the batch until it is known whether weights are updated after it."""
         self._forget()
         self._batch = batch
-        self._due = (updates_done(trainer) + 1) % self.every_n_steps == 0
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Embed the episode with the weights as they are, before the first step of this batch."""
         self._steps += 1
-        if not self._due or self._steps > 1:
+        if self._steps > 1:
+            return
+        self._due = (self._updates + 1) % self.every_n_steps == 0
+        if not self._due:
             return
         try:
             self._before = self._embedded(trainer, pl_module, self._batch)
@@ -159,7 +172,8 @@ class TrainingDynamicsMonitor(Callback):
         """Embed the episode with the new weights, measure, log."""
         self._batches += 1
         self._stepping_batches += self._steps > 0
-        if not self._due or self._steps == 0:
+        if not self._due:
+            self._updates += self._steps > 0
             self._forget()
             return
         items, measured = 1, None
@@ -180,6 +194,7 @@ class TrainingDynamicsMonitor(Callback):
         except Exception as error:
             self._policy.handle(error, "dynamics are NaN.")
         self._forget()
+        self._updates += 1
         if measured is not None:
             for reason in measured.undefined:
                 self._policy.handle(ValueError(f"At step {trainer.global_step} {reason}."), "dynamics are NaN in part.")
@@ -188,7 +203,7 @@ class TrainingDynamicsMonitor(Callback):
             self._write(trainer)
         for name in LOGGED:
             value = float("nan") if measured is None else getattr(measured, name)
-            pl_module.log(f"dynamics/{name}", value, on_step=True, on_epoch=False, batch_size=items)
+            pl_module.log(f"{self.prefix}/{name}", value, on_step=True, on_epoch=False, batch_size=items)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say so if weights changed where no callback can see it, or may have."""
@@ -216,11 +231,12 @@ class TrainingDynamicsMonitor(Callback):
         self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """The history."""
-        return {"history": self.history.to_dict()}
+        """The history, and how many updates there were."""
+        return {"history": self.history.to_dict(), "updates": self._updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the history."""
+        self._updates = state_dict["updates"]
         history = DynamicsHistory.from_dict(state_dict["history"])
         if len(history) and history.centering != self.centering:
             self._policy.say(
@@ -234,7 +250,7 @@ class TrainingDynamicsMonitor(Callback):
 
     def _embedded(self, trainer: Trainer, module: LightningModule, batch: Any, draw: int = 0) -> tuple[Tensor, Tensor]:
         """Embeddings and labels as training makes them, without a trace; the same `draw` has the same dropout."""
-        with unobserved(), rehearsing(module, seed=2 * updates_done(trainer) + draw):
+        with unobserved(), rehearsing(module, seed=2 * self._updates + draw):
             embeddings, labels = self._embedder(trainer, module, batch)
             return embeddings.clone(), labels
 
@@ -256,17 +272,35 @@ class TrainingDynamicsMonitor(Callback):
                 if not (module.automatic_optimization and after.equal(again)):
                     given = before
             self._embedder.compare(before, given, module, "training_step", "the dynamics would mean nothing")
+        elif self._embedder.embed is None:
+            self._policy.say(
+                f"TrainingDynamicsMonitor takes what {type(module).__name__}.forward returns for the embeddings; "
+                "training_step returned none to compare with. If forward returns something else, such as class scores, pass "
+                "embed='name.of.a.submodule'; if not, pass embed=lambda module, batch: module(batch[0]) to say so."
+            )
         self._checked = True
+
+    def _check_alone(self, trainer: Trainer) -> None:
+        """Refuse another monitor of the same keys or the same file."""
+        for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+            if other is self or not isinstance(other, TrainingDynamicsMonitor):
+                continue
+            if other.prefix == self.prefix or (self.file is not None and other.file == self.file):
+                raise ValueError(
+                    "Two TrainingDynamicsMonitors in one Trainer would log under the same keys or write the same file. Give "
+                    "one of them another prefix=... and another file=...."
+                )
 
     def _size(self, module: LightningModule, name: str, given: int | None) -> int:
         """How many shots, or episodes, a batch has."""
-        size = getattr(module, name, None if name == "shots" else 1) if given is None else given
-        if not isinstance(size, int):
+        size: Any = getattr(module, name, None if name == "shots" else 1) if given is None else given
+        try:
+            return index(size)
+        except TypeError:
             raise ValueError(
                 f"{type(self).__name__} does not know the {name.replace('_', ' ')}: {type(module).__name__} has no "
-                f"attribute {name!r}. Pass {name}=..., as the episodes of training have it."
-            )
-        return size
+                f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
+            ) from None
 
     # ---------------------------------------------------------------------------------------------------------------- file
 
@@ -277,7 +311,12 @@ class TrainingDynamicsMonitor(Callback):
             return None
         if Path(self.file).is_absolute():
             return Path(self.file).parent
-        return None if folder is None else Path(folder)
+        if folder is None:
+            return None
+        place, logger = Path(folder), trainer.loggers[0]
+        if logger.log_dir is None:  # a logger whose runs share a folder
+            place = place / str(logger.name) / str(logger.version)
+        return (place / self.file).parent
 
     def _write(self, trainer: Trainer, at_once: bool = False) -> None:
         """Write the history, not more often than every few seconds."""

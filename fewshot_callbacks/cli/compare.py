@@ -145,7 +145,8 @@ def tested(run: Path) -> Tested:
     with quiet_lightning():
         warnings.filterwarnings("ignore", "The dirpath has changed")  # of the checkpoint that is tested
         configuration = ["--config", str(run / CONFIGURATION), "--ckpt_path", str(checkpoint)]
-        cli = command(["test", *configuration, "--trainer.logger", "false", "--verbose", "false"])
+        quiet = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--verbose", "false"]
+        cli = command(["test", *configuration, "--trainer.devices", "1", *quiet], keep_configuration=False)
     monitors = [monitor for monitor in cli.trainer.callbacks if isinstance(monitor, RetrievalMonitor)]  # type: ignore[attr-defined]
     j = cli.trainer.callback_metrics.get("test/J")
     return Tested(
@@ -230,7 +231,7 @@ def _told(difference: Difference | None, scale: float, digits: int) -> tuple[str
 
 def _protocol(accuracy: EpisodeAccuracy | None) -> str:
     if accuracy is None:
-        return "none"
+        return "none, as the warning above says"
     return f"{accuracy.ways}-way {accuracy.shots}-shot, {accuracy.n} episodes, list {accuracy.episodes_hash}"
 
 

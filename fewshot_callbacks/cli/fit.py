@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from fewshot_callbacks.protonet import ProtoNet
 
@@ -53,17 +53,26 @@ def _batches(data: LightningDataModule) -> str:
 def run(arguments: Sequence[str]) -> None:
     """Run `fit`, `validate` or `test` with the words that follow, and say where a training is kept."""
     cli = command(arguments)
-    if arguments[:1] == ["fit"] and cli.trainer.is_global_zero and not cli.trainer.fast_dev_run:  # type: ignore[attr-defined]
-        print(where_it_is_kept(cli.trainer))
+    if arguments[:1] == ["fit"] and not cli.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        kept = where_it_is_kept(cli.trainer)  # asks all processes
+        if cli.trainer.is_global_zero:
+            print(kept)
 
 
-def command(arguments: Sequence[str]) -> FewshotCLI:
+def command(arguments: Sequence[str], *, keep_configuration: bool = True) -> FewshotCLI:
     """Run `fit`, `validate` or `test` with the words that follow.
+
+    Args:
+        arguments: the words.
+        keep_configuration: write `config.yaml` into the folder of the logger; without one, into the working directory.
 
     Returns:
         What was run, with its trainer, model and datamodule.
     """
-    before, sys.argv = sys.argv, ["fewshot", *arguments]  # LightningCLI reads these, and warns of any other way
+    before, sys.argv = (
+        sys.argv,
+        [sys.argv[0], *arguments],
+    )  # LightningCLI reads these, and starts further processes by them
     try:
         return FewshotCLI(
             ProtoNet,
@@ -72,6 +81,7 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
             seed_everything_default=0,
             parser_kwargs={"prog": "fewshot"}
             | {command: {"default_config_files": [str(DEFAULTS)]} for command in ("fit", "validate", "test")},
+            save_config_callback=SaveConfigCallback if keep_configuration else None,
             save_config_kwargs={"overwrite": True},
         )
     finally:

@@ -179,6 +179,7 @@ class ImageFolderDataModule(PhotoDataModule):
             test_episodes=test_episodes,
             test_seed=test_seed,
         )
+        root = str(root)  # what a checkpoint holds: with a Path it would not load
         self.save_hyperparameters()
         self.root = Path(root)
         self.folders: dict[Split, str | None] = {"train": train_folder, "val": val_folder, "test": test_folder}

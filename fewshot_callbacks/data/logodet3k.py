@@ -308,6 +308,7 @@ class LogoDet3KDataModule(PhotoDataModule):
                 f"val_share is {val_share} and test_share {test_share}; the rest is trained on. Use val_share >= 0 and "
                 f"test_share > 0 with a sum below 1."
             )
+        root = str(root)  # what a checkpoint holds: with a Path it would not load
         self.save_hyperparameters()
         self.root = Path(root)
         self.margin = margin

@@ -143,6 +143,7 @@ class MiniImageNetDataModule(PhotoDataModule):
             test_episodes=test_episodes,
             test_seed=test_seed,
         )
+        root = str(root)  # what a checkpoint holds: with a Path it would not load
         self.save_hyperparameters()
         self.root = Path(root)
         self.partial = partial

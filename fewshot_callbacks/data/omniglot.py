@@ -134,6 +134,7 @@ class OmniglotDataModule(ImageDataModule):
             test_episodes=test_episodes,
             test_seed=test_seed,
         )
+        root = str(root)  # what a checkpoint holds: with a Path it would not load
         self.save_hyperparameters()
         self.root = Path(root)
         self.val_alphabets = tuple(val_alphabets)

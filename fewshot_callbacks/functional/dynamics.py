@@ -97,8 +97,9 @@ def training_dynamics(
 
     Returns:
         The measures, computed in float64. Distances are those to the means of the support, whatever represents a class
-        in the loss. Where a value is no number, `undefined` says why: nothing moved (phi), the embeddings lay in one
-        point, or alpha is 0 or less (the ratios to alpha), there is one class (psi_div), something is not finite (all).
+        in the loss. Where a value is no number, `undefined` says why: nothing moved, or something is not finite (all
+        values); the embeddings lay in one point, or alpha is 0 or less (the ratios to alpha); there is one class
+        (psi_div).
 
     Raises:
         ValueError: if before and after have different shapes, or the rows do not form episodes.
@@ -138,9 +139,10 @@ def training_dynamics(
     elif alpha < LEAST_ALPHA:
         undefined.append(f"alpha is {alpha:.3g}: the step left nothing of the old embeddings to scale")
     phi = math.nan
-    if moved == 0:
-        undefined.append("the step moved no embedding, so phi is 0 / 0")
-    elif not math.isnan(alpha):
+    if moved == 0:  # no step, which is neither good nor bad
+        nothing = "the step moved no embedding, so there is nothing to measure"
+        return StepDynamics(math.nan, math.nan, math.nan, math.nan, (nothing,))
+    if not math.isnan(alpha):
         phi = min(1.0, float(torch.linalg.vector_norm(x_new - alpha * x_old) / moved))
 
     ratios = 0.5 * (new.log() - old.log())  # (episodes, ways, queries, ways): ln psi

@@ -42,6 +42,19 @@ class ExponentWatch:
         if not self._waits(head) or len(self._seen) >= self.interval:
             self._look()
 
+    def see_at_once(self, step: int, head: DistanceRatioHead) -> None:
+        """The same, and look: before what may be the last word, such as a checkpoint.
+
+        Args:
+            step: number of the next step.
+            head: whose exponent it is.
+
+        Raises:
+            ValueError: rho is no longer a finite number.
+        """
+        self._seen.append((step, head.log_rho.detach().clone()))
+        self._look()
+
     def _waits(self, head: DistanceRatioHead) -> bool:
         """Whether a look would make the host wait for a device."""
         return head.log_rho.device.type != "cpu"

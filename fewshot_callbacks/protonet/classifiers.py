@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from fewshot_callbacks.functional._checks import check_embeddings, check_labels
@@ -86,6 +88,9 @@ class SupportClassifier(nn.Module):
         head: Maps (queries, dim) and (points, dim) to logits (queries, points), larger is closer.
         representation: `"mean"`: a class is the mean of its support; `"nearest"`: its support point that is nearest to the
             query.
+        embed: from what is given to `fit`, `predict` and the others to embeddings; by default embeddings are given.
+
+    The support is not part of the `state_dict`: after loading, `fit` again.
 
     Attributes:
         classes: The labels of the support, sorted, (classes,); the columns of logits and probabilities. None before `fit`.
@@ -102,20 +107,27 @@ class SupportClassifier(nn.Module):
         tensor([7, 3])
     """
 
-    def __init__(self, head: nn.Module, representation: Representation = "mean") -> None:
+    def __init__(
+        self,
+        head: nn.Module,
+        representation: Representation = "mean",
+        *,
+        embed: Callable[[Tensor], Float[Tensor, "items dim"]] | None = None,
+    ) -> None:
         super().__init__()
         check_representation(representation, "SupportClassifier")
+        self._embed = embed
         self.head = head
         self.representation = representation
         self.classes: Int[Tensor, "classes"] | None = None
         self._points = torch.empty(0)  # (points, dim)
         self._class_of_point = torch.empty(0, dtype=torch.int64)  # (points,): positions in `classes`
 
-    def fit(self, embeddings: Float[Tensor, "items dim"], labels: Int[Tensor, "items"]) -> SupportClassifier:
+    def fit(self, items: Shaped[Tensor, "items *shape"], labels: Int[Tensor, "labels"]) -> SupportClassifier:
         """Remember the support; what was remembered before is forgotten.
 
         Args:
-            embeddings: One per labelled item, detached from any graph here.
+            items: One embedding per labelled item, detached from any graph here; or what `embed` takes.
             labels: The class of each, any integers; classes may have different numbers of items.
 
         Returns:
@@ -124,6 +136,7 @@ class SupportClassifier(nn.Module):
         Raises:
             ValueError: If there is no item, an embedding is not finite, or labels do not fit.
         """
+        embeddings = items if self._embed is None else self._embed(items)
         check_embeddings(embeddings, "embeddings", "SupportClassifier.fit")
         labels = check_labels(labels, len(embeddings), "labels", "embeddings", "SupportClassifier.fit")
         points = _exact(embeddings.detach())
@@ -137,11 +150,11 @@ class SupportClassifier(nn.Module):
         return self
 
     @torch.no_grad()
-    def probabilities(self, embeddings: Float[Tensor, "queries dim"]) -> Float[Tensor, "queries classes"]:
+    def probabilities(self, items: Shaped[Tensor, "queries *shape"]) -> Float[Tensor, "queries classes"]:
         """Probability of each class, in the order of `classes`.
 
         Args:
-            embeddings: One per query.
+            items: One embedding per query, or what `embed` takes.
 
         Returns:
             Numbers in [0, 1] that sum to 1; in at least float32, made in float64 where the device has it.
@@ -149,14 +162,14 @@ class SupportClassifier(nn.Module):
         Raises:
             ValueError: Before `fit`, or for embeddings of another length.
         """
-        return _softmax(self(embeddings), embeddings)
+        return _softmax(self(items), items)
 
     @torch.no_grad()
-    def predict(self, embeddings: Float[Tensor, "queries dim"]) -> Int[Tensor, "queries"]:
+    def predict(self, items: Shaped[Tensor, "queries *shape"]) -> Int[Tensor, "queries"]:
         """The label of the class with the largest logit; of several, the smallest label.
 
         Args:
-            embeddings: One per query.
+            items: One embedding per query, or what `embed` takes.
 
         Returns:
             Labels as they were given to `fit`.
@@ -164,14 +177,14 @@ class SupportClassifier(nn.Module):
         Raises:
             ValueError: Before `fit`, or for embeddings of another length.
         """
-        best = self(embeddings).argmax(dim=-1)  # (queries,)
+        best = self(items).argmax(dim=-1)  # (queries,)
         return self._seen_classes().to(best.device)[best]
 
-    def forward(self, embeddings: Float[Tensor, "queries dim"]) -> Float[Tensor, "queries classes"]:
+    def forward(self, items: Shaped[Tensor, "queries *shape"]) -> Float[Tensor, "queries classes"]:
         """Logits of each class, in the order of `classes`.
 
         Args:
-            embeddings: One per query.
+            items: One embedding per query, or what `embed` takes.
 
         Returns:
             Logits, larger is closer.
@@ -180,6 +193,7 @@ class SupportClassifier(nn.Module):
             ValueError: Before `fit`, or for embeddings of another length.
         """
         classes = self._seen_classes()
+        embeddings = items if self._embed is None else self._embed(items)
         if embeddings.shape[-1] != self._points.shape[1]:
             raise ValueError(
                 f"The embeddings have {embeddings.shape[-1]} dimensions, those of the support {self._points.shape[1]}. "
@@ -206,5 +220,6 @@ def _exact(embeddings: Tensor) -> Tensor:
 
 
 def _softmax(logits: Tensor, embeddings: Tensor) -> Tensor:
-    """Probabilities in the precision of the embeddings, at least float32."""
-    return logits.softmax(dim=-1).to(torch.promote_types(embeddings.dtype, torch.float32))
+    """Probabilities in the precision of what was given, at least float32."""
+    dtype = torch.promote_types(embeddings.dtype, torch.float32) if embeddings.is_floating_point() else torch.float32
+    return logits.softmax(dim=-1).to(dtype)

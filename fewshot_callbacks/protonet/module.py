@@ -209,8 +209,13 @@ class ProtoNet(LightningModule):
             self.log("train/rho", self.head.rho, batch_size=len(labels))
         return {"loss": loss, "embeddings": embeddings.detach(), "labels": labels}
 
+    def on_train_end(self) -> None:
+        """See that the last steps left a number in rho."""
+        self._check_exponent()
+
     def on_validation_epoch_start(self) -> None:
-        """Forget what an aborted epoch may have left."""
+        """Forget what an aborted epoch may have left; in a fit, see that rho is still a number."""
+        self._check_exponent()
         self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
 
     def validation_step(
@@ -284,19 +289,26 @@ class ProtoNet(LightningModule):
         """Learn new classes from a few labelled images, for use after the training.
 
         Args:
-            images: the support, on any device; embedded in evaluation mode.
+            images: the support, on any device.
             labels: the class of each image; classes may have different numbers of images.
 
         Returns:
-            A classifier of embeddings, with this model's head and representation:
-            `model.support_classifier(images, labels).predict(model(others))`.
+            A classifier of images, with this model's head and representation: `predict(others)` names their classes. All
+            images are embedded in evaluation mode, whatever mode the model is in.
 
         Raises:
             ValueError: if there is no image, or labels do not fit.
         """
+        return SupportClassifier(self.head, self.representation, embed=self._embed_for_use).fit(images, labels)
+
+    def _embed_for_use(self, images: Tensor) -> Tensor:
         with evaluating(self):
-            embeddings = self(images.to(self.device))
-        return SupportClassifier(self.head, self.representation).fit(embeddings, labels)
+            embeddings: Tensor = self(images.to(self.device))
+        return embeddings
+
+    def _check_exponent(self) -> None:
+        if self.trainer.state.fn == "fit" and isinstance(self.head, DistanceRatioHead):
+            self._exponent_watch.see_at_once(self.global_step, self.head)
 
     def _score_episodes(
         self, embeddings: Tensor, labels: Tensor, shots: int, episodes: int, purpose: str

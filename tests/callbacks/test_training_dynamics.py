@@ -145,10 +145,12 @@ def test_with_a_schedule_a_step_of_length_zero_is_said_to_move_nothing() -> None
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     monitor = TrainingDynamicsMonitor(every_n_steps=1)
-    with pytest.warns(UserWarning, match=r"At step 1 the step moved no embedding, so phi is 0 / 0\. \(Said once"):
+    with pytest.warns(
+        UserWarning, match=r"At step 1 the step moved no embedding, so there is nothing to measure\. \(Said"
+    ):
         trainer(monitor, max_steps=3).fit(Warmup(Backbone(), shots=SHOTS), episodes())
     assert math.isnan(monitor.history.measures[0].norm_ratio)
-    assert monitor.history.measures[0].alpha == 1.0
+    assert math.isnan(monitor.history.measures[0].con_div)
     assert 0 < monitor.history.measures[1].norm_ratio <= 1
 
 
@@ -178,7 +180,7 @@ class TwoOptimisers(LightningModule):
 
 
 def test_several_optimisers_in_a_batch_are_one_movement() -> None:
-    monitor, reference = TrainingDynamicsMonitor(every_n_steps=3), Reference()
+    monitor, reference = TrainingDynamicsMonitor(every_n_steps=3, embed="backbone"), Reference()
     trainer(reference, monitor).fit(TwoOptimisers(), episodes())
     assert_equals_reference(monitor, reference, [6, 12])  # two optimiser steps in each batch
 
@@ -408,7 +410,7 @@ def test_a_users_module_says_how_it_embeds() -> None:
     [
         (
             {"embed": "encoder", "labels": "label"},
-            r"does not know the shots: Own has no attribute 'shots'\. Pass shots=",
+            r"does not know the shots: Own has no attribute 'shots' that is a whole number\. Pass",
         ),
         (
             {"shots": 2, "labels": "label", "embed": lambda module, batch: module(batch["image"])},
@@ -510,6 +512,47 @@ def test_a_history_of_another_centering_is_not_mixed_in() -> None:
     with pytest.warns(UserWarning, match=r"were centred by 'coordinates', those to come are by 'points': .* anew"):
         other.load_state_dict(one.state_dict())
     assert len(other.history) == 0
+
+
+def test_updates_now_and_then_are_counted_as_updates() -> None:
+    """Manual optimisation that steps in every fourth batch: each second update is measured, whichever batch it is in."""
+
+    class NowAndThen(TwoOptimisers):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx % 4 == 0:
+                super().training_step(batch, batch_idx)
+
+    monitor, reference = TrainingDynamicsMonitor(every_n_steps=2, embed="backbone"), Reference()
+    trainer(reference, monitor).fit(NowAndThen(), episodes(32))
+    assert_equals_reference(monitor, reference, [4, 8, 12, 16])  # two optimiser steps in an update
+
+
+def test_two_of_them_need_two_names(tmp_path: Path) -> None:
+    one = TrainingDynamicsMonitor(every_n_steps=4)
+    with pytest.raises(
+        ValueError, match=r"would log under the same keys or write the same file\. Give one of them another"
+    ):
+        trainer(one, TrainingDynamicsMonitor(centering="coordinates")).fit(protonet(), episodes())
+    other = TrainingDynamicsMonitor(every_n_steps=4, centering="coordinates", prefix="theirs", file="theirs.json")
+    run = trainer(one, other, logger=CSVLogger(tmp_path, name="run", version=""))
+    run.fit(protonet(), episodes())
+    assert one.history.values("alpha").tolist() != other.history.values("alpha").tolist()
+    assert {"dynamics/alpha", "theirs/alpha"} <= set(run.callback_metrics)
+    assert {"training_dynamics.json", "theirs.json"} <= {file.name for file in (tmp_path / "run").iterdir()}
+
+
+def test_what_forward_returns_is_said_to_be_taken_for_embeddings_where_nothing_tells() -> None:
+    class OnlyLoss(ProtoNet):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx)["loss"]
+
+    with pytest.warns(UserWarning, match=r"takes what OnlyLoss.forward returns for the embeddings"):
+        trainer(TrainingDynamicsMonitor(every_n_steps=4)).fit(OnlyLoss(Backbone(), shots=SHOTS), episodes())
+
+
+def test_a_submodule_that_is_not_there_ends_the_fit_before_it_starts() -> None:
+    with pytest.raises(ValueError, match=r"embed='bakbone'\): ProtoNet has no submodule of that name.*backbone"):
+        trainer(TrainingDynamicsMonitor(embed="bakbone")).fit(protonet(), episodes())
 
 
 def test_a_second_fit_begins_anew() -> None:

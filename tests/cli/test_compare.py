@@ -22,6 +22,15 @@ trainer:
 """
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A working directory in which nothing may be left behind."""
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    yield
+    assert [file.name for file in (tmp_path / "cwd").iterdir()] in ([], ["runs"])
+
+
 @pytest.fixture(scope="module")
 def runs(few_glyphs, tmp_path_factory):
     """Two runs, softmax and DR, of six steps each."""
@@ -40,8 +49,7 @@ def words(runs):
     return [str(run) for run in runs]
 
 
-def test_fit_says_where_the_run_is_and_how_to_test_it(few_glyphs, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_fit_says_where_the_run_is_and_how_to_test_it(few_glyphs, capsys):
     config = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), "--data.episodes=2", "--data.test_episodes=5"]
     assert main(["fit", *config, "--trainer.max_epochs=1", "--trainer.accelerator=cpu", *QUIET]) == 0
     screen = capsys.readouterr().out
@@ -71,8 +79,7 @@ def test_both_are_tested_on_the_same_episodes_and_their_steps_compared(runs, cap
 def test_json_holds_what_the_table_shows(runs, capsys):
     capsys.readouterr()
     assert main(["compare", *words(runs), "--json", "--names", "one", "two"]) == 0
-    out = capsys.readouterr().out
-    result = json.loads(out[out.index("{") :], parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    result = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert [run["name"] for run in result["runs"]] == ["one", "two"]
     first, second = (run["test"] for run in result["runs"])
     assert first["episodes_hash"] == second["episodes_hash"]
