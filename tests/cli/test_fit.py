@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,24 @@ def test_several_episodes_in_a_batch_are_said_once(few_glyphs, tmp_path, monkeyp
     cli = command(["fit", *config, "--data.episodes_per_batch=2", "--trainer.logger=false"])
     assert cli.model.episodes_per_batch == 2
     assert cli.trainer.global_step == 1  # two episodes
+
+
+def test_fit_on_two_processes_says_once_where_it_is_kept(tmp_path):
+    """Lightning starts the second process by the words of the first."""
+    command_line = [str(Path(sys.executable).with_name("fewshot")), "fit"]
+    config = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), *TINY, *QUIET]
+    processes = ["--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.limit_val_batches=1"]
+    result = subprocess.run(
+        [*command_line, *config, *processes],
+        cwd=tmp_path,
+        env=os.environ | {"PL_TORCH_DISTRIBUTED_BACKEND": "gloo", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.count("The run is kept in runs/version_0.") == 1
 
 
 def test_a_wrong_setting_is_named(capsys):

@@ -4,12 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from PIL import Image
 from torch import Tensor
 
 from fewshot_callbacks.callbacks import GeneralizationGapMonitor
-from fewshot_callbacks.data import ImageFolderDataModule, ImageFolderSet
+from fewshot_callbacks.data import (
+    CUBDataModule,
+    ImageFolderDataModule,
+    ImageFolderSet,
+    LogoDet3KDataModule,
+    MiniImageNetDataModule,
+    OmniglotDataModule,
+)
 from fewshot_callbacks.functional.episodes import sample_episodes
 from fewshot_callbacks.protonet import ProtoNet
 
@@ -216,3 +223,12 @@ def test_the_gap_to_training_classes_needs_no_argument(tmp_path: Path) -> None:
     assert monitor.gap is not None
     assert monitor.gap.classes == (5, 4)
     assert monitor.gap.items_per_class == (4, 4)
+
+
+@pytest.mark.parametrize(
+    "module", [ImageFolderDataModule, CUBDataModule, MiniImageNetDataModule, OmniglotDataModule, LogoDet3KDataModule]
+)
+def test_what_a_checkpoint_holds_of_the_data_loads_anywhere(module: type[LightningDataModule], tmp_path: Path) -> None:
+    """A Path in it would be refused, and a path of Windows could not be read elsewhere."""
+    torch.save(dict(module(tmp_path).hparams), tmp_path / "hparams.pt")
+    assert torch.load(tmp_path / "hparams.pt", weights_only=True)["root"] == str(tmp_path)
