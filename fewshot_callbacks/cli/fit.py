@@ -9,6 +9,7 @@ from pathlib import Path
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
+from fewshot_callbacks.data._images import ImageDataModule
 from fewshot_callbacks.protonet import ProtoNet
 
 DEFAULTS = Path(__file__).with_name("defaults.yaml")
@@ -27,6 +28,11 @@ class FewshotCLI(LightningCLI):
         )
         parser.link_arguments("data", "model.evaluation", compute_fn=_protocol, apply_on="instantiate")
         parser.link_arguments("data", "model.evaluation_batches", compute_fn=_batches, apply_on="instantiate")
+
+    def before_fit(self) -> None:
+        """Find now what would only show when the trained network is evaluated."""
+        if isinstance(self.datamodule, ImageDataModule):
+            self.datamodule.check_evaluation()
 
 
 def _channels(data: LightningDataModule) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
+from fewshot_callbacks.functional.episodes import check_classes_suffice
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -142,6 +143,28 @@ class ImageDataModule(EpisodicDataModule):
     def val_dataloader(self) -> DataLoader[tuple[Tensor, int]] | list[DataLoader[tuple[Tensor, int]]]:
         """As in the other data modules; where there is no validation an empty list, which Lightning skips."""
         return super().val_dataloader() if self._why_no_validation() is None else []
+
+    def check_evaluation(self) -> None:
+        """See that the classes of validation and test make the episodes that are asked for: before a training, not after.
+
+        Raises:
+            ValueError: A class is too small; names it, the split, and both numbers.
+        """
+        splits: tuple[Split, ...] = ("val", "test") if self._why_no_validation() is None else ("test",)
+        for split in splits:
+            images = self.images(split)
+            try:
+                check_classes_suffice(
+                    images.labels,
+                    ways=self.test_ways,
+                    shots=self.test_shots,
+                    queries=self.test_queries,
+                    class_names=images.class_names,
+                )
+            except ValueError as error:
+                raise ValueError(
+                    f"The {split} classes do not make the episodes of the evaluation (test_...): {error}"
+                ) from error
 
     def _why_no_validation(self) -> str | None:
         """Where there is no validation split by choice: which, and how to get one."""

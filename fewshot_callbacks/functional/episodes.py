@@ -187,6 +187,32 @@ def check_episode_sizes(**sizes: int) -> None:
             raise ValueError(f"{name} is {size}; an episode needs at least one. Use {name} >= 1.")
 
 
+def check_classes_suffice(
+    labels: Tensor, *, ways: int, shots: int, queries: int, class_names: ClassNames | None = None
+) -> None:
+    """Refuse a set of which episodes of these sizes cannot be drawn.
+
+    Args:
+        labels: (items,), the class of each item.
+        ways: Classes in an episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        class_names: Names for the error messages, by label.
+
+    Raises:
+        ValueError: As `sample_episodes` does.
+
+    Example:
+        >>> check_classes_suffice(torch.arange(4) % 2, ways=2, shots=1, queries=2, class_names=("heron", "owl"))
+        Traceback (most recent call last):
+        ValueError: 2-way 1-shot with 2 queries needs 3 images per class; class 'heron' has 2, the smallest of 2 classes
+        that are too small. Use queries <= 1 or drop these classes.
+    """
+    _check_labels(labels)
+    classes, counts = torch.unique(labels.detach().to("cpu", torch.int64), return_counts=True)
+    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=class_names)
+
+
 def _check_labels(labels: Tensor) -> None:
     if labels.ndim != 1:
         raise ValueError(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
@@ -67,3 +68,17 @@ def test_a_wrong_setting_is_named(capsys):
         main(["fit", "--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), "--model.heat=dr"])
     assert stop.value.code == 2
     assert "heat" in capsys.readouterr().err
+
+
+def test_a_test_class_that_is_too_small_ends_a_fit_before_it_starts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for split, images in {"train": 20, "val": 20, "test": 19}.items():
+        for number in range(5):
+            folder = tmp_path / "images" / split / f"{split}{number}"
+            folder.mkdir(parents=True)
+            for i in range(images):
+                Image.new("RGB", (20, 20), (i, number, 0)).save(folder / f"{i}.png")
+    config = ["--config", str(CONFIGS / "protonet_dr_folder.yaml"), "--data.root", "images", *QUIET]
+    words = r"The test classes do not make .*needs 20 images per class; class 'test0' has 19"
+    with pytest.raises(ValueError, match=words):
+        main(["fit", *config, "--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.logger=false"])

@@ -232,3 +232,18 @@ def test_what_a_checkpoint_holds_of_the_data_loads_anywhere(module: type[Lightni
     """A Path in it would be refused, and a path of Windows could not be read elsewhere."""
     torch.save(dict(module(tmp_path).hparams), tmp_path / "hparams.pt")
     assert torch.load(tmp_path / "hparams.pt", weights_only=True)["root"] == str(tmp_path)
+
+
+def test_evaluation_classes_that_are_too_small_are_named_before_a_training(root: Path) -> None:
+    ImageFolderDataModule(root, **SMALL).check_evaluation()
+    (root / "test" / CLASSES["test"][1] / "3.png").unlink()
+    data = ImageFolderDataModule(root, **(SMALL | {"test_queries": 3}))
+    name = CLASSES["test"][1]
+    with pytest.raises(
+        ValueError,
+        match=rf"The test classes do not make .* with 3 queries needs 4 images per class; class '{name}' has 3",
+    ):
+        data.check_evaluation()
+    (root / "val" / CLASSES["val"][0] / "3.png").unlink()
+    with pytest.raises(ValueError, match=rf"The val classes do not make .* class '{CLASSES['val'][0]}' has 3"):
+        ImageFolderDataModule(root, **(SMALL | {"test_queries": 3})).check_evaluation()
