@@ -197,7 +197,9 @@ class TrainingDynamicsMonitor(Callback):
         self._updates += 1
         if measured is not None:
             for reason in measured.undefined:
-                self._policy.handle(ValueError(f"At step {trainer.global_step} {reason}."), "dynamics are NaN in part.")
+                self._policy.handle(
+                    ValueError(f"{reason[0].upper()}{reason[1:]}; step {trainer.global_step}."), "dynamics are NaN."
+                )
             self._history[trainer.global_step] = measured
             self._unwritten = True
             self._write(trainer)

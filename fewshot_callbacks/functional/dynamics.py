@@ -134,14 +134,14 @@ def training_dynamics(
     norm = x_old.square().sum()
     alpha = float((x_old * x_new).sum() / norm) if norm > 0 else math.nan
     moved = torch.linalg.vector_norm(x_new - x_old)
-    if math.isnan(alpha):
-        undefined.append("all embeddings were one point before the step (collapsed), so there is no scale alpha")
-    elif alpha < LEAST_ALPHA:
-        undefined.append(f"alpha is {alpha:.3g}: the step left nothing of the old embeddings to scale")
-    phi = math.nan
     if moved == 0:  # no step, which is neither good nor bad
         nothing = "the step moved no embedding, so there is nothing to measure"
         return StepDynamics(math.nan, math.nan, math.nan, math.nan, (nothing,))
+    if math.isnan(alpha):
+        undefined.append("all embeddings were one point before the step (collapsed), so there is no scale alpha")
+    elif alpha < LEAST_ALPHA:
+        undefined.append(f"the step left nothing of the old embeddings to scale (alpha is {alpha:.3g})")
+    phi = math.nan
     if not math.isnan(alpha):
         phi = min(1.0, float(torch.linalg.vector_norm(x_new - alpha * x_old) / moved))
 

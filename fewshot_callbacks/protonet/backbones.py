@@ -90,7 +90,7 @@ class Conv4(nn.Module):
         self.output_dim((height, width))  # refuses images that would vanish
         if (
             images.device.type == "cpu"
-        ):  # convolutions run 1.5 to 2.5 times as fast with the channels last in memory there
+        ):  # where convolutions are faster with the channels last in memory: benchmarks/episodes.py
             images = images.to(memory_format=torch.channels_last)
         features: Tensor = self.blocks(images)  # (batch, width, height // 16, width // 16)
         return features.flatten(start_dim=1)  # (batch, dim)

@@ -146,7 +146,7 @@ def test_with_a_schedule_a_step_of_length_zero_is_said_to_move_nothing() -> None
 
     monitor = TrainingDynamicsMonitor(every_n_steps=1)
     with pytest.warns(
-        UserWarning, match=r"At step 1 the step moved no embedding, so there is nothing to measure\. \(Said"
+        UserWarning, match=r"The step moved no embedding, so there is nothing to measure; step 1\. \(Said"
     ):
         trainer(monitor, max_steps=3).fit(Warmup(Backbone(), shots=SHOTS), episodes())
     assert math.isnan(monitor.history.measures[0].norm_ratio)
@@ -207,6 +207,24 @@ def test_a_step_that_a_gradient_scaler_skips_moves_nothing() -> None:
     with pytest.warns(UserWarning, match=r"moved no embedding"):
         trainer(monitor, max_steps=2).fit(Net(Backbone(), shots=SHOTS), episodes())
     assert monitor.history.measures[0].undefined
+
+
+def test_what_is_undefined_at_every_step_is_said_once() -> None:
+    class Still(ProtoNet):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(TrainingDynamicsMonitor(every_n_steps=1)).fit(Still(Backbone(), shots=SHOTS), episodes())
+    assert len([text for text in said(caught) if "moved no embedding" in text]) == 1
+
+
+def test_a_rehearsal_run_writes_nothing(tmp_path: Path) -> None:
+    monitor = TrainingDynamicsMonitor(every_n_steps=1, strict=True)
+    trainer(monitor, logger=CSVLogger(tmp_path, name="run", version=""), fast_dev_run=True).fit(protonet(), episodes())
+    assert len(monitor.history) == 1
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_several_episodes_in_a_batch() -> None:

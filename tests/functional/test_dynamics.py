@@ -146,8 +146,8 @@ def test_zero_distances_stay_finite() -> None:
     ("after", "nan", "words"),
     [
         (lambda x: x.clone(), set(NAMES), "moved no embedding"),
-        (lambda x: -x, {"con_alpha", "div_alpha"}, r"alpha is -1"),
-        (torch.zeros_like, {"con_alpha", "div_alpha"}, r"alpha is 0"),
+        (lambda x: -x, {"con_alpha", "div_alpha"}, "alpha is -1"),
+        (torch.zeros_like, {"con_alpha", "div_alpha"}, "alpha is 0"),
         (
             lambda x: x * math.nan,
             {"alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div"},
