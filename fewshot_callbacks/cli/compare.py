@@ -78,10 +78,10 @@ def run(arguments: Sequence[str]) -> None:
             f"{options.runs[histories.index(None)]} holds no {DYNAMICS}, and {why}. Give the folder of a run of 'fewshot "
             f"fit', such as runs/version_0; TrainingDynamicsMonitor writes {DYNAMICS} once it has measured a step."
         )
-    tests = [tested(folder) for folder in options.runs] if options.test and all(testable) else []
     dynamics = None
     if None not in histories:
         dynamics = compare_dynamics(histories[0], histories[1], names=names)  # type: ignore[arg-type]
+    tests = [tested(folder) for folder in options.runs] if options.test and all(testable) else []  # takes longest
     if options.json:
         print(json.dumps(without_nan(as_dict(names, options.runs, tests, dynamics)), indent=2))
         return
