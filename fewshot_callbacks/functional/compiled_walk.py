@@ -16,11 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fewshot_callbacks.functional.candidates import Candidates
 from fewshot_callbacks.functional.kernels import compiled
 from fewshot_callbacks.functional.kernels.reference import Counts
 from fewshot_callbacks.functional.ranks import (
     SHARE_OF_KEPT,
     Look,
+    Meeting,
     Panel,
     RankingPass,
     forced_rung,
@@ -28,7 +30,7 @@ from fewshot_callbacks.functional.ranks import (
     table_bytes,
     table_cells,
 )
-from fewshot_callbacks.functional.similarity import DOUBLE, HALF, ROUNDED, SINGLE
+from fewshot_callbacks.functional.similarity import DOUBLE, HALF, ROUNDED, SINGLE, ScoreTiles
 from fewshot_callbacks.functional.workers import Task, run_tasks
 
 PILOT_ROWS, PILOT_COLUMNS = 128, 2048
@@ -60,8 +62,8 @@ class PooledLook(Protocol):
     def between(self, record: compiled.Pooled) -> compiled.Pooled:
         """Called after each task: make room, or leave the record as it is."""
 
-    def absorb(self, walk: RankingPass, record: compiled.Pooled) -> None:
-        """Take what a thread has recorded."""
+    def absorb(self, walk: RankingPass, meeting: Meeting, record: compiled.Pooled) -> None:
+        """Take what a thread has recorded in a meeting."""
 
     def narrow(self, low: float, high: float) -> None:
         """Learn that a sample, of which float64 products will be made, lies in this range of keys."""
@@ -110,22 +112,27 @@ class CompiledWalk:
 
     one: compiled.Side
     one_margins: compiled.Margins
+    of_one_set: bool
 
     def prepare(self, walk: RankingPass, look: Look | None) -> None:
         """Choose the first rung."""
-        self.pass_, self.scores, self.both = walk, walk.scores, walk.both
-        self.pairs = walk.scores.pairs()
+        self.pass_ = walk
+        self._meet(walk.scores, walk.candidates, both=walk.both, of_one_set=walk.both)
         if walk.rung is None:
             walk.rung = self._choose_rung(look)
 
-    def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
-        """Take a block of queries past the whole gallery."""
+    def _meet(self, scores: ScoreTiles, candidates: Candidates, *, both: bool, of_one_set: bool) -> None:
+        self.scores, self.candidates, self.both, self.of_one_set = scores, candidates, both, of_one_set
+        self.pairs = scores.pairs()
+
+    def walk(self, walk: RankingPass, meeting: Meeting, look: Look | None, *, counting: bool = True) -> None:
+        """Take the queries of a meeting past its candidates."""
         assert walk.rung is not None
+        self._meet(meeting.scores, meeting.candidates, both=meeting.both, of_one_set=meeting.of_one_set)
+        panels, columns = meeting.rows, meeting.columns
         edges = look if isinstance(look, EdgesLook) and not counting else None
         self.rung = walk.rung if edges is None else self._rung_for(edges)
-        threads = walk.threads if walk.entry_pairs * self.scores.dim > 2**24 else 1
-        self.both = walk.both if counting else walk.turns
-        columns = list(panels) if self.both else walk.gallery_panels()
+        threads = walk.threads if meeting.entry_pairs * self.scores.dim > 2**24 else 1
         self.sides = {
             (panel.first, of_query): self.side(panel, of_query=of_query)
             for some, of_query in ((panels, True), (columns, False))
@@ -137,7 +144,7 @@ class CompiledWalk:
         budget -= sum(len(panel) * table_bytes(self.sides[panel.first, True].thresholds.shape[1]) for panel in panels)
         self.keeps_margins = budget >= 0
         # with two sets, or for distances, the two sides of a product are not the same
-        self.one_operand = self.both and self.scores.similarity != "euclidean"
+        self.one_operand = self.of_one_set and self.scores.similarity != "euclidean"
         items = sum(map(len, panels)) + (0 if self.one_operand else sum(map(len, columns)))
         self.keeps_operands = budget >= items * self.scores.dim * (8 if self.rung == DOUBLE else 6)
         observer = look if isinstance(look, PooledLook) else None
@@ -153,14 +160,17 @@ class CompiledWalk:
                     dtype,
                     cells=int(min(2**21, max(2**12, 2 ** math.ceil(math.log2(8 * len(self.one.thresholds[0]) + 1))))),
                 )
-            pairs_of_panels = _in_turn(panels, columns, both=self.both, by_column=self.keeps_margins)
+            if self.of_one_set:
+                pairs_of_panels = _in_turn(panels)
+            else:
+                pairs_of_panels = _each_with_each(panels, columns, both=self.both, by_column=self.keeps_margins)
             tasks = [pair for pair in pairs_of_panels if pair[0].part == pair[1].part]
             run_tasks([self._task(rows, some, both, observer, edges) for rows, some, both in tasks], spaces, walk.done)
         finally:
             self.sides, self.kept_margins, self.kept_operands = {}, {}, {}  # they hold on to the counters
         for space in spaces:
             if observer is not None:
-                observer.absorb(walk, space.pooled)
+                observer.absorb(walk, meeting, space.pooled)
             if edges is not None and space.edge_hits is not None and space.edge_ties is not None:
                 edges.add(space.edge_hits, space.edge_ties)
 
@@ -185,7 +195,7 @@ class CompiledWalk:
 
         changes = {rows.first, columns.first} if both else {rows.first}
         pairs = int(rows.weight.sum()) * int(columns.weight.sum())
-        off_diagonal = both and rows.first != columns.first
+        off_diagonal = both and not (self.of_one_set and rows.first == columns.first)
         return Task(frozenset(changes), work, 2 * pairs if off_diagonal else pairs)
 
     # ----------------------------------------------------------------------------------------------------------- a tile
@@ -233,7 +243,7 @@ class CompiledWalk:
         )
 
     def _margins(self, panel: Panel, side: compiled.Side, space: _Space, *, of_query: bool) -> compiled.Margins:
-        key = (panel.first, of_query or self.both)  # with one set both sides are the same
+        key = (panel.first, of_query or self.of_one_set)  # with one set both sides are the same
         if (kept := self.kept_margins.get(key)) is not None:
             return kept
         if key not in space.margins:
@@ -277,12 +287,12 @@ class CompiledWalk:
         left, right = (
             self._operands(panel, space, of_query=of_query) for panel, of_query in ((rows, True), (columns, False))
         )
-        diagonal = both and rows.first == columns.first
+        diagonal = self.of_one_set and rows.first == columns.first
         spans = np.empty((len(rows), 2), np.int32)
         classes, others = rows.classes.numpy(), columns.classes.numpy()
-        spans[:, 0] = 0 if both else np.searchsorted(others, classes)
+        spans[:, 0] = 0 if self.of_one_set else np.searchsorted(others, classes)
         spans[:, 1] = np.searchsorted(others, classes, side="right")
-        across = self.pass_.candidates.across_classes
+        across = self.candidates.across_classes
         height = part_rows(len(columns))
         for start in range(0, len(rows), height):
             stop = min(start + height, len(rows))
@@ -293,7 +303,7 @@ class CompiledWalk:
                 space,
             )
             if across:
-                excluded = self.pass_.candidates.excluded(rows.index[start:stop, None], columns.index[None, first:])
+                excluded = self.candidates.excluded(rows.index[start:stop, None], columns.index[None, first:])
                 torch.from_numpy(scores)[0].masked_fill_(excluded, -torch.inf)
             yield scores, start, first, np.maximum(spans[start:stop] - np.int32(first), 0).astype(np.int32)
 
@@ -481,25 +491,35 @@ def _from(arrays: Any, first: int) -> Any:
     return arrays if first == 0 else type(arrays)(*(array[first:] for array in arrays))
 
 
-def _in_turn(
+def _each_with_each(
     rows: Sequence[Panel], columns: Sequence[Panel], *, both: bool, by_column: bool
 ) -> list[tuple[Panel, Panel, bool]]:
-    """All pairs of panels, in the order in which to begin them.
+    """All pairs of panels of two sides, in the order in which to begin them.
 
-    With one set no two that follow each other share a panel, where that can be had: a tournament by the circle method, in
-    each round of which every panel meets one other. With two sets a thread stays with a column, whose operand it has, or
-    else with a row, whose tables it has.
+    A thread stays with a column, whose operand it has, or else with a row, whose tables it has. Where both sides are counted,
+    no two that follow each other share a panel, as far as there are enough.
     """
-    if not both:
-        if by_column:
-            return [(row, column, False) for column in columns for row in rows]
-        return [(row, column, False) for row in rows for column in columns]
-    pairs: list[tuple[Panel, Panel, bool]] = [(panel, panel, True) for panel in rows]
-    places: list[int | None] = [*range(len(rows)), *([None] if len(rows) % 2 else [])]
+    if both:
+        most = max(len(rows), len(columns), 1)
+        pairs = [(i, (i + turn) % most) for turn in range(most) for i in range(len(rows))]
+        return [(rows[i], columns[j], True) for i, j in pairs if j < len(columns)]
+    if by_column:
+        return [(row, column, False) for column in columns for row in rows]
+    return [(row, column, False) for row in rows for column in columns]
+
+
+def _in_turn(panels: Sequence[Panel]) -> list[tuple[Panel, Panel, bool]]:
+    """All pairs of panels of one set, in the order in which to begin them.
+
+    No two that follow each other share a panel, where that can be had: a tournament by the circle method, in each round of
+    which every panel meets one other.
+    """
+    pairs: list[tuple[Panel, Panel, bool]] = [(panel, panel, True) for panel in panels]
+    places: list[int | None] = [*range(len(panels)), *([None] if len(panels) % 2 else [])]
     for _ in range(len(places) - 1):
         half = len(places) // 2
         for one, other in zip(places[:half], reversed(places[half:]), strict=True):
             if one is not None and other is not None:
-                pairs.append((rows[min(one, other)], rows[max(one, other)], True))
+                pairs.append((panels[min(one, other)], panels[max(one, other)], True))
         places = [places[0], places[-1], *places[1:-1]]
     return pairs

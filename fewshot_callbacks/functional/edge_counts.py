@@ -51,6 +51,11 @@ class EdgeCounts:
         """Count the keys of relevant pairs."""
         self.positives.add(keys.cpu().numpy(), None if weights is None else weights.cpu().numpy())
 
+    def settle(self) -> None:
+        """All pairs have passed: know what every process has counted."""
+        for tally in (self.positives, self.negatives):
+            tally.hits, tally.ties = self.walk.processes.summed(np.stack([tally.hits, tally.ties]))
+
     def edges(self) -> Floats:
         """The keys."""
         return self._edges

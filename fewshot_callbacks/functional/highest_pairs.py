@@ -15,11 +15,13 @@ from fewshot_callbacks.functional.workers import Task, run_tasks
 if TYPE_CHECKING:
     from fewshot_callbacks.functional.kernels.compiled import Pooled
     from fewshot_callbacks.functional.ranks import RankingPass
+    from fewshot_callbacks.functional.similarity import ScoreTiles
 
 KEYS_AT_ONCE = 2**13
 
 
 class _Part(NamedTuple):
+    meeting: int
     values: Floats
     rows: NDArray[np.int32]
     columns: NDArray[np.int32]
@@ -39,13 +41,13 @@ class HighestPairs:
         self._cuts: list[float] = []
         self._parts: list[_Part] = []
 
-    def add(self, record: Pooled) -> None:
-        """Take what one thread has collected; each thread has seen other pairs."""
+    def add(self, record: Pooled, meeting: int = 0) -> None:
+        """Take what one thread has collected in a meeting; each thread has seen other pairs."""
         some = slice(int(record.filled[0]))
         weights = record.weights[some].copy() if len(record.weights) else None
         self._cuts.append(record.cut)
         self._parts.append(
-            _Part(record.values[some].copy(), record.rows[some].copy(), record.columns[some].copy(), weights)
+            _Part(meeting, record.values[some].copy(), record.rows[some].copy(), record.columns[some].copy(), weights)
         )
 
     def __len__(self) -> int:
@@ -54,6 +56,11 @@ class HighestPairs:
     def give_up(self) -> None:
         """Keep nothing: they have become too many."""
         self._parts, self._cuts = [], [math.inf]
+
+    def settle(self) -> None:
+        """All pairs have been met: from where on nothing is missing in any process, and how far estimates are off."""
+        cut, self.error = self.walk.processes.largest([self.cut, self.error])
+        self._cuts = [cut]
 
     @property
     def cut(self) -> float:
@@ -66,25 +73,12 @@ class HighestPairs:
         return self.cut + self.error
 
     @cached_property
-    def _all(self) -> _Part:
-        parts, self._parts = self._parts, []  # not to be held twice
-        weights = [part.weights for part in parts if part.weights is not None]
-        self._parts.append(
-            _Part(
-                np.concatenate([part.values for part in parts]),
-                np.concatenate([part.rows for part in parts]),
-                np.concatenate([part.columns for part in parts]),
-                np.concatenate(weights) if weights else None,
-            )
-        )
-        return self._parts[0]
-
-    @cached_property
     def _ordered(self) -> tuple[Floats, Ints | None]:
         """Estimates in ascending order, and how many pairs there are from each on (None: as many as estimates)."""
-        values, weights = self._all.values, self._all.weights
-        if weights is None:
+        values = np.concatenate([np.empty(0), *(part.values for part in self._parts)])
+        if not self.walk.repeats:
             return np.sort(values), None
+        weights = np.concatenate([np.empty(0, np.int64), *(_weights(part, 1) for part in self._parts)])
         order = np.argsort(values)
         return values[order], np.append(np.cumsum(weights[order][::-1])[::-1], 0)
 
@@ -98,30 +92,37 @@ class HighestPairs:
 
     def bounds(self, keys: Floats) -> tuple[Ints, Ints]:
         """How many negatives at least, and at most, reach each of these keys, none of which lies below `complete_from`."""
-        if not self._parts:
-            nothing = np.zeros(len(keys), np.int64)
-            return nothing, nothing
         # a little more, so that the rounding of these sums changes nothing
         reach = self.error * (1 + 1e-9) + np.abs(keys) * 2.0**-50
-        return self._reaching(keys + reach, "right"), self._reaching(keys - reach, "left")
+        counts = np.stack([self._reaching(keys + reach, "right"), self._reaching(keys - reach, "left")])
+        fewest, most = self.walk.processes.summed(counts)
+        return fewest, most
 
     def count(self, tally: Tally) -> None:
-        """Count the pairs against some keys, the lowest of which is not below `complete_from`, exactly."""
-        edges, (values, rows, columns, weights) = tally.keys, self._all
-        reach = self.error * (1 + 1e-9) + float(np.abs(edges[[0, -1]]).max()) * 2.0**-50
-        above = values > edges[-1] + reach
-        within = np.flatnonzero((values >= edges[0] - reach) & ~above)
-        inside = values[within]
-        open_ = np.searchsorted(edges, inside - reach) != np.searchsorted(edges, inside + reach, side="right")
-        inside[open_] = self._keys(rows[within[open_]], columns[within[open_]])
-        each = 2 if self.walk.both else 1
-        amount = np.broadcast_to(np.int64(each), values.shape) if weights is None else weights
-        tally.add(inside, amount[within])
-        tally.add(np.full(1, np.inf), amount[above].sum()[None])
+        """Count the pairs against some keys, the lowest of which is not below `complete_from`, exactly.
 
-    def _keys(self, rows: NDArray[np.int32], columns: NDArray[np.int32]) -> Floats:
+        The vectors of those whose key is asked for are met once more, if they are not here.
+        """
+        edges = tally.keys
+        reach = self.error * (1 + 1e-9) + float(np.abs(edges[[0, -1]]).max()) * 2.0**-50
+        open_pairs: dict[int, list[tuple[_Part, Ints]]] = {}
+        for part in self._parts:
+            weights = _weights(part, 2 if self.walk.both else 1)
+            above = part.values > edges[-1] + reach
+            within = np.flatnonzero((part.values >= edges[0] - reach) & ~above)
+            inside = part.values[within]
+            open_ = np.searchsorted(edges, inside - reach) != np.searchsorted(edges, inside + reach, side="right")
+            tally.add(inside[~open_], weights[within[~open_]])
+            tally.add(np.full(1, np.inf), weights[above].sum()[None])
+            if open_.any():
+                open_pairs.setdefault(part.meeting, []).append((part, within[open_]))
+        for place, scores in self.walk.again(bool(open_pairs)):
+            for part, index in open_pairs.get(place, []):
+                keys = self._keys(scores, part.rows[index], part.columns[index])
+                tally.add(keys, _weights(part, 2 if self.walk.both else 1)[index])
+
+    def _keys(self, scores: ScoreTiles, rows: NDArray[np.int32], columns: NDArray[np.int32]) -> Floats:
         keys = np.empty(len(rows))
-        scores = self.walk.scores
         assert scores.compiled is not None
         compute, pairs = scores.compiled.keys, scores.pairs()
 
@@ -133,3 +134,8 @@ class HighestPairs:
         if tasks:
             run_tasks(tasks, [None] * min(self.walk.threads, len(tasks)), lambda _: None)
         return keys
+
+
+def _weights(part: _Part, each: int) -> Ints:
+    """How many pairs each entry stands for; `each` where that is the same for all."""
+    return np.broadcast_to(np.int64(each), part.values.shape) if part.weights is None else part.weights

@@ -117,6 +117,7 @@ def decide(first: PooledCounts | CodeCounts) -> PooledDecisions:
         else:
             first.walk.scan(look)
             search.walks += 1
+        look.settle()
         search.take(look, look.cells())
     return search.decisions()
 

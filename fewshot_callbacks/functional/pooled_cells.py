@@ -213,8 +213,9 @@ def inside_any(keys: Floats, stretches: Stretches) -> Bools:
 def joined(parts: Sequence[tuple[Floats, Ints | None]]) -> tuple[Floats, Ints | None]:
     """Keys in pieces, with the number of pairs that each stands for, made one piece."""
     keys = np.concatenate([part[0] for part in parts]) if parts else np.empty(0)
-    weights = [part[1] for part in parts if part[1] is not None]
-    return keys, np.concatenate(weights) if weights else None
+    if all(weights is None for _, weights in parts):
+        return keys, None
+    return keys, np.concatenate([np.ones(len(own), np.int64) if given is None else given for own, given in parts])
 
 
 def distinct(keys: Floats, weights: Ints | None) -> tuple[Floats, Ints]:

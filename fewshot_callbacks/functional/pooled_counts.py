@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fewshot_callbacks.functional.highest_pairs import HighestPairs
 from fewshot_callbacks.functional.pooled_cells import (
+    Bools,
     Cells,
     Floats,
     Ints,
@@ -25,7 +26,7 @@ from fewshot_callbacks.functional.pooled_cells import (
     inside_any,
     joined,
 )
-from fewshot_callbacks.functional.ranks import Panel, RankingPass, panel_positives
+from fewshot_callbacks.functional.ranks import Meeting, Panel, RankingPass, panel_positives
 from fewshot_callbacks.functional.similarity import DOUBLE, HALF, ROUNDED, SINGLE
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class PooledCounts:
         self.highest = HighestPairs(walk, 0.0)
         self.floor = -math.inf
         self._expected_floor = self._expected_cut = math.inf
-        self.holds_positives = walk.candidates.relevant_pairs * 40 <= walk.memory_bytes
+        self.processes = walk.processes
+        self.holds_positives = walk.relevant_pairs * 40 <= walk.memory_bytes * self.processes.count
         self.screened = False
         self._coarsest = SINGLE
 
@@ -163,8 +165,8 @@ class PooledCounts:
         record.filled[0] = kept
         return record._replace(cut=cut)
 
-    def absorb(self, walk: RankingPass, record: Pooled) -> None:
-        """Take what a thread has recorded."""
+    def absorb(self, walk: RankingPass, meeting: Meeting, record: Pooled) -> None:
+        """Take what a thread has recorded in a meeting."""
         record = self.between(record)
         self.negatives += record.histogram
         self.screened = walk.rung == HALF
@@ -173,7 +175,7 @@ class PooledCounts:
         self.floor = self._expected_floor if self.screened else -math.inf
         # of what a screen lets pass, the product of the rounded operands is recorded
         self.highest.error = walk.scores.largest_error(ROUNDED if self.screened else self._coarsest)
-        self.highest.add(record)
+        self.highest.add(record, meeting.place)
         if len(self.highest) > self.capacity:  # many blocks, and a sample that was wrong
             self.highest.give_up()
             self._expected_cut = math.inf
@@ -183,14 +185,14 @@ class PooledCounts:
         self._expected_floor = self._expected_cut = math.inf
         share = int(rows.weight.sum()) * int(columns.weight.sum()) / walk.pairs
         keys, weights = panel_positives(rows, weighted=walk.repeats)
-        chosen = int(rows.weight.sum()) / len(walk.candidates.query_order)
+        chosen = int(rows.weight.sum()) / walk.queries * walk.sampled_share
         amount = None if weights is None else weights.numpy()
         positives = histogram(self.cell_of(keys.numpy()), amount, self.cells_count) / chosen
         negatives = record.histogram.astype(np.float64)
         negatives[0] = 0
         accepted = from_above(negatives) / share
         wanted = self._wanted(from_above(positives), accepted, float(negatives.sum()) / share)
-        budget = min(COLLECTED_SHARE * walk.pairs, self.capacity / 2 * (2 if walk.both else 1))
+        budget = min(COLLECTED_SHARE * walk.pairs, self.processes.count * self.capacity / 2 * (2 if walk.both else 1))
         needed = max((SLACK * amount for amount in wanted if SLACK * amount <= budget), default=0.0)
         if needed and self.holds_positives:
             needed = max(needed, FEW_COUNTS / share)
@@ -225,7 +227,25 @@ class PooledCounts:
         """Where a cell begins."""
         return self.origin + (max(cell, 1) - 1) / self.scale
 
+    @property
+    def expectations(self) -> tuple[Any, ...]:
+        """What a sample has foretold, for `expecting` of another process."""
+        return self.origin, self.scale, self.cells_count, self._expected_floor, self._expected_cut
+
+    def expecting(self, expectations: tuple[Any, ...]) -> None:
+        """Look out for what a sample has foretold to another process."""
+        self.origin, self.scale, self.cells_count, self._expected_floor, self._expected_cut = expectations
+        self.positives = np.zeros(self.cells_count, np.int64)
+        self.negatives = np.zeros(self.cells_count, np.int64)
+
     # ---------------------------------------------------------------------------------------------------------- deciding
+
+    def settle(self) -> None:
+        """All pairs have passed: know what every process has seen of them."""
+        self.positives = self.processes.summed(self.positives)
+        self.negatives = self.processes.summed(self.negatives)
+        self._coarsest = -int(self.processes.largest([-self._coarsest])[0])
+        self.highest.settle()
 
     def cells(self) -> Cells:
         """What is known: of each relevant key in some cells above the cut, and of the other cells of the histogram."""
@@ -286,22 +306,31 @@ class PooledCounts:
 
     def _positives_in(self, cells: range) -> tuple[Floats, Ints | None]:
         """The keys of the relevant pairs in some cells."""
-        parts: list[tuple[Floats, Ints | None]] = []
         if not cells:
             return np.empty(0), None
         stretch = np.array([[self._edge(cells.start) - 1 / self.scale, math.inf]])  # and what the arithmetic may round
-        for keys, weights in self.walk.positives(stretch):
+
+        def inside(keys: Floats) -> Bools:
+            place = self.cell_of(keys)
+            chosen: Bools = (place >= cells.start) & (place < cells.stop)
+            return chosen
+
+        return self._chosen(stretch, inside)
+
+    def _chosen(self, stretches: Stretches, inside: Callable[[Floats], Bools]) -> tuple[Floats, Ints | None]:
+        """Of the relevant pairs in some stretches those whose keys are inside, in all processes."""
+        parts = []
+        for keys, weights in self.walk.positives(stretches):
             values = keys.cpu().numpy()
-            place = self.cell_of(values)
-            inside = (place >= cells.start) & (place < cells.stop)
-            parts.append((values[inside], None if weights is None else weights.cpu().numpy()[inside]))
-        return joined(parts)
+            chosen = inside(values)
+            parts.append((values[chosen], None if weights is None else weights.cpu().numpy()[chosen]))
+        return joined(self.processes.gather(joined(parts)))
 
     def negative_pairs(self) -> int:
         """All pairs that are neither relevant nor excluded."""
         if self.walk.candidates.across_classes:
             return int(self.negatives[1:].sum())
-        return self.walk.pairs - self.walk.candidates.relevant_pairs
+        return self.walk.pairs - self.walk.relevant_pairs
 
     def share_within(self, stretches: Stretches) -> float:
         """About which share of the negatives lies inside some stretches."""
@@ -330,19 +359,17 @@ class PooledCounts:
         if not len(stretches):
             return found
         for keys, _ in self.walk.positives(stretches):
+            if len(found) > most:  # every process goes on to the end
+                continue
             values = keys.cpu().numpy()
             found = distinct(np.concatenate([found, values[inside_any(values, stretches)]]), None)[0]
-            if len(found) > most:
-                return None
-        return found
+        if self.processes.largest([float(len(found))])[0] > most:
+            return None
+        found = distinct(self.processes.joined(found), None)[0]
+        return None if len(found) > most else found
 
     def positives_within(self, stretches: Stretches) -> tuple[Floats, Ints | None]:
         """The keys of the relevant pairs inside some stretches."""
         if not len(stretches):
             return np.empty(0), None
-        parts = []
-        for keys, weights in self.walk.positives(stretches):
-            values = keys.cpu().numpy()
-            inside = inside_any(values, stretches)
-            parts.append((values[inside], None if weights is None else weights.cpu().numpy()[inside]))
-        return joined(parts)
+        return self._chosen(stretches, lambda keys: inside_any(keys, stretches))

@@ -25,6 +25,7 @@ from torch import Tensor
 from fewshot_callbacks.functional.candidates import Candidates, row_numbers
 from fewshot_callbacks.functional.kernels.reference import Counts
 from fewshot_callbacks.functional.pooled_cells import Stretches
+from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.relevant_keys import RelevantKeys
 from fewshot_callbacks.functional.similarity import DOUBLE, HALF, SINGLE, ScoreTiles
 from fewshot_callbacks.functional.workers import Task, available_threads, own_threads, run_tasks
@@ -109,6 +110,33 @@ class Panel:
         if self.counts is None:
             return torch.zeros_like(self.index)
         return self.counts.thresholds.isfinite().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Queries, and some candidates that they are compared with."""
+
+    scores: ScoreTiles
+    candidates: Candidates
+    """who is excluded; indices are those of the scores"""
+    rows: Sequence[Panel]
+    columns: Sequence[Panel]
+    both: bool
+    """each tile serves both its sides"""
+    numbers: tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]] | None = None
+    """where rows repeat: the same number for equal ones"""
+    place: int = 0
+    """of this meeting among those of one way through all pairs"""
+
+    @property
+    def of_one_set(self) -> bool:
+        """Rows and columns are the same panels, and each pair of these is to be met once."""
+        return self.both and self.rows is self.columns
+
+    @property
+    def entry_pairs(self) -> int:
+        """Pairs of entries."""
+        return sum(map(len, self.rows)) * sum(map(len, self.columns))
 
 
 @runtime_checkable
@@ -259,6 +287,9 @@ class RankingPass:
         rung: the first rung; by default the one that is fastest.
     """
 
+    processes: Processes = ALONE
+    """who else walks over a part of all pairs"""
+
     def __init__(
         self,
         tiles: ScoreTiles,
@@ -274,31 +305,21 @@ class RankingPass:
         self.same_set = tiles.queries is tiles.gallery
         self.threads = available_threads() if tiles.compiled is not None else 1
         self._find_entries()
-        relevant = 1.0 if best is not None else candidates.relevant_pairs / max(1, len(candidates.query_order))
-        self.layout = choose_layout(
-            memory_bytes,
-            len(self._query_entries),
-            len(self._gallery_entries),
-            tiles.dim,
-            relevant,
-            threads=self.threads,
-            whole_tiles=tiles.compiled is None,
-        )
+        self._count()
+        relevant = 1.0 if best is not None else self.relevant_pairs / max(1, self.queries)
+        self.layout = self._layout(relevant)
         # one tile serves both of its items, where nobody is excluded by a code; of ranks, where all counters are held
         self.turns = self.same_set and not candidates.across_classes
-        self.both = self.turns and self.layout.block >= len(self._query_entries)
-        self.pairs = candidates.pairs
+        self.both = self.turns and self.layout.block >= self.most_entries[0]
         self.pairs_done, self.pairs_total = 0, self.pairs
         self._held: list[Panel] = []
-        self._found: BestMatches | None = None
         self.keys = RelevantKeys(tiles, candidates, memory_bytes, self.threads, repeats=self.repeats)
 
     def _find_entries(self) -> None:
         """Let one entry stand for all equal items of a class, where there are enough of them to matter."""
         candidates, device = self.candidates, self.scores.device
         numbers = row_numbers(self.scores.gallery)
-        self.distinct_rows = int(numbers.max()) + 1
-        self.repeats = self.distinct_rows <= 0.9 * len(numbers)
+        self._find_repeats(numbers)
         query_numbers = numbers if self.same_set or not self.repeats else row_numbers(self.scores.queries)
         self.gallery_numbers, self.query_numbers = numbers.to(device), query_numbers.to(device)
         merge = self.repeats and not candidates.across_classes
@@ -309,6 +330,28 @@ class RankingPass:
             self._gallery_entries
             if self.same_set
             else _entries(candidates.query_order, candidates.query_class, query_numbers if merge else None, device)
+        )
+
+    def _find_repeats(self, numbers: Int[Tensor, "gallery"]) -> None:
+        self.distinct_rows = int(numbers.max()) + 1
+        self.repeats = self.distinct_rows <= 0.9 * len(numbers)
+
+    def _count(self) -> None:
+        """What there is in all: pairs, relevant ones, queries, gallery items of each class, entries to be held at once."""
+        candidates = self.candidates
+        self.pairs, self.relevant_pairs = candidates.pairs, candidates.relevant_pairs
+        self.queries, self.in_class = len(candidates.query_order), candidates.gallery_start.diff()
+        self.most_entries = len(self._query_entries), len(self._gallery_entries)
+        self.sampled_share = 1.0
+
+    def _layout(self, relevant: float) -> Layout:
+        return choose_layout(
+            self.memory_bytes,
+            *self.most_entries,
+            self.scores.dim,
+            relevant,
+            threads=self.threads,
+            whole_tiles=self.scores.compiled is None,
         )
 
     # ---------------------------------------------------------------------------------------------------------- panels
@@ -332,18 +375,7 @@ class RankingPass:
             start = stop
 
     def _queries_that_fit(self, entry: int) -> int:
-        query_class = self._query_entries.classes[entry]
-        candidates = self.candidates
-        relevant = int(candidates.gallery_start[query_class + 1] - candidates.gallery_start[query_class])
-        return choose_layout(
-            self.memory_bytes,
-            len(self._query_entries),
-            len(self._gallery_entries),
-            self.scores.dim,
-            relevant,
-            threads=self.threads,
-            whole_tiles=self.scores.compiled is None,
-        ).block
+        return self._layout(int(self.in_class[self._query_entries.classes[entry]])).block
 
     def query_panels(self, block: range) -> list[Panel]:
         """The panels of a block of queries, with thresholds and empty counters."""
@@ -353,24 +385,32 @@ class RankingPass:
         if not self.both:  # at least one panel for each thread
             rounds = max(1, math.ceil(len(block) / size / self.threads))
             size = max(16, math.ceil(len(block) / rounds / self.threads))
-        bare = self._query_entries.panels(block, size, self.candidates.part)
-        thresholds: list[Tensor] = [torch.empty(0)] * len(bare)
-
-        def fill(number: int, _: None = None) -> None:
-            thresholds[number] = self._thresholds(bare[number])
-
-        if self.keys.compiled and self.best is None:
-            tasks = [Task(frozenset(), partial(fill, number), 1) for number in range(len(bare))]
-            run_tasks(tasks, [None] * min(self.threads, len(bare)), lambda _: None)
-        else:
-            for number in range(len(bare)):
-                fill(number)
+        bare = self._query_panels(block, size)
+        thresholds = self._thresholds_of(bare)
         panels = [
             replace(panel, counts=Counts.zeros(keys, torch.int32)) for panel, keys in zip(bare, thresholds, strict=True)
         ]
         if self.both:
             self._held = panels
         return panels
+
+    def _query_panels(self, block: range, size: int) -> list[Panel]:
+        return self._query_entries.panels(block, size, self.candidates.part)
+
+    def _thresholds_of(self, panels: Sequence[Panel]) -> list[Float[Tensor, "queries columns"]]:
+        """What the candidates of the queries of each panel are compared with."""
+        thresholds: list[Tensor] = [torch.empty(0)] * len(panels)
+
+        def fill(number: int, _: None = None) -> None:
+            thresholds[number] = self._thresholds(panels[number])
+
+        if self.keys.compiled and self.best is None and panels:
+            tasks = [Task(frozenset(), partial(fill, number), 1) for number in range(len(panels))]
+            run_tasks(tasks, [None] * min(self.threads, len(panels)), lambda _: None)
+        else:
+            for number in range(len(panels)):
+                fill(number)
+        return thresholds
 
     def gallery_panels(self) -> list[Panel]:
         """The panels of the gallery."""
@@ -381,7 +421,7 @@ class RankingPass:
         """Some queries with thresholds, and some gallery entries, drawn at random."""
         generator = torch.Generator().manual_seed(seed)
 
-        def drawn(entries: _Entries, count: int) -> Panel:
+        def drawn(entries: Entries, count: int) -> Panel:
             chosen = torch.randperm(len(entries), generator=generator)[:count].sort().values.to(entries.index.device)
             return Panel(0, entries.index[chosen], entries.classes[chosen], entries.weight[chosen])
 
@@ -419,31 +459,56 @@ class RankingPass:
 
     def run(self, look: Look | None = None) -> Iterator[RankBlock]:
         """Walk over all pairs once and yield the ranks, some queries at a time."""
+        queries, device = len(self.candidates.query_order), self.scores.device
+        self._found = BestMatches(
+            torch.full((queries,), -torch.inf, dtype=torch.float64, device=device),
+            torch.zeros(queries, dtype=torch.int64, device=device),
+        )
         with self._threads():
-            self.walker.prepare(self, look)
+            self._prepare(look)
         for block in self.blocks():
             panels = self.query_panels(block)
             if look is not None:
                 for panel in panels:
                     look.relevant(*panel_positives(panel, weighted=self.repeats))
-            wanted = look is not None or any(panel.counts.thresholds.shape[1] for panel in panels if panel.counts)
-            if wanted:
+            if look is not None or self._anyone_asks(panels):
                 with self._threads():
-                    self.walker.walk(self, panels, look)
+                    for meeting in self.meetings(panels):
+                        self.walker.walk(self, meeting, look)
             else:  # no query of this block has a match, and nobody else looks at its pairs
-                self.done(len(block) * self.pairs // len(self._query_entries))
+                self.done(len(block) * self.pairs // max(1, len(self._query_entries)))
             for panel in panels:
                 yield from self._rank_blocks(panel)
             del panels, panel  # before the next block is made
 
+    def _prepare(self, look: Look | None) -> None:
+        self.walker.prepare(self, look)
+
+    def _anyone_asks(self, panels: Sequence[Panel]) -> bool:
+        return any(panel.counts.thresholds.shape[1] for panel in panels if panel.counts)
+
+    def meetings(self, panels: Sequence[Panel], *, counting: bool = True) -> Iterator[Meeting]:
+        """The queries of some panels with all that they are compared with, one after the other."""
+        both = self.both if counting else self.turns
+        yield self._at_home(panels, both=both)
+
+    def _at_home(self, panels: Sequence[Panel], *, both: bool) -> Meeting:
+        columns = panels if both else self.gallery_panels()
+        numbers = (self.query_numbers, self.gallery_numbers) if self.repeats else None
+        return Meeting(self.scores, self.candidates, panels, columns, both, numbers)
+
     def scan(self, look: Look) -> None:
         """Walk over all pairs once more, for a look at the negatives alone."""
         self.pairs_total += self.pairs
-        panels = self._held or self._query_entries.panels(
-            range(len(self._query_entries)), self.layout.columns, self.candidates.part
-        )
+        panels = self._held or self._query_panels(range(len(self._query_entries)), self.layout.columns)
         with self._threads():
-            self.walker.walk(self, panels, look, counting=False)
+            for meeting in self.meetings(panels, counting=False):
+                self.walker.walk(self, meeting, look, counting=False)
+
+    def again(self, asked: bool) -> Iterator[tuple[int, ScoreTiles]]:
+        """The scores of each meeting of `run`, by its place, if any process asks for some."""
+        if asked:
+            yield 0, self.scores
 
     def _threads(self) -> AbstractContextManager[None]:
         return own_threads() if self.scores.compiled is not None else nullcontext()
@@ -479,12 +544,6 @@ class RankingPass:
         )
 
     def _note_best(self, block: RankBlock, keys: Tensor) -> None:
-        if self._found is None:
-            queries, device = len(self.candidates.query_order), self.scores.device
-            self._found = BestMatches(
-                torch.full((queries,), -torch.inf, dtype=torch.float64, device=device),
-                torch.zeros(queries, dtype=torch.int64, device=device),
-            )
         some = (block.relevant > 0).nonzero().flatten()
         last = block.relevant[some, None] - 1
         self._found.keys[block.queries[some]] = keys[some].gather(1, last).flatten()
@@ -492,7 +551,6 @@ class RankingPass:
 
     def best_matches(self) -> BestMatches:
         """What `run` found: the highest key that a relevant candidate of each query has."""
-        assert self._found is not None
         return self._found
 
 
@@ -503,12 +561,14 @@ class Walker(Protocol):
     def prepare(self, walk: RankingPass, look: Look | None) -> None:
         """Called once, before the first block."""
 
-    def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
-        """Take a block of queries past the whole gallery."""
+    def walk(self, walk: RankingPass, meeting: Meeting, look: Look | None, *, counting: bool = True) -> None:
+        """Take the queries of a meeting past its candidates."""
 
 
 @dataclass(frozen=True)
-class _Entries:
+class Entries:
+    """Items in the order of their classes; one stands for all equal items of a class."""
+
     index: Int[Tensor, "entries"]
     classes: Int[Tensor, "entries"]
     weight: Int[Tensor, "entries"]
@@ -520,9 +580,11 @@ class _Entries:
     def __len__(self) -> int:
         return len(self.index)
 
-    def panels(self, block: range, size: int, part_of_class: Tensor | None) -> list[Panel]:
-        """Panels of at most `size` entries, none of which has entries of two parts."""
-        borders = {block.start, block.stop}
+    def panels(
+        self, block: range, size: int, part_of_class: Tensor | None, more_borders: Sequence[int] = ()
+    ) -> list[Panel]:
+        """Panels of at most `size` entries, none of which has entries of two parts, or from both sides of a border."""
+        borders = {block.start, block.stop} | {border for border in more_borders if border in block}
         if part_of_class is not None:
             part = part_of_class[self.classes]
             borders |= {border for border in ((part.diff() != 0).nonzero().flatten() + 1).tolist() if border in block}
@@ -535,16 +597,16 @@ class _Entries:
         return panels
 
 
-def _entries(order: Tensor, classes: Tensor, numbers: Tensor | None, device: torch.device) -> _Entries:
+def _entries(order: Tensor, classes: Tensor, numbers: Tensor | None, device: torch.device) -> Entries:
     order, classes = order.to(device), classes.to(device)
     if numbers is None:
-        return _Entries(order, classes, torch.ones_like(order))
-    code = classes * (int(numbers.max()) + 1) + numbers.to(device)[order]
+        return Entries(order, classes, torch.ones_like(order))
+    code = classes * (int(numbers.max()) + 1 if len(numbers) else 1) + numbers.to(device)[order]
     _, entry, weight = code.unique(return_inverse=True, return_counts=True)
     by_entry = entry.argsort(stable=True)
     start = torch.nn.functional.pad(weight.cumsum(0), (1, 0))
     first = by_entry[start[:-1]]
-    return _Entries(order[first], classes[first], weight, order[by_entry], start)
+    return Entries(order[first], classes[first], weight, order[by_entry], start)
 
 
 def panel_positives(panel: Panel, *, weighted: bool) -> tuple[Tensor, Tensor | None]:

@@ -277,6 +277,7 @@ def _observed(walk: RankingPass | CodePass, request: PooledRequest, per_query: _
     look = PooledCounts(walk, request, max(10_000, int(walk.memory_bytes * SHARE_OF_KEYS / 8)))
     for ranks in walk.run(look):
         per_query.add(ranks)
+    look.settle()
     return look
 
 

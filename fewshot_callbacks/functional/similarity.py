@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import cached_property, reduce
+from copy import copy
+from functools import reduce
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -26,6 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional.kernels import compiled_kernels
+from fewshot_callbacks.functional.processes import ALONE, Processes
 
 Similarity = Literal["cosine", "dot", "euclidean", "hamming"]
 """`cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance.
@@ -59,10 +61,16 @@ class ScoreTiles:
         gallery: (gallery, dim) rows of the same dtype and device.
         similarity: see `Similarity`.
         device: where tiles are computed; the vectors stay where they are and come over in slices. By default their own.
+        processes: who else holds queries and gallery items. What bounds or scales the scores of all is made common.
     """
 
     def __init__(
-        self, queries: Tensor, gallery: Tensor, similarity: Similarity, device: torch.device | None = None
+        self,
+        queries: Tensor,
+        gallery: Tensor,
+        similarity: Similarity,
+        device: torch.device | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         check_similarity(similarity)
         if similarity == "hamming":
@@ -81,33 +89,79 @@ class ScoreTiles:
         self._query_scale = self._row_scales(queries)
         self._gallery_scale = self._query_scale if gallery is queries else self._row_scales(gallery)
         # One power of two for all pairs keeps dot products and distances in range; it changes no comparison.
-        self._query_unit = float(self._query_scale.max())
-        self._gallery_unit = float(self._gallery_scale.max())
+        scales = torch.cat([self._query_scale, self._gallery_scale])
+        self._query_unit, self._gallery_unit, inverse, plain = processes.largest(
+            [
+                _most(self._query_scale),
+                _most(self._gallery_scale),
+                _most(1 / scales),
+                float(self.compiled is None),
+            ]
+        )
         if similarity == "euclidean":
             self._query_unit = self._gallery_unit = max(self._query_unit, self._gallery_unit)
+            inverse = 1 / self._query_unit if self._query_unit else 0.0
             self._query_scale = torch.full_like(self._query_scale, self._query_unit)
             self._gallery_scale = torch.full_like(self._gallery_scale, self._gallery_unit)
-        scales = torch.cat([self._query_scale, self._gallery_scale])
-        if not 2.0**-400 < float(scales.min()) <= float(scales.max()) < 2.0**400:
+        if plain or not (max(self._query_unit, self._gallery_unit) < 2.0**400 and inverse < 2.0**400):
             self.compiled = None  # it multiplies in any order, and so with what float64 does not hold
         self._centre = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
         if similarity == "euclidean":  # distances do not change when everything moves; the product's error does
-            self._centre = gallery.mean(dim=0, dtype=torch.float64).to(self.device)
-        # squared lengths in units of each vector's own scale, and lengths in the unit of the keys
-        self._query_square, query_loss = self._squares(queries)
-        self._gallery_square, gallery_loss = (
-            (self._query_square, query_loss) if gallery is queries else self._squares(gallery)
+            sums = processes.gather((len(gallery), gallery.sum(dim=0, dtype=torch.float64).cpu()))
+            items = sum(count for count, _ in sums)
+            self._centre = (_sum(part for _, part in sums) / max(1, items)).to(self.device)
+        self._measure_queries()
+        self._measure_gallery()
+        self._largest = dict(
+            zip(_LARGEST, processes.largest([_most(getattr(self, name)) for name in _LARGEST]), strict=True)
         )
+
+    def against(self, gallery: Tensor) -> ScoreTiles:
+        """The same queries against other items of the gallery, in the units and with the bounds of all.
+
+        Args:
+            gallery: (items, dim) of the dtype and device of those that were given.
+        """
+        other = copy(self)
+        other.gallery = gallery
+        other._gallery_scale = self._row_scales(gallery)
+        if self.similarity == "euclidean":
+            other._gallery_scale = torch.full_like(other._gallery_scale, self._gallery_unit)
+        other._measure_gallery(shared=False)
+        return other
+
+    def _measure_queries(self) -> None:
+        """Squared lengths in units of each vector's own scale, and lengths in the unit of the keys."""
+        self._query_square, loss = self._squares(self.queries, self._query_scale)
         self._query_norm = self._query_square.sqrt()
-        self._gallery_norm = self._gallery_square.sqrt()
         # a row is at least half as long as its scale, if it is not zero
-        self._query_loss = query_loss / self._query_norm.clamp(min=0.25)
-        self._gallery_loss = gallery_loss / self._gallery_norm.clamp(min=0.25)
-        self._largest_losses = float(self._query_loss.max()), float(self._gallery_loss.max())
-        if similarity != "cosine":
+        self._query_loss = loss / self._query_norm.clamp(min=0.25)
+        if self.similarity != "cosine":
             self._query_norm = self._query_norm * (self._query_scale / self._query_unit)
+        self._query_reach = self._centred_norms(self.queries)
+
+    def _measure_gallery(self, *, shared: bool = True) -> None:
+        """The same of the gallery, which is the queries' where it is the same set."""
+        if shared and self.gallery is self.queries:
+            self._gallery_square, self._gallery_norm = self._query_square, self._query_norm
+            self._gallery_loss, self._gallery_reach = self._query_loss, self._query_reach
+            return
+        self._gallery_square, loss = self._squares(self.gallery, self._gallery_scale)
+        self._gallery_norm = self._gallery_square.sqrt()
+        self._gallery_loss = loss / self._gallery_norm.clamp(min=0.25)
+        if self.similarity != "cosine":
             self._gallery_norm = self._gallery_norm * (self._gallery_scale / self._gallery_unit)
-        self._largest_norm = float(self._gallery_norm.max())
+        self._gallery_reach = self._centred_norms(self.gallery)
+
+    def _centred_norms(self, vectors: Tensor) -> Float[Tensor, "items"]:
+        """Distances to the centre in the unit of the keys, and a little more; none but for `"euclidean"`."""
+        if self.similarity != "euclidean":
+            return torch.empty(0, dtype=torch.float64)
+        unit, lengths = self._query_unit, []
+        for index in torch.arange(len(vectors), device=self.device).split(ROWS_AT_ONCE):
+            rows = self._rows(vectors, index).double()
+            lengths.append(((rows - self._centre) / unit).square().sum(dim=1).sqrt() * (1 + 1e-9))
+        return torch.cat(lengths)
 
     # ------------------------------------------------------------------------------------------------- range and units
 
@@ -123,11 +177,11 @@ class ScoreTiles:
         """An interval that holds every key."""
         if self.similarity == "cosine":
             return -1.0, 1.0
-        largest = float(self._query_norm.max())
+        of_query, of_item = self._largest["_query_norm"], self._largest["_gallery_norm"]
         if self.similarity == "dot":
-            bound = largest * self._largest_norm
+            bound = of_query * of_item
             return -bound * (1 + 1e-9), bound * (1 + 1e-9)
-        return -((largest + self._largest_norm) ** 2) * (1 + 1e-9), 0.0
+        return -((of_query + of_item) ** 2) * (1 + 1e-9), 0.0
 
     def to_score(self, key: float) -> float:
         """The score that a user reads: the key in the units of the data."""
@@ -258,8 +312,23 @@ class ScoreTiles:
         most |q - q'| |g| + |q'| |g - g'|, and its own rounding to half precision comes on top. So do the slices that a
         key leaves out, and what lies below the smallest normal number.
         """
+        side, other = ("_query", "_gallery") if of_query else ("_gallery", "_query")
+        loss, norm = getattr(self, side + "_loss")[index], getattr(self, side + "_norm")[index]
+        reach = getattr(self, side + "_reach")[index] if self.similarity == "euclidean" else norm
+        return self._error(loss, norm, reach, rung, other)
+
+    def _error(self, loss: Tensor, norm: Tensor, reach: Tensor, rung: int, other: str) -> Tensor:
+        """`error` of items that lose so much in their slices, have this length, and lie so far from the centre.
+
+        Args:
+            loss: of each item.
+            norm: of each item.
+            reach: of each item.
+            rung: see `tile`.
+            other: the other side, `_query` or `_gallery`.
+        """
         if rung == HALF:
-            return self._half_error(index, of_query=of_query)
+            return self._half_error(loss, norm, reach, other)
         unit_roundoff = 2.0**-53 if rung == DOUBLE else 2.0**-24
         columns = self.dim + 2 if self.similarity == "euclidean" else self.dim
         terms = columns + 12
@@ -269,23 +338,15 @@ class ScoreTiles:
             terms, unit_roundoff = 8 + math.ceil(columns * 2.0**-29), 2.0**-24
         relative = 1.02 * (terms * unit_roundoff / (1 - terms * unit_roundoff) + 8 * 2.0**-53)
         smallest = self.dim * (2.0**-960 if rung == DOUBLE else 2.0**-120)
-        if self.similarity != "euclidean":
-            # the slices leave out little of most rows, and nothing of many
-            loss, of_others = (
-                (self._query_loss if of_query else self._gallery_loss)[index],
-                self._largest_losses[of_query],
-            )
-            lost = 1.001 * (loss + of_others)
+        # the slices leave out little of most rows, and nothing of many
+        lost = 1.001 * (loss + self._largest[other + "_loss"])
         if self.similarity == "cosine":
             return relative + lost + smallest
-        lengths = (self._query_norm if of_query else self._gallery_norm)[index]
-        largest = self._largest_norm if of_query else self._largest_query_norm
         if self.similarity == "dot":
-            return (relative + lost) * lengths * largest + smallest
+            return (relative + lost) * norm * self._largest[other + "_norm"] + smallest
         # a scaled component is at most 1, and so is off by half a unit of the last slice
         truncated = 4 * math.sqrt(self.dim) * 2.0 ** (-self.bits * self.slices)
-        largest = self._largest_centred_norm if of_query else self._largest_centred_query_norm
-        reach = (self._centred_norm(self.queries if of_query else self.gallery, index) + largest) ** 2
+        reach = (reach + self._largest[other + "_reach"]) ** 2
         return 2 * relative * reach + 4 * truncated * (self.dim + reach) + smallest
 
     def _half_rounding(self) -> tuple[float, float]:
@@ -293,17 +354,14 @@ class ScoreTiles:
         unit_roundoff = 2.0**-8 if self.half == torch.bfloat16 else 2.0**-11
         return unit_roundoff, unit_roundoff + math.sqrt(self.dim) * 2.0**-25
 
-    def _half_error(self, index: Tensor, *, of_query: bool) -> Float[Tensor, "items"]:
+    def _half_error(self, loss: Tensor, norm: Tensor, reach: Tensor, other: str) -> Tensor:
         unit_roundoff, moved = self._half_rounding()
-        single = self.error(index, SINGLE, of_query=of_query)
-        if self.similarity == "cosine":
-            product = torch.ones_like(single)
-        elif self.similarity == "dot":
-            lengths = (self._query_norm if of_query else self._gallery_norm)[index]
-            product = lengths * (self._largest_norm if of_query else self._largest_query_norm)
-        else:
-            largest = self._largest_centred_norm if of_query else self._largest_centred_query_norm
-            product = 2 * self._centred_norm(self.queries if of_query else self.gallery, index) * largest
+        single = self._error(loss, norm, reach, SINGLE, other)
+        product = torch.ones_like(single)
+        if self.similarity == "dot":
+            product = norm * self._largest[other + "_norm"]
+        elif self.similarity == "euclidean":
+            product = 2 * reach * self._largest[other + "_reach"]
         relative = 2 * moved + moved * moved + (self.dim + 12) * 2.0**-22
         # the rounding of the result to half precision comes last; 2**-40 is for what it loses of a number near zero
         return single + 1.01 * product * (relative + unit_roundoff * (1 + relative)) + 2.0**-40
@@ -324,27 +382,9 @@ class ScoreTiles:
         return torch.where(keys.isinf(), keys, low)  # where nothing is asked, inf - inf would be NaN
 
     def largest_error(self, rung: int) -> float:
-        """No estimate of this rung, or of a more exact one, lies further from its key than this."""
-        parts = torch.arange(len(self.queries), device=self.device).split(ROWS_AT_ONCE)
-        return max(float(self.error(part, rung).max()) for part in parts)
-
-    def _centred_norm(self, vectors: Tensor, index: Tensor) -> Tensor:
-        unit = self._query_unit
-        return ((self._rows(vectors, index).double() - self._centre) / unit).square().sum(dim=1).sqrt() * (1 + 1e-9)
-
-    @cached_property
-    def _largest_query_norm(self) -> float:
-        return float(self._query_norm.max())
-
-    @cached_property
-    def _largest_centred_norm(self) -> float:
-        parts = torch.arange(len(self.gallery), device=self.device).split(ROWS_AT_ONCE)
-        return max(float(self._centred_norm(self.gallery, part).max()) for part in parts)
-
-    @cached_property
-    def _largest_centred_query_norm(self) -> float:
-        parts = torch.arange(len(self.queries), device=self.device).split(ROWS_AT_ONCE)
-        return max(float(self._centred_norm(self.queries, part).max()) for part in parts)
+        """No estimate of this rung, or of a more exact one, lies further from its key than this, in any process."""
+        loss, norm, reach = (torch.tensor(self._largest["_query" + name], dtype=torch.float64) for name in _MEASURES)
+        return float(self._error(loss, norm, reach, rung, "_gallery"))
 
     # ------------------------------------------------------------------------------------------------------------- keys
 
@@ -456,11 +496,10 @@ class ScoreTiles:
         # exact, and not by torch.ldexp, whose power of two is a float32
         return torch.where(largest == 0, 1.0, largest / mantissa)
 
-    def _squares(self, vectors: Tensor) -> tuple[Float[Tensor, "items"], Float[Tensor, "items"]]:
+    def _squares(self, vectors: Tensor, scale: Tensor) -> tuple[Float[Tensor, "items"], Float[Tensor, "items"]]:
         """Squared lengths, summed exactly as the product of a vector with itself is; lengths of what slices leave out."""
         if self.compiled is not None:
             out, dropped = np.empty(len(vectors)), np.empty(len(vectors))
-            scale = self._query_scale if vectors is self.queries else self._gallery_scale
             self.compiled.squares(vectors.numpy(), 1 / scale.numpy(), self.slices, self.bits, out, dropped)
             return torch.from_numpy(out), torch.from_numpy(dropped)
         squares, losses = [], []
@@ -479,6 +518,15 @@ class ScoreTiles:
             )
             squares.append(_sum(levels))
         return torch.cat(squares), torch.cat(losses)
+
+
+_MEASURES = ("_loss", "_norm", "_reach")
+_LARGEST = tuple(side + name for side in ("_query", "_gallery") for name in _MEASURES)
+
+
+def _most(values: Tensor) -> float:
+    """The largest; 0 of nothing."""
+    return float(values.max()) if values.numel() else 0.0
 
 
 def _sum(tensors: Iterable[Tensor]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -10,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional.kernels.reference import Counts, count_pairs, count_tile
-from fewshot_callbacks.functional.ranks import Look, Panel, RankingPass, forced_rung
+from fewshot_callbacks.functional.ranks import Look, Meeting, Panel, RankingPass, forced_rung
 from fewshot_callbacks.functional.similarity import DOUBLE, EXACT, HALF, SINGLE
 
 MANY_OPEN = 0.002
@@ -44,6 +43,7 @@ class TorchWalk:
     """See the module."""
 
     walk_: RankingPass
+    meeting: Meeting
 
     def prepare(self, walk: RankingPass, look: Look | None) -> None:
         """Choose the first rung."""
@@ -53,16 +53,14 @@ class TorchWalk:
             first = HALF if walk.scores.device.type == "cuda" else SINGLE
             walk.rung = first if forced is None else forced
 
-    def walk(self, walk: RankingPass, panels: Sequence[Panel], look: Look | None, *, counting: bool = True) -> None:
-        """Take a block of queries past the whole gallery."""
-        self.walk_ = walk
-        turns = walk.both if counting else walk.turns
-        others = panels if turns else walk.gallery_panels()
-        for rows in panels:
-            for columns in others:
-                if (turns and columns.first < rows.first) or columns.part != rows.part:
+    def walk(self, walk: RankingPass, meeting: Meeting, look: Look | None, *, counting: bool = True) -> None:
+        """Take the queries of a meeting past its candidates."""
+        self.walk_, self.meeting = walk, meeting
+        for rows in meeting.rows:
+            for columns in meeting.columns:
+                if (meeting.of_one_set and columns.first < rows.first) or columns.part != rows.part:
                     continue
-                both = turns and columns.first > rows.first
+                both = meeting.both and not (meeting.of_one_set and columns.first == rows.first)
                 tile = self._tile(rows, columns, both=both)
                 if isinstance(look, TileLook):
                     look.tile(self, tile)
@@ -72,13 +70,13 @@ class TorchWalk:
                 walk.done(2 * pairs if both else pairs)
 
     def _tile(self, rows: Panel, columns: Panel, *, both: bool) -> Tile:
-        walk = self.walk_
+        walk, meeting = self.walk_, self.meeting
         assert walk.rung is not None
-        estimates, error = walk.scores.tile(rows.index, columns.index, walk.rung)
+        estimates, error = meeting.scores.tile(rows.index, columns.index, walk.rung)
         if bool(columns.classes[0] <= rows.classes[-1]) and bool(columns.classes[-1] >= rows.classes[0]):
             estimates.masked_fill_(rows.classes[:, None] == columns.classes[None, :], -torch.inf)
-        if walk.candidates.across_classes:
-            excluded = walk.candidates.excluded(rows.index[:, None], columns.index[None, :])
+        if meeting.candidates.across_classes:
+            excluded = meeting.candidates.excluded(rows.index[:, None], columns.index[None, :])
             estimates.masked_fill_(excluded, -torch.inf)
         return Tile(rows, columns, both, walk.rung, estimates, error)
 
@@ -90,7 +88,8 @@ class TorchWalk:
                 tile, rows.counts, tile.estimates, tile.error, columns.weight if walk.repeats else None
             )
         if tile.both and columns.counts is not None and columns.counts.thresholds.shape[1]:
-            error = walk.scores.error(columns.index, tile.rung, of_query=False) if tile.rung != EXACT else None
+            scores = self.meeting.scores
+            error = scores.error(columns.index, tile.rung, of_query=False) if tile.rung != EXACT else None
             error = torch.zeros(len(columns), dtype=torch.float64, device=tile.error.device) if error is None else error
             turned = tile.estimates.T.contiguous()
             share = self.count(tile, columns.counts, turned, error, rows.weight if walk.repeats else None, turned=True)
@@ -109,7 +108,7 @@ class TorchWalk:
         turned: bool = False,
     ) -> float:
         """Count the candidates of a tile for the queries along one side; returns the share that stayed open."""
-        scores = self.walk_.scores
+        scores = self.meeting.scores
         rows, columns = count_tile(counts, estimates, error, weights)
         open_share = len(rows) / estimates.numel()
         for rung in (SINGLE, DOUBLE):
@@ -127,14 +126,14 @@ class TorchWalk:
 
     def keys_of(self, tile: Tile, rows: Int[Tensor, "pairs"], columns: Int[Tensor, "pairs"]) -> Float[Tensor, "pairs"]:
         """The keys of some pairs of a tile, by the cheapest exact way."""
-        walk = self.walk_
+        scores, numbers = self.meeting.scores, self.meeting.numbers
         if tile.rung == EXACT:
             return tile.estimates[rows, columns].double()
         query, gallery = tile.rows.index[rows], tile.columns.index[columns]
         back: Tensor | None = None
-        if walk.repeats:
-            width = int(walk.gallery_numbers.max()) + 1
-            pair = walk.query_numbers[query] * width + walk.gallery_numbers[gallery]
+        if numbers is not None:
+            width = int(numbers[1].max()) + 1
+            pair = numbers[0][query] * width + numbers[1][gallery]
             distinct, back = pair.unique(return_inverse=True)
             first = torch.full_like(distinct, len(pair)).scatter_reduce_(
                 0, back, torch.arange(len(pair), device=pair.device), "amin"
@@ -142,7 +141,7 @@ class TorchWalk:
             query, gallery = query[first], gallery[first]
             rows, columns = rows[first], columns[first]
         if len(query) > MANY_KEYS * tile.estimates.numel():
-            keys = walk.scores.keys(tile.rows.index, tile.columns.index)[rows, columns]
+            keys = scores.keys(tile.rows.index, tile.columns.index)[rows, columns]
         else:
-            keys = walk.scores.pair_keys(query, gallery)
+            keys = scores.pair_keys(query, gallery)
         return keys if back is None else keys[back]

@@ -1,0 +1,137 @@
+"""Several processes that evaluate one set, each of which holds a part of it: the words in which they talk.
+
+All calls are collective: every process makes the same calls in the same order. What is handed to one process is never
+handed to all, so that none ever holds the whole set.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class RemoteError(RuntimeError):
+    """Another process has failed; the text is its error's."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    rank: int
+    words: str
+    is_value_error: bool
+
+
+class Processes(ABC):
+    """What `evaluate_retrieval` needs of a group of processes. `metrics.TorchProcesses` has it from `torch.distributed`."""
+
+    rank: int = 0
+    count: int = 1
+    _failed = False
+
+    # --------------------------------------------------------------------------------------------- what a group fills in
+
+    @abstractmethod
+    def _gather(self, mine: Any) -> list[Any]:
+        """What each process holds, by rank."""
+
+    @abstractmethod
+    def _swap(self, mine: Sequence[Tensor], to: int | None, theirs: Sequence[Tensor], source: int | None) -> None:
+        """Send contiguous tensors on the CPU to one process, and fill those that another one sends."""
+
+    # ---------------------------------------------------------------------------------------------------------- talking
+
+    def gather(self, mine: T) -> list[T]:
+        """What each process holds, by rank, on every process.
+
+        Raises:
+            ValueError: what another process has failed with (see `together`), if that was a ValueError.
+            RemoteError: any other error of another process.
+        """
+        everyone: list[Any] = self._gather(mine)
+        failures = [held for held in everyone if isinstance(held, _Failure)]
+        if failures:
+            self._failed = True  # they are not waiting for our own
+            failure = failures[0]
+            raise (ValueError if failure.is_value_error else RemoteError)(failure.words)
+        return everyone
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """If this process fails inside the block, the others learn of it at their next call, instead of waiting for ever."""
+        self._failed = False
+        try:
+            yield
+        except BaseException as error:
+            if self.count > 1 and not self._failed:
+                self._failed = True
+                words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                self._gather(_Failure(self.rank, words, type(error) is ValueError))
+            raise
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """The largest of each number over all processes."""
+        return np.max(self.gather(list(values)), axis=0).tolist() if self.count > 1 else list(values)
+
+    def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sum of each number over all processes."""
+        total: NDArray[np.int64] = np.sum(self.gather(values), axis=0)
+        return total
+
+    def joined(self, mine: NDArray[Any]) -> NDArray[Any]:
+        """The arrays of all processes one after the other."""
+        return np.concatenate(self.gather(mine)) if self.count > 1 else mine
+
+    def placed(self, mine: Tensor, place: Tensor, length: int) -> Tensor:
+        """Columns of all processes where they belong among so many; each process says where its own do.
+
+        Args:
+            mine: (..., items).
+            place: (items,) of each.
+            length: number of all; where no process has an item, zeros.
+        """
+        if self.count == 1 and len(place) == length and bool((place == torch.arange(length)).all()):
+            return mine
+        whole = mine.new_zeros(*mine.shape[:-1], length)
+        for part, where in self.gather((mine, place)):
+            whole[..., where] = part
+        return whole
+
+    def exchange(self, mine: Sequence[Tensor] | None, to: int, source: int) -> list[Tensor] | None:
+        """Send tensors to one process, and receive those that another one sends to this one; None stands for nothing.
+
+        Args:
+            mine: on the CPU.
+            to: rank that they go to.
+            source: rank from which others come.
+        """
+        mine = None if mine is None else [tensor.contiguous() for tensor in mine]
+        shapes = self.gather(None if mine is None else [(tensor.shape, tensor.dtype) for tensor in mine])
+        coming = shapes[source]
+        theirs = None if coming is None else [torch.empty(shape, dtype=dtype) for shape, dtype in coming]
+        self._swap(mine or (), to if mine else None, theirs or (), source if theirs else None)
+        return theirs
+
+
+class Alone(Processes):
+    """One process, which holds everything."""
+
+    def _gather(self, mine: Any) -> list[Any]:
+        return [mine]
+
+    def _swap(self, mine: Sequence[Tensor], to: int | None, theirs: Sequence[Tensor], source: int | None) -> None:
+        del to, source
+        for target, tensor in zip(theirs, mine, strict=True):
+            target.copy_(tensor)
+
+
+ALONE = Alone()
