@@ -31,6 +31,12 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
 
 def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
     """Refuse what is no finite, non-empty, floating (items, dim) matrix; say what is wrong with it and what to do."""
+    check_matrix(embeddings, name, call)
+    refuse_non_finite(non_finite_rows(embeddings), len(embeddings), name, call)
+
+
+def check_matrix(embeddings: Tensor, name: str, call: str) -> None:
+    """Refuse what is no non-empty, floating (items, dim) matrix."""
     if embeddings.ndim != 2:
         hint = (
             f"For a single item pass {name}[None]; for items of one number each {name}[:, None]."
@@ -46,10 +52,13 @@ def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
         raise ValueError(f"{call}: {name} is empty (shape {tuple(embeddings.shape)}). Pass at least one item.")
     if embeddings.shape[1] == 0:
         raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
-    bad = non_finite_rows(embeddings)
+
+
+def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
+    """Refuse a matrix of so many rows, of which some, ascending, are not finite."""
     if len(bad):
         raise ValueError(
-            f"{call}: {len(bad)} of {len(embeddings)} rows of {name} hold NaN or Inf, the first at index "
+            f"{call}: {len(bad)} of {items} rows of {name} hold NaN or Inf, the first at index "
             f"{int(bad[0])}. Find the step that made them (a diverged loss, a division by a zero norm, float16 "
             f"overflow), or drop them: keep = {name}.isfinite().all(dim=1)."
         )
@@ -97,7 +106,7 @@ def check_sets(
     if gallery is None:
         if gallery_labels is not None:
             raise ValueError(f"{call}: gallery_labels without gallery. Pass both, or neither for leave-one-out.")
-        queries = _computable(queries)
+        queries = computable(queries)
         return queries, query_labels, queries, query_labels
     if gallery_labels is None:
         raise ValueError(f"{call}: gallery without gallery_labels. Pass the label of each gallery item.")
@@ -110,12 +119,12 @@ def check_sets(
         )
     item_labels = as_tensor(gallery_labels, "gallery_labels", call)
     item_labels = check_labels(item_labels, len(items), "gallery_labels", "gallery items", call)
-    queries, items = _computable(queries), _computable(items)
+    queries, items = computable(queries), computable(items)
     common = torch.promote_types(queries.dtype, items.dtype)
     return queries.to(common), query_labels, items.to(common), item_labels
 
 
-def _computable(vectors: Tensor) -> Tensor:
+def computable(vectors: Tensor) -> Tensor:
     """Half precision as float32, which holds each of its values; rows one after the other in memory."""
     return (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).contiguous()
 

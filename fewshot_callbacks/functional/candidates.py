@@ -59,6 +59,30 @@ class Candidates:
         """Pairs of one class, those of an item with itself included."""
         return int((self.query_start.diff() * self.gallery_start.diff()).sum())
 
+    def share(self, queries: Int[Tensor, "some"], gallery: Int[Tensor, "others"]) -> Candidates:
+        """Some of the queries with some of the gallery, in the same classes; indices are those among these.
+
+        Args:
+            queries: indices.
+            gallery: indices.
+        """
+        query_class, gallery_class = torch.empty_like(self.query_class), torch.empty_like(self.gallery_class)
+        query_class[self.query_order], gallery_class[self.gallery_order] = self.query_class, self.gallery_class
+        own, others = query_class[queries], gallery_class[gallery]
+        query_order, gallery_order = own.argsort(stable=True), others.argsort(stable=True)
+        exclusions = tuple((of_query[queries], of_item[gallery]) for of_query, of_item in self.exclusions)
+        return Candidates(
+            query_order,
+            gallery_order,
+            own[query_order],
+            others[gallery_order],
+            starts_of(own, self.classes),
+            starts_of(others, self.classes),
+            exclusions,
+            self.across_classes,
+            self.part,
+        )
+
     def excluded(self, queries: Tensor, gallery: Tensor) -> Bool[Tensor, "*pairs"]:
         """Whether the pairs of these indices (broadcast against each other) are excluded."""
         shape = torch.broadcast_shapes(queries.shape, gallery.shape)
@@ -134,6 +158,11 @@ def find_candidates(
 
 def _starts(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def starts_of(classes: Int[Tensor, "items"], number: int) -> Int[Tensor, "classes1"]:
+    """Where each of so many classes begins in items ordered by class."""
+    return _starts(torch.bincount(classes, minlength=number))
 
 
 def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:

@@ -25,6 +25,7 @@ from fewshot_callbacks.functional.candidates import Candidates
 from fewshot_callbacks.functional.kernels import compiled_kernels
 from fewshot_callbacks.functional.pooled_cells import Cells, Ints, from_above
 from fewshot_callbacks.functional.pooled_counts import PooledRequest
+from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.ranks import Progress, RankBlock
 from fewshot_callbacks.functional.workers import Task, available_threads, run_tasks
 
@@ -130,6 +131,7 @@ class CodePass:
         candidates: who may be retrieved.
         memory_bytes: budget beyond the codes.
         progress: called with the pairs that are done and the pairs that there are.
+        processes: who else takes some of the queries past the whole gallery.
     """
 
     def __init__(
@@ -139,9 +141,10 @@ class CodePass:
         candidates: Candidates,
         memory_bytes: int,
         progress: Progress | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self.queries, self.gallery, self.candidates = queries, gallery, candidates
-        self.memory_bytes, self.progress = memory_bytes, progress
+        self.memory_bytes, self.progress, self.processes = memory_bytes, progress, processes
         self.scores = CodeScores()
         self.pairs = candidates.pairs
         self.distinct_rows = len(np.unique(gallery.words.numpy(), axis=0))
@@ -231,10 +234,11 @@ class CodeCounts:
 
     def __init__(self, walk: CodePass, request: PooledRequest) -> None:
         self.walk, self.request = walk, request
+        self.relevant, self.negatives = walk.processes.summed(np.stack([walk.relevant, walk.negatives]))
 
     def cells(self) -> Cells:
         """Each distance at which there are relevant pairs is a single key."""
-        relevant, negatives = self.walk.relevant[::-1], self.walk.negatives[::-1]  # ascending keys
+        relevant, negatives = self.relevant[::-1], self.negatives[::-1]  # ascending keys
         held = relevant > 0
         keys = np.arange(-len(relevant) + 1, 1, dtype=np.float64)[held]
         accepted = from_above(negatives)[held]
@@ -253,8 +257,8 @@ class CodeCounts:
 
     def accepted(self, key: float) -> tuple[int, int]:
         """True and false positives at a threshold."""
-        within = np.arange(len(self.walk.relevant)) <= -key
-        return int(self.walk.relevant[within].sum()), int(self.walk.negatives[within].sum())
+        within = np.arange(len(self.relevant)) <= -key
+        return int(self.relevant[within].sum()), int(self.negatives[within].sum())
 
 
 def _ranks(

@@ -287,10 +287,11 @@ class CompiledWalk:
         left, right = (
             self._operands(panel, space, of_query=of_query) for panel, of_query in ((rows, True), (columns, False))
         )
-        diagonal = self.of_one_set and rows.first == columns.first
+        of_one_set = both and self.of_one_set
+        diagonal = of_one_set and rows.first == columns.first
         spans = np.empty((len(rows), 2), np.int32)
         classes, others = rows.classes.numpy(), columns.classes.numpy()
-        spans[:, 0] = 0 if self.of_one_set else np.searchsorted(others, classes)
+        spans[:, 0] = 0 if of_one_set else np.searchsorted(others, classes)
         spans[:, 1] = np.searchsorted(others, classes, side="right")
         across = self.candidates.across_classes
         height = part_rows(len(columns))
@@ -496,8 +497,8 @@ def _each_with_each(
 ) -> list[tuple[Panel, Panel, bool]]:
     """All pairs of panels of two sides, in the order in which to begin them.
 
-    A thread stays with a column, whose operand it has, or else with a row, whose tables it has. Where both sides are counted,
-    no two that follow each other share a panel, as far as there are enough.
+    A thread stays with a column, whose operand it has, or else with a row, whose tables it has. Where both sides are
+    counted, no two that follow each other share a panel, as far as there are enough.
     """
     if both:
         most = max(len(rows), len(columns), 1)

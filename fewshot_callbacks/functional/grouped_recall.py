@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._checks import check_sets, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.codes import check_code_sets
 from fewshot_callbacks.functional.intervals import Difference, Interval, exact_mean, normal_quantile
+from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
 from fewshot_callbacks.functional.ranks import BestMatches
+from fewshot_callbacks.functional.sets import Sets, collect_sets
 from fewshot_callbacks.functional.similarity import Similarity, check_similarity
 from fewshot_callbacks.functional.walkers import Begin, passes, scores_of
 from fewshot_callbacks.functional.workers import threads_for
@@ -181,27 +181,28 @@ def grouped_recall(
     normal_quantile(confidence)  # a wrong confidence is refused before the work, not after it
     if not memory_mb > 0:
         raise ValueError(f"{call}: memory_mb={memory_mb} must be positive; the default is 512.")
-    same_set = gallery is None
-    check = check_code_sets if similarity == "hamming" else check_sets
-    queries, query_labels, items, item_labels = check(call, embeddings, labels, gallery, gallery_labels)
-    codes = exclusion_codes(
-        call, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
+    sets = collect_sets(
+        call,
+        ALONE,
+        embeddings,
+        labels,
+        gallery,
+        gallery_labels,
+        query_ids=query_ids,
+        gallery_ids=gallery_ids,
+        query_groups=query_groups,
+        gallery_groups=gallery_groups,
+        as_codes=similarity == "hamming",
     )
-    splits = label_groups(query_labels, group_size, seed, repeats)
-    known = torch.isin(item_labels, query_labels)  # an item of another label is in no group
-    if not bool(known.any()):
+    splits = label_groups(sets.query_labels, group_size, seed, repeats)
+    sets = sets.among_queries_labels()
+    if not len(sets.gallery_labels):
         first = splits[0, 0]
-        raise _without_match(0, int(torch.isin(query_labels, first).sum()), first)
-    if not bool(known.all()):
-        items, item_labels = items[known], item_labels[known]
-        codes = {
-            name: code[known] if code is not None and name.startswith("gallery") else code
-            for name, code in codes.items()
-        }
-    with full_precision(), threads_for(torch.device("cpu")):
-        scores = scores_of(queries, items, similarity)
-        begin = passes(scores, int(memory_mb * 10**6))
-        return GroupedSearch(begin, same_set, query_labels, item_labels, codes).recall(splits, ks, ties, confidence)
+        raise without_match(0, int(torch.isin(sets.query_labels, first).sum()), first)
+    cpu = torch.device("cpu")
+    with full_precision(), threads_for(cpu):
+        begin = passes(scores_of(sets.queries, sets.gallery, similarity), int(memory_mb * 10**6))
+        return GroupedSearch.of(sets, begin, cpu, ALONE).recall(splits, ks, ties, confidence)
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,8 @@ class GroupedSearch:
         gallery_labels: (gallery,) likewise.
         codes: the exclusions, as in `candidates.find_candidates`.
         best: the best matches of each query, if they are known.
+        processes: who else holds some of the queries.
+        own: which queries this process holds; by default all.
     """
 
     begin: Begin
@@ -223,6 +226,18 @@ class GroupedSearch:
     gallery_labels: Int[Tensor, "gallery"]
     codes: Mapping[str, Tensor | None]
     best: BestMatches | None = None
+    processes: Processes = ALONE
+    own: Int[Tensor, "own"] | None = None
+
+    @classmethod
+    def of(
+        cls, sets: Sets, begin: Begin, device: torch.device, processes: Processes, best: BestMatches | None = None
+    ) -> GroupedSearch:
+        """Of sets in which every label is that of some query."""
+        codes = {name: None if code is None else code.to(device) for name, code in sets.codes.items()}
+        query_labels, gallery_labels = sets.query_labels.to(device), sets.gallery_labels.to(device)
+        own = None if sets.share is None else sets.share.queries
+        return cls(begin, sets.same_set, query_labels, gallery_labels, codes, best, processes, own)
 
     def recall(
         self, splits: Int[Tensor, "repeats groups group_size"], ks: Sequence[int], ties: Ties, confidence: float
@@ -247,21 +262,28 @@ class GroupedSearch:
                 self.query_labels, self.gallery_labels, same_set=self.same_set, query_part=group, **self.codes
             )
             walk = self.begin(candidates, best)
-            found = torch.full((len(ks), len(group)), torch.nan, dtype=torch.float64)
+            own = torch.arange(len(group)) if self.own is None else self.own
+            mine = torch.full((len(ks), len(own)), torch.nan, dtype=torch.float64)
             for ranks in walk.run():
-                found[:, ranks.queries.cpu()] = torch.stack([recall_at_k(ranks, k, ties) for k in ks]).cpu()
+                mine[:, ranks.queries.cpu()] = torch.stack([recall_at_k(ranks, k, ties) for k in ks]).cpu()
             best = walk.best_matches()
+            found = self.processes.placed(mine, own, len(group))
             for number, members in enumerate(_members(group.cpu(), groups)):
                 matched = members[~found[0, members].isnan()]
                 if not len(matched):
-                    raise _without_match(number, len(members), split[number])
+                    raise without_match(number, len(members), split[number])
                 means = [exact_mean(part) for part in found[:, matched]]
                 values[repeat, number] = torch.tensor(means, dtype=torch.float64)
         return _summary(values, ks, group_size, len(distinct) - groups * group_size, confidence)
 
 
-def _without_match(number: int, queries: int, labels: Int[Tensor, "group_size"]) -> ValueError:
-    return ValueError(
+class GroupWithoutMatchError(ValueError):
+    """No query of some group has a match."""
+
+
+def without_match(number: int, queries: int, labels: Int[Tensor, "group_size"]) -> GroupWithoutMatchError:
+    """The error that says so of the group of this number and these labels."""
+    return GroupWithoutMatchError(
         f"grouped_recall: none of the {queries} queries of group {number} (labels {labels.tolist()}) has a match. Use a "
         f"larger group_size than {len(labels)}, or drop the labels that have one item only."
     )

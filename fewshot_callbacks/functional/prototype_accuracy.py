@@ -24,7 +24,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._precision import full_precision
-from fewshot_callbacks.functional.candidates import row_numbers
+from fewshot_callbacks.functional.candidates import row_numbers, starts_of
+from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.similarity import Similarity, check_similarity
 
 FRACTION_BITS = 40
@@ -42,6 +43,7 @@ def prototype_accuracy(
     similarity: Similarity = "cosine",
     same_set: bool,
     memory_bytes: int,
+    processes: Processes = ALONE,
 ) -> Float[Tensor, "queries"]:
     """Whether the most similar prototype of each query is that of its own class.
 
@@ -57,6 +59,7 @@ def prototype_accuracy(
         same_set: queries and gallery are the same items in the same order. Each query is then left out of the prototype
             of its own class.
         memory_bytes: bound on the memory used beyond the embeddings, as far as 16 queries and 16 prototypes fit into it.
+        processes: who else holds queries and gallery items; the result is that of the queries given here.
 
     Returns:
         One value for each query: 1 where its own prototype is the most similar, 1 / n where it is one of n equally
@@ -81,27 +84,31 @@ def prototype_accuracy(
             "Pass same_set=False for two sets."
         )
     result = torch.full((len(queries),), torch.nan, dtype=torch.float64, device=queries.device)
-    if not len(queries) or not len(gallery):
+    classes = torch.from_numpy(processes.joined(gallery_labels.cpu().unique().numpy())).unique().to(queries.device)
+    if not len(classes):
         return result
     with full_precision():
-        classes, item_class = gallery_labels.to(queries.device).unique(return_inverse=True)
+        item_class = torch.searchsorted(classes, gallery_labels.to(queries.device))
         query_labels = query_labels.to(queries.device)
         query_class = torch.searchsorted(classes, query_labels).clamp(max=len(classes) - 1)
         counts = torch.bincount(item_class, minlength=len(classes))
+        counts = torch.from_numpy(processes.summed(counts.cpu().numpy())).to(queries.device)
         known = (classes[query_class] == query_labels) & (counts[query_class] > int(same_set))
         # equal queries of one class have equal values: in a collapsed set that leaves one query for each class
         case = (row_numbers(queries) * len(classes) + query_class)[known]
-        if not len(case):
+        if processes.count == 1 and not len(case):
             return result
         number = case.unique(return_inverse=True)[1]
         rows = known.nonzero().flatten()
         first = torch.full_like(number, len(rows)).scatter_reduce_(
             0, number, torch.arange(len(rows), device=rows.device), "amin"
-        )[: int(number.max()) + 1]
+        )[: int(number.max()) + 1 if len(number) else 0]
         distinct = rows[first]
         distinct = distinct[query_class[distinct].argsort(stable=True)]
-        grid = _Grid.of(queries, gallery, similarity)
-        search = _Search(grid, queries, distinct, query_class[distinct], gallery, item_class, counts, same_set=same_set)
+        grid = _Grid.of(queries, gallery, similarity, int(counts.sum()), processes)
+        search = _Search(
+            grid, queries, distinct, query_class[distinct], gallery, item_class, counts, processes, same_set=same_set
+        )
         value = torch.empty(len(distinct), dtype=torch.float64, device=queries.device)
         value[number[torch.searchsorted(rows, distinct)]] = search.run(memory_bytes)
         result[rows] = value[number]
@@ -119,12 +126,13 @@ class _Grid:
     dim: int
 
     @classmethod
-    def of(cls, queries: Tensor, gallery: Tensor, similarity: Similarity) -> _Grid:
+    def of(cls, queries: Tensor, gallery: Tensor, similarity: Similarity, items: int, processes: Processes) -> _Grid:
         # sums of all items, moved by their mean, stay below 2**61
-        bits = min(FRACTION_BITS, 60 - len(gallery).bit_length())
+        bits = min(FRACTION_BITS, 60 - items.bit_length())
         unit = 1.0
         if similarity != "cosine":
-            largest = max(float(part.abs().max()) for side in (queries, gallery) for part in side.split(16384))
+            parts = [part for side in (queries, gallery) for part in side.split(16384) if len(part)]
+            largest = processes.largest([max((float(part.abs().max()) for part in parts), default=0.0)])[0]
             unit = math.ldexp(1.0, min(math.frexp(largest)[1], 1023)) if largest else 1.0
         return cls(similarity, unit, bits, queries.shape[1])
 
@@ -186,13 +194,15 @@ class _Search:
         gallery: Tensor,
         item_class: Int[Tensor, "gallery"],
         counts: Int[Tensor, "classes"],
+        processes: Processes,
         *,
         same_set: bool,
     ) -> None:
+        self.processes = processes
         self.grid, self.queries, self.rows, self.row_class = grid, queries, rows, row_class
         self.gallery, self.counts, self.same_set = gallery, counts, same_set
         self.item_class, self.item_order = item_class.sort(stable=True)
-        self.starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        self.starts = starts_of(item_class, len(counts))
         self.centre = torch.zeros(grid.dim, dtype=torch.int64, device=queries.device)
 
     def run(self, memory_bytes: int) -> Float[Tensor, "rows"]:
@@ -206,7 +216,7 @@ class _Search:
         class_tile = max(16, min(class_tile, memory_bytes // 2 // (160 * tile_rows)))
         if self.grid.similarity == "euclidean":  # distances do not change when everything moves; the error does
             total = sum((sums.sum(dim=0) for _, sums in self._class_sums(class_tile)), torch.zeros_like(self.centre))
-            self.centre = total.div(len(self.gallery), rounding_mode="floor")
+            self.centre = total.div(int(self.counts.sum()), rounding_mode="floor")
         own = torch.empty(len(self.rows), dtype=torch.float64, device=self.rows.device)
         better = torch.zeros_like(self.rows)
         equal = torch.zeros_like(self.rows)
@@ -233,7 +243,7 @@ class _Search:
         return self.grid.integers(self.queries[rows]) - self.centre
 
     def _class_sums(self, class_tile: int) -> Iterator[tuple[int, Int[Tensor, "classes dim"]]]:
-        """The first class of each tile and the sums of its classes."""
+        """The first class of each tile and the sums of its classes, over all processes."""
         bounds = self.starts.tolist()
         for start in range(0, len(self.counts), class_tile):
             stop = min(start + class_tile, len(self.counts))
@@ -242,6 +252,8 @@ class _Search:
                 some = slice(first, min(first + self.rows_at_once, bounds[stop]))
                 integers = self.grid.integers(self.gallery[self.item_order[some]]) - self.centre
                 sums.index_add_(0, self.item_class[some] - start, integers)
+            if self.processes.count > 1:
+                sums = torch.from_numpy(self.processes.summed(sums.cpu().numpy())).to(sums.device)
             yield start, sums
 
     def _prototypes(self, class_tile: int) -> Iterator[tuple[int, _Prototypes]]:

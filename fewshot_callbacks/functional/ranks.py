@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -312,7 +312,7 @@ class RankingPass:
         self.turns = self.same_set and not candidates.across_classes
         self.both = self.turns and self.layout.block >= self.most_entries[0]
         self.pairs_done, self.pairs_total = 0, self.pairs
-        self._held: list[Panel] = []
+        self._held: list[Panel] | None = None
         self.keys = RelevantKeys(tiles, candidates, memory_bytes, self.threads, repeats=self.repeats)
 
     def _find_entries(self) -> None:
@@ -379,7 +379,7 @@ class RankingPass:
 
     def query_panels(self, block: range) -> list[Panel]:
         """The panels of a block of queries, with thresholds and empty counters."""
-        if self._held:
+        if self._held is not None:
             return self._held
         size = self.layout.rows
         if not self.both:  # at least one panel for each thread
@@ -437,7 +437,7 @@ class RankingPass:
         Args:
             stretches: where the keys have to be exact; between these, one may stand for others that lie in the same gap.
         """
-        if stretches is not None and self.keys.compiled and not self._held:
+        if stretches is not None and self.keys.compiled and self._held is None:
             with self._threads():
                 yield from self.keys.near(stretches)
             return
@@ -467,19 +467,21 @@ class RankingPass:
         with self._threads():
             self._prepare(look)
         for block in self.blocks():
-            panels = self.query_panels(block)
-            if look is not None:
-                for panel in panels:
-                    look.relevant(*panel_positives(panel, weighted=self.repeats))
-            if look is not None or self._anyone_asks(panels):
-                with self._threads():
-                    for meeting in self.meetings(panels):
-                        self.walker.walk(self, meeting, look)
-            else:  # no query of this block has a match, and nobody else looks at its pairs
-                self.done(len(block) * self.pairs // max(1, len(self._query_entries)))
+            yield from self._ranks_of(block, look)
+
+    def _ranks_of(self, block: range, look: Look | None) -> Iterator[RankBlock]:
+        panels = self.query_panels(block)
+        if look is not None:
             for panel in panels:
-                yield from self._rank_blocks(panel)
-            del panels, panel  # before the next block is made
+                look.relevant(*panel_positives(panel, weighted=self.repeats))
+        if look is not None or self._anyone_asks(panels):
+            with self._threads():
+                for meeting in self.meetings(panels):
+                    self.walker.walk(self, meeting, look)
+        else:  # no query of this block has a match, and nobody else looks at its pairs
+            self.done(len(block) * self.pairs // max(1, len(self._query_entries)))
+        for panel in panels:
+            yield from self._rank_blocks(panel)
 
     def _prepare(self, look: Look | None) -> None:
         self.walker.prepare(self, look)
@@ -500,7 +502,9 @@ class RankingPass:
     def scan(self, look: Look) -> None:
         """Walk over all pairs once more, for a look at the negatives alone."""
         self.pairs_total += self.pairs
-        panels = self._held or self._query_panels(range(len(self._query_entries)), self.layout.columns)
+        panels = self._held
+        if panels is None:
+            panels = self._query_panels(range(len(self._query_entries)), self.layout.columns)
         with self._threads():
             for meeting in self.meetings(panels, counting=False):
                 self.walker.walk(self, meeting, look, counting=False)
@@ -552,6 +556,18 @@ class RankingPass:
     def best_matches(self) -> BestMatches:
         """What `run` found: the highest key that a relevant candidate of each query has."""
         return self._found
+
+
+@runtime_checkable
+class Foretold(Protocol):
+    """A `Look` that learns from a sample what to look out for, and can pass that on to other processes."""
+
+    @property
+    def expectations(self) -> tuple[Any, ...]:
+        """What a sample has foretold."""
+
+    def expecting(self, expectations: tuple[Any, ...]) -> None:
+        """Look out for what a sample has foretold to another process."""
 
 
 @runtime_checkable

@@ -67,7 +67,7 @@ class RelevantKeys:
             keys = np.empty((len(queries), int((closing - opening).max())))
             self._class_keys(queries.numpy(), -1 if first is None else first, opening.numpy(), closing.numpy(), keys)
             keys.sort(axis=1)
-            return _without_last_columns(torch.from_numpy(keys))
+            return without_last_columns(torch.from_numpy(keys))
         present, rows_of = classes.unique_consecutive(return_counts=True)
         starts = candidates.gallery_start[present].tolist()
         widths = candidates.gallery_start.diff()[present].tolist()
@@ -83,7 +83,7 @@ class RelevantKeys:
                 for part, offset in self._class_blocks(own, begin, width):
                     thresholds[place + offset : place + offset + len(part), :width] = part
             place += blocks * rows
-        return _without_last_columns(thresholds.sort(dim=1).values)
+        return without_last_columns(thresholds.sort(dim=1).values)
 
     def _class_blocks(
         self, queries: Int[Tensor, "blocks rows"], first: Int[Tensor, "blocks"], width: int
@@ -178,7 +178,7 @@ class RelevantKeys:
             found.append(rest[rest < np.inf])
 
 
-def _without_last_columns(ordered: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries fewer"]:
+def without_last_columns(ordered: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries fewer"]:
     """Ascending rows without the columns that are +inf in all: with one set, the item itself is one in each row."""
     most = int(ordered.isfinite().sum(dim=1).max()) if ordered.numel() else 0
     return ordered[:, :most].contiguous()

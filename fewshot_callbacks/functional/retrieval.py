@@ -5,25 +5,35 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._checks import check_sets, exclusion_codes
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.averages import class_means, macro_mean, macro_mean_interval
 from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.codes import CodeCounts, CodePass, Codes, check_code_sets
-from fewshot_callbacks.functional.grouped_recall import GroupedRecall, GroupedSearch, grouped_recall, label_groups
+from fewshot_callbacks.functional.codes import CodeCounts, CodePass
+from fewshot_callbacks.functional.grouped_recall import (
+    GroupedRecall,
+    GroupedSearch,
+    GroupWithoutMatchError,
+    label_groups,
+    without_match,
+)
 from fewshot_callbacks.functional.intervals import clustered_mean_interval, exact_mean, normal_quantile
 from fewshot_callbacks.functional.operating_points import PooledCounts, PooledRequest, decide
+from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.ranking import Divisor, Ties, depends_on_ties
 from fewshot_callbacks.functional.ranks import SHARE_OF_KEYS, Progress, RankBlock, RankingPass
 from fewshot_callbacks.functional.report import RetrievalReport
+from fewshot_callbacks.functional.sets import Sets, collect_sets
 from fewshot_callbacks.functional.settings import RetrievalSettings, compute_device
+from fewshot_callbacks.functional.sharded_pass import Share
 from fewshot_callbacks.functional.similarity import Similarity
 from fewshot_callbacks.functional.walkers import passes, scores_of
 from fewshot_callbacks.functional.workers import threads_for
@@ -66,6 +76,9 @@ def evaluate_retrieval(
     device: str = "cpu",
     device_memory_mb: float | None = None,
     progress: Progress | None = None,
+    processes: Processes = ALONE,
+    query_places: Any | None = None,
+    gallery_places: Any | None = None,
 ) -> RetrievalReport:
     """Exact retrieval metrics over all pairs of queries and gallery, in bounded memory.
 
@@ -118,6 +131,12 @@ def evaluate_retrieval(
             The embeddings stay where they are and come over in slices.
         device_memory_mb: bound on the memory used on that device; by default half of what is free there.
         progress: called with the pairs done and the pairs to do.
+        processes: those that call this together, each with a part of the sets (perhaps an empty one). All of them get the
+            report of the whole, the same as that of one process. The parts of the gallery travel in pieces, so that none
+            ever holds all. See `metrics.TorchProcesses`.
+        query_places: (queries,) place of each query in the whole set, for the order of `per_query` and of draws; by default
+            the queries of one process follow those of the one before.
+        gallery_places: (gallery,) the same of the gallery.
 
     Returns:
         A frozen report. Queries without a match are left out of every mean and counted in it.
@@ -158,28 +177,70 @@ def evaluate_retrieval(
     )
     settings.check(_CALL)
     normal_quantile(confidence)  # refuses what is no probability, before the work is done
-    same_set = gallery is None
-    check = check_code_sets if similarity == "hamming" else check_sets
-    queries, query_labels, items, item_labels = check(_CALL, embeddings, labels, gallery, gallery_labels)
-    codes = exclusion_codes(
-        _CALL, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
-    )
-    any_code = any(code is not None for code in codes.values())
-    if threshold_bounds is None:
-        threshold_bounds = (0.0, 1.0) if similarity == "cosine" else (-math.inf, math.inf)
-    if not threshold_bounds[0] <= threshold_bounds[1]:
-        raise ValueError(
-            f"{_CALL}: threshold_bounds={tuple(threshold_bounds)} must hold the smallest threshold and the largest, in this "
-            "order, such as (0.0, 1.0)."
+    with processes.together():
+        sets = collect_sets(
+            _CALL,
+            processes,
+            embeddings,
+            labels,
+            gallery,
+            gallery_labels,
+            query_ids=query_ids,
+            gallery_ids=gallery_ids,
+            query_groups=query_groups,
+            gallery_groups=gallery_groups,
+            query_places=query_places,
+            gallery_places=gallery_places,
+            as_codes=similarity == "hamming",
         )
-    where = compute_device(_CALL, "cpu" if similarity == "hamming" else device)
-    budget = memory_bytes(where, memory_mb, device_memory_mb)
-    chosen = (
-        None if max_queries is None or max_queries >= len(queries) else _drawn(query_labels, max_queries, query_seed)
-    )
-    asked, asked_labels, asked_codes = queries, query_labels, codes
+        if threshold_bounds is None:
+            threshold_bounds = (0.0, 1.0) if similarity == "cosine" else (-math.inf, math.inf)
+        if not threshold_bounds[0] <= threshold_bounds[1]:
+            raise ValueError(
+                f"{_CALL}: threshold_bounds={tuple(threshold_bounds)} must hold the smallest threshold and the largest, in "
+                "this order, such as (0.0, 1.0)."
+            )
+        request = PooledRequest(
+            precisions,
+            threshold_bounds,
+            () if threshold is None else (threshold,),
+            false_match_rates,
+            equal_error_rate,
+            auc_pr,
+        )
+        where = compute_device(_CALL, "cpu" if similarity == "hamming" else device)
+        budget = memory_bytes(where, memory_mb, device_memory_mb)
+        report = _evaluated(sets, settings, request, processes, where, budget, confidence, per_class, progress)
+        seconds = processes.largest([time.perf_counter() - started])[0]
+    return replace(report, seconds=seconds)
+
+
+def _evaluated(
+    sets: Sets,
+    settings: RetrievalSettings,
+    request: PooledRequest,
+    processes: Processes,
+    where: torch.device,
+    budget: int,
+    confidence: float,
+    per_class: bool,
+    progress: Progress | None,
+) -> RetrievalReport:
+    """The report, the same in every process."""
+    similarity, same_set = settings.similarity, sets.same_set
+    query_labels, item_labels, codes = sets.query_labels, sets.gallery_labels, sets.codes
+    any_code = any(code is not None for code in codes.values())
+    drawn = settings.max_queries is not None and settings.max_queries < len(query_labels)
+    chosen = _drawn(query_labels, settings.max_queries or 0, settings.query_seed) if drawn else None
+    asked, share, asked_labels, asked_codes = sets.queries, sets.share, query_labels, codes
     if chosen is not None:
-        asked, asked_labels = queries[chosen], query_labels[chosen]
+        own = torch.arange(len(query_labels)) if share is None else share.queries
+        here = torch.isin(own, chosen)
+        asked, asked_labels = asked[here], query_labels[chosen]
+        if share is None:  # in their order
+            asked = sets.queries[chosen]
+        else:
+            share = Share(torch.searchsorted(chosen, own[here]), share.gallery)
         asked_codes = {
             name: code[chosen] if code is not None and name.startswith("query") else code
             for name, code in codes.items()
@@ -193,47 +254,35 @@ def evaluate_retrieval(
             query_place=chosen.to(where) if same_set and chosen is not None else None,
             **{name: None if code is None else code.to(where) for name, code in asked_codes.items()},
         )
-        walk = passes(scores_of(asked, items, similarity, where), budget, progress=progress)(candidates, None)
-        request = PooledRequest(
-            precisions,
-            threshold_bounds,
-            () if threshold is None else (threshold,),
-            false_match_rates,
-            equal_error_rate,
-            auc_pr,
-        )
+        scores = scores_of(asked, sets.gallery, similarity, where, processes)
+        begin = passes(scores, budget, processes=processes, share=share, progress=progress)
+        walk = begin(candidates, None)
         per_query = _PerQuery(len(asked), settings)
         look = _observed(walk, request, per_query)
+        if isinstance(asked, Tensor) and isinstance(sets.gallery, Tensor) and settings.prototype_accuracy:
+            per_query.values["prototype_accuracy"] = _prototype_accuracy(
+                sets, asked, asked_labels, share, settings, processes, alone=chosen is None
+            )
+        if share is not None:
+            per_query.gather(processes, share.queries, len(asked_labels))
         matched = per_query.relevant > 0
         if not bool(matched.any()):
-            raise ValueError(_no_match(len(asked), asked_labels, item_labels, same_set, any_code=any_code))
+            raise ValueError(_no_match(len(asked_labels), asked_labels, item_labels, same_set, any_code=any_code))
         pooled = decide(look)
-        if isinstance(asked, Tensor) and isinstance(items, Tensor) and prototype_accuracy:
-            per_query.values["prototype_accuracy"] = _prototype_accuracy(
-                asked,
-                asked_labels,
-                items,
-                item_labels,
-                similarity,
-                chosen,
-                same_set=same_set,
-                memory=int(memory_mb * 10**6),  # it is computed where the embeddings are, whatever the device
-            )
-        grouped, notes = None, _notes(walk, per_query, matched)
+        notes = _notes(walk, per_query, matched, processes)
         if chosen is not None:
             notes.insert(
                 0,
-                f"An estimate: {len(chosen):,} of {len(queries):,} queries were drawn (seed {query_seed}); the intervals "
-                "say how good it is. Grouped Recall is of all queries.",
+                f"An estimate: {len(chosen):,} of {len(query_labels):,} queries were drawn (seed {settings.query_seed}); "
+                "the intervals say how good it is. Grouped Recall is of all queries.",
             )
-        sets = (queries, query_labels, items, item_labels)
-        grouped = _grouped(notes, settings, confidence, sets, codes, walk if chosen is None else None)
+        grouped = _grouped(notes, sets, settings, confidence, processes, walk if chosen is None else None)
     present = {name: ~values.isnan() for name, values in per_query.values.items()}
     intervals = {
         name: clustered_mean_interval(values[present[name]], asked_labels[present[name]], confidence)
         for name, values in per_query.values.items()
     }
-    by_macro = {name: macro_mean(values, asked_labels) for name, values in per_query.values.items() if macro}
+    by_macro = {name: macro_mean(values, asked_labels) for name, values in per_query.values.items() if settings.macro}
     intervals |= {
         f"macro_{name}": macro_mean_interval(per_query.values[name], asked_labels, confidence) for name in by_macro
     }
@@ -244,7 +293,7 @@ def evaluate_retrieval(
         mean={name: exact_mean(values[present[name]]) for name, values in per_query.values.items()},
         macro=by_macro,
         per_class=by_class,
-        decision=pooled.best_f1 if threshold is None else pooled.at_threshold[threshold],
+        decision=pooled.best_f1 if settings.threshold is None else pooled.at_threshold[settings.threshold],
         at_precision=pooled.at_precision,
         at_false_match_rate=pooled.at_false_match_rate,
         equal_error_rate=pooled.equal_error_rate,
@@ -252,19 +301,19 @@ def evaluate_retrieval(
         curve=pooled.curve,
         grouped=grouped,
         intervals=intervals,
-        queries=len(asked),
-        gallery=len(items),
+        queries=len(asked_labels),
+        gallery=len(item_labels),
         classes=len(query_labels.unique()),
         queries_without_match=int((~matched).sum()),
         queries_with_ties=int(per_query.tied.sum()),
         is_estimate=chosen is not None,
-        has_exact_auc_pr=auc_pr,
+        has_exact_auc_pr=settings.auc_pr,
         similarity=similarity,
-        ties=ties,
+        ties=settings.ties,
         notes=tuple(notes),
         per_query=per_query.values,
         query_labels=asked_labels,
-        seconds=time.perf_counter() - started,
+        seconds=math.nan,
     )
 
 
@@ -283,27 +332,26 @@ def _observed(walk: RankingPass | CodePass, request: PooledRequest, per_query: _
 
 def _grouped(
     notes: list[str],
+    sets: Sets,
     settings: RetrievalSettings,
     confidence: float,
-    sets: tuple[Tensor | Codes, Tensor, Tensor | Codes, Tensor],
-    codes: dict[str, Tensor | None],
+    processes: Processes,
     walk: RankingPass | CodePass | None,
 ) -> GroupedRecall | None:
     """Grouped Recall, or a note on why there is none: the other metrics stand without it.
 
     Args:
         notes: what the report will say.
+        sets: queries and gallery.
         settings: of the evaluation.
         confidence: of the interval.
-        sets: queries, their labels, gallery, its labels.
-        codes: who is excluded.
+        processes: who else holds a part of them.
         walk: a pass over all these pairs, of which much can be used again.
     """
-    queries, query_labels, items, item_labels = sets
     group_size, ks = settings.group_size, tuple(settings.grouped_k)
     if group_size is None:
         return None
-    distinct = len(query_labels.unique())
+    distinct = len(sets.query_labels.unique())
     if distinct < 2 * group_size:
         notes.append(
             f"Grouped Recall is left out: two groups of group_size={group_size} labels need {2 * group_size}, and the "
@@ -311,39 +359,26 @@ def _grouped(
             + (f"Use group_size <= {distinct // 2}." if distinct >= 4 else "Pass group_size=None.")
         )
         return None
-    try:
-        if walk is None or not bool(torch.isin(item_labels, query_labels).all()):
-            gallery, gallery_labels = (None, None) if items is queries else (items, item_labels)
-            return grouped_recall(
-                queries,
-                query_labels,
-                gallery,
-                gallery_labels,
-                k=ks,
-                group_size=group_size,
-                seed=settings.group_seed,
-                similarity=settings.similarity,
-                ties=settings.ties,
-                confidence=confidence,
-                memory_mb=settings.memory_mb,
-                query_ids=codes["query_ids"],
-                gallery_ids=codes["gallery_ids"],
-                query_groups=codes["query_groups"],
-                gallery_groups=codes["gallery_groups"],
-            )
+    memory = int(settings.memory_mb * 10**6)
+    if walk is not None and bool(torch.isin(sets.gallery_labels, sets.query_labels).all()):
         scores = (walk.queries, walk.gallery) if isinstance(walk, CodePass) else walk.scores
-        begin = passes(scores, walk.memory_bytes, rung=None if isinstance(walk, CodePass) else walk.rung)
-        device = walk.candidates.query_order.device
-        search = GroupedSearch(
-            begin,
-            items is queries,
-            query_labels.to(device),
-            item_labels.to(device),
-            {name: None if code is None else code.to(device) for name, code in codes.items()},
-            walk.best_matches(),
+        rung = None if isinstance(walk, CodePass) else walk.rung
+        begin = passes(scores, walk.memory_bytes, rung=rung, processes=processes, share=sets.share)
+        search = GroupedSearch.of(sets, begin, walk.candidates.query_order.device, processes, walk.best_matches())
+    else:
+        sets = sets.among_queries_labels()
+        if not len(sets.gallery_labels):
+            labels = label_groups(sets.query_labels, group_size, settings.group_seed)[0, 0]
+            notes.append(str(without_match(0, int(torch.isin(sets.query_labels, labels).sum()), labels)))
+            return None
+        cpu = torch.device("cpu")
+        scores = scores_of(sets.queries, sets.gallery, settings.similarity, cpu, processes)
+        search = GroupedSearch.of(sets, passes(scores, memory, processes=processes, share=sets.share), cpu, processes)
+    try:
+        return search.recall(
+            label_groups(sets.query_labels, group_size, settings.group_seed), ks, settings.ties, confidence
         )
-        return search.recall(label_groups(query_labels, group_size, settings.group_seed), ks, settings.ties, confidence)
-    except ValueError as error:  # a group without a match
+    except GroupWithoutMatchError as error:
         notes.append(str(error))
         return None
 
@@ -381,6 +416,13 @@ class _PerQuery:
         self.relevant[index] = ranks.relevant.cpu()
         self.tied[index] = depends_on_ties(ranks).cpu()
 
+    def gather(self, processes: Processes, own: Int[Tensor, "own"], length: int) -> None:
+        """Turn the values of this process's queries into those of all, in their order."""
+        values = torch.stack([*self.values.values(), self.relevant.double(), self.tied.double()])
+        values = processes.placed(values, own, length)
+        self.values = dict(zip(self.values, values, strict=False))
+        self.relevant, self.tied = values[-2].long(), values[-1].bool()
+
 
 def _drawn(labels: Int[Tensor, "queries"], count: int, seed: int) -> Int[Tensor, "drawn"]:
     """Indices of `count` queries, of each class in proportion to its size: every n-th of the classes one after the other.
@@ -397,24 +439,32 @@ def _drawn(labels: Int[Tensor, "queries"], count: int, seed: int) -> Int[Tensor,
 
 
 def _prototype_accuracy(
-    queries: Tensor,
-    query_labels: Tensor,
-    items: Tensor,
-    item_labels: Tensor,
-    similarity: Similarity,
-    chosen: Tensor | None,
+    sets: Sets,
+    asked: Tensor,
+    asked_labels: Tensor,
+    share: Share | None,
+    settings: RetrievalSettings,
+    processes: Processes,
     *,
-    same_set: bool,
-    memory: int,
+    alone: bool,
 ) -> Float[Tensor, "queries"]:
-    if same_set and chosen is not None:  # a drawn query must still be left out of its own class's mean
-        every = nearest_prototype(
-            items, item_labels, items, item_labels, similarity=similarity, same_set=True, memory_bytes=memory
-        )
-        return every[chosen]
-    return nearest_prototype(
-        queries, query_labels, items, item_labels, similarity=similarity, same_set=same_set, memory_bytes=memory
-    )
+    """Of the queries of this process that are asked; `alone` if these are all that it holds."""
+    assert isinstance(sets.queries, Tensor)
+    assert isinstance(sets.gallery, Tensor)
+    own_labels = sets.gallery_labels if sets.share is None else sets.gallery_labels[sets.share.gallery]
+    # it is computed where the embeddings are, whatever the device
+    options: dict[str, Any] = {
+        "similarity": settings.similarity,
+        "same_set": sets.same_set,
+        "memory_bytes": int(settings.memory_mb * 10**6),
+        "processes": processes,
+    }
+    if not alone and sets.same_set:  # a drawn query must still be left out of its own class's mean
+        every = nearest_prototype(sets.queries, own_labels, sets.gallery, own_labels, **options)
+        chosen = _drawn(sets.query_labels, settings.max_queries or 0, settings.query_seed)
+        return every[chosen] if sets.share is None else every[torch.isin(sets.share.queries, chosen)]
+    labels = asked_labels if share is None else asked_labels[share.queries]
+    return nearest_prototype(asked, labels, sets.gallery, own_labels, **options)
 
 
 def _no_match(queries: int, query_labels: Tensor, item_labels: Tensor, same_set: bool, *, any_code: bool) -> str:
@@ -436,14 +486,14 @@ def _no_match(queries: int, query_labels: Tensor, item_labels: Tensor, same_set:
     )
 
 
-def _notes(walk: RankingPass | CodePass, per_query: _PerQuery, matched: Tensor) -> list[str]:
+def _notes(walk: RankingPass | CodePass, per_query: _PerQuery, matched: Tensor, processes: Processes) -> list[str]:
     notes = []
     left_out = int((~matched).sum())
     if left_out:
         notes.append(f"{left_out} of {len(matched)} queries have no match and are left out of every mean.")
     if walk.distinct_rows == 1 and len(matched) > 1:
         notes.append("The embeddings have collapsed: all are the same vector, and every ranking is at chance level.")
-    zero_queries, zero_items = walk.scores.zero_vectors
+    zero_queries, zero_items = processes.summed(np.array(walk.scores.zero_vectors)).tolist()
     if zero_queries or zero_items:
         notes.append(
             f"{max(zero_queries, zero_items)} embeddings have length zero: their cosine similarity to everything is 0."

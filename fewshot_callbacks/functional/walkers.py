@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fewshot_callbacks.functional.candidates import Candidates
 from fewshot_callbacks.functional.codes import CodePass, Codes
+from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.ranks import BestMatches, RankingPass, Walker
+from fewshot_callbacks.functional.sharded_pass import ShardedPass, Share
 from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity
 from fewshot_callbacks.functional.torch_walk import TorchWalk
 
@@ -18,33 +20,65 @@ Begin = Callable[[Candidates, BestMatches | None], RankingPass | CodePass]
 """Makes a pass over these candidates, given the best matches of each query if they are known."""
 
 
-def ranking_pass(tiles: ScoreTiles, candidates: Candidates, memory_bytes: int, **options: Any) -> RankingPass:
-    """A pass that is walked in the way that suits its scores; the arguments are those of `RankingPass`."""
+def ranking_pass(
+    tiles: ScoreTiles,
+    candidates: Candidates,
+    memory_bytes: int,
+    *,
+    processes: Processes = ALONE,
+    share: Share | None = None,
+    **options: Any,
+) -> RankingPass:
+    """A pass that is walked in the way that suits its scores; the arguments are those of `RankingPass` or `ShardedPass`."""
     walker: Walker = TorchWalk()
     if tiles.compiled is not None:
         from fewshot_callbacks.functional.compiled_walk import CompiledWalk  # noqa: PLC0415 - needs numba
 
         walker = CompiledWalk()
-    return RankingPass(tiles, candidates, memory_bytes, walker, **options)
+    if share is None:
+        return RankingPass(tiles, candidates, memory_bytes, walker, **options)
+    return ShardedPass(tiles, candidates, memory_bytes, walker, processes=processes, share=share, **options)
 
 
 def scores_of(
-    queries: Tensor | Codes, gallery: Tensor | Codes, similarity: Similarity, device: torch.device | None = None
+    queries: Tensor | Codes,
+    gallery: Tensor | Codes,
+    similarity: Similarity,
+    device: torch.device | None = None,
+    processes: Processes = ALONE,
 ) -> ScoreTiles | tuple[Codes, Codes]:
     """What is compared: vectors with their scores, or packed codes."""
     if isinstance(queries, Codes) and isinstance(gallery, Codes):
         return queries, gallery
     assert isinstance(queries, Tensor)
     assert isinstance(gallery, Tensor)
-    return ScoreTiles(queries, gallery, similarity, device)
+    return ScoreTiles(queries, gallery, similarity, device, processes)
 
 
-def passes(scores: ScoreTiles | tuple[Codes, Codes], memory_bytes: int, **options: Any) -> Begin:
-    """Passes over vectors or codes; the options are those of `RankingPass`."""
+def passes(
+    scores: ScoreTiles | tuple[Codes, Codes],
+    memory_bytes: int,
+    *,
+    processes: Processes = ALONE,
+    share: Share | None = None,
+    **options: Any,
+) -> Begin:
+    """Passes over vectors or codes, of candidates among all items; the options are those of `RankingPass`.
+
+    Args:
+        scores: of what this process holds.
+        memory_bytes: budget of each process beyond that.
+        processes: who holds the rest.
+        share: which of all items this process holds; None if that is all of them.
+        **options: of `RankingPass`.
+    """
 
     def begin(candidates: Candidates, best: BestMatches | None) -> RankingPass | CodePass:
         if isinstance(scores, ScoreTiles):
-            return ranking_pass(scores, candidates, memory_bytes, best=best, **options)
-        return CodePass(*scores, candidates, memory_bytes, options.get("progress"))
+            return ranking_pass(
+                scores, candidates, memory_bytes, processes=processes, share=share, best=best, **options
+            )
+        own = candidates if share is None else candidates.share(*share)
+        return CodePass(*scores, own, memory_bytes, options.get("progress"), processes)
 
     return begin

@@ -1,0 +1,212 @@
+"""Queries and gallery of an evaluation: what this process holds of them, and what every process knows of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from fewshot_callbacks.functional._checks import (
+    as_tensor,
+    check_labels,
+    check_matrix,
+    check_sets,
+    computable,
+    exclusion_codes,
+    non_finite_rows,
+    refuse_non_finite,
+)
+from fewshot_callbacks.functional.codes import Codes, check_code_sets, pack_codes
+from fewshot_callbacks.functional.processes import Processes
+from fewshot_callbacks.functional.sharded_pass import Share
+
+
+@dataclass(frozen=True)
+class Sets:
+    """See the module. What is known of all is small beside the vectors: one number for each item."""
+
+    queries: Tensor | Codes
+    """of this process"""
+    gallery: Tensor | Codes
+    """of this process, the very queries with one set; packed codes of all, since they are small"""
+    query_labels: Int[Tensor, "queries"]
+    """of all"""
+    gallery_labels: Int[Tensor, "gallery"]
+    """of all"""
+    codes: dict[str, Tensor | None]
+    """ids and groups of all, by the name of the argument"""
+    same_set: bool
+    share: Share | None
+    """which of all are here; None for one process, which holds everything"""
+
+    def among_queries_labels(self) -> Sets:
+        """Without the items of the gallery whose label no query has."""
+        known = torch.isin(self.gallery_labels, self.query_labels)
+        if bool(known.all()):
+            return self
+        codes = {
+            name: code[known] if code is not None and name.startswith("gallery") else code
+            for name, code in self.codes.items()
+        }
+        here, share = known, self.share
+        if share is not None:
+            here = known[share.gallery]
+            number = known.cumsum(0) - 1
+            share = Share(share.queries, number[share.gallery[here]])
+        return replace(
+            self, gallery=self.gallery[here], gallery_labels=self.gallery_labels[known], codes=codes, share=share
+        )
+
+
+def collect_sets(
+    call: str,
+    processes: Processes,
+    embeddings: Any,
+    labels: Any,
+    gallery: Any,
+    gallery_labels: Any,
+    *,
+    query_ids: Any = None,
+    gallery_ids: Any = None,
+    query_groups: Any = None,
+    gallery_groups: Any = None,
+    query_places: Any = None,
+    gallery_places: Any = None,
+    as_codes: bool = False,
+) -> Sets:
+    """Check the inputs of an evaluation, and make known to every process what it needs of those of the others.
+
+    Args:
+        call: who was given them, for messages.
+        processes: the others. Each may hold nothing of a set, but must say whether there is a gallery.
+        embeddings: queries of this process.
+        labels: theirs.
+        gallery: items of this process; None for one set.
+        gallery_labels: theirs.
+        query_ids: and the other three: see `evaluate_retrieval`.
+        gallery_ids: of this process.
+        query_groups: of this process.
+        gallery_groups: of this process.
+        query_places: place of each query of this process among all; by default those of one process follow the other's.
+        gallery_places: the same of the gallery.
+        as_codes: pack binary codes.
+
+    Raises:
+        ValueError: as `evaluate_retrieval` does; the same in every process.
+    """
+    same_set = gallery is None
+    if processes.count == 1:
+        if query_places is not None:
+            order = as_tensor(query_places, "query_places", call).argsort()
+            embeddings, labels, query_ids, query_groups = _in_order(
+                call, order, embeddings, labels, query_ids, query_groups
+            )
+        if gallery_places is not None:
+            order = as_tensor(gallery_places, "gallery_places", call).argsort()
+            gallery, gallery_labels, gallery_ids, gallery_groups = _in_order(
+                call, order, gallery, gallery_labels, gallery_ids, gallery_groups
+            )
+        check = check_code_sets if as_codes else check_sets
+        queries, query_labels, items, item_labels = check(call, embeddings, labels, gallery, gallery_labels)
+        codes = exclusion_codes(
+            call, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
+        )
+        return Sets(queries, items, query_labels, item_labels, codes, same_set, None)
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError(
+            f"{call}: gallery and gallery_labels belong together. Pass both, or neither for leave-one-out."
+        )
+    sides = {"embeddings": (embeddings, labels, query_places)}
+    if not same_set:
+        sides["gallery"] = (gallery, gallery_labels, gallery_places)
+    parts = {name: _part(call, processes, name, *side, as_codes=as_codes) for name, side in sides.items()}
+    own = parts["embeddings"]
+    others = own if same_set else parts["gallery"]
+    if own.dim != others.dim:
+        raise ValueError(
+            f"{call}: embeddings have dimension {own.dim}, the gallery has {others.dim}. Both must come from the same model."
+        )
+    queries, items = own.vectors, others.vectors
+    if not same_set:
+        common = torch.promote_types(queries.dtype, items.dtype)
+        queries, items = queries.to(common), items.to(common)
+    mine = exclusion_codes(
+        call, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
+    )
+    codes = {}
+    for name, code in mine.items():
+        part = own if name.startswith("query") else others
+        codes[name] = None if code is None else processes.placed(code, part.places, part.length)
+    share = Share(own.places, others.places)
+    if as_codes:
+        everything = processes.placed(items.T.contiguous(), others.places, others.length).T.contiguous()
+        packed = Codes(queries, own.dim), Codes(everything, own.dim)
+        share = Share(own.places, torch.arange(others.length))
+        return Sets(*packed, own.labels, others.labels, codes, same_set, share)
+    return Sets(queries, queries if same_set else items, own.labels, others.labels, codes, same_set, share)
+
+
+@dataclass(frozen=True)
+class _Part:
+    vectors: Tensor
+    dim: int
+    """components, or bits of packed codes"""
+    labels: Tensor
+    """of all"""
+    places: Tensor
+    length: int
+    """number of all"""
+
+
+def _part(
+    call: str, processes: Processes, name: str, vectors: Any, labels: Any, places: Any, *, as_codes: bool
+) -> _Part:
+    """One side: what is here, and the labels of all."""
+    vectors = as_tensor(vectors, name, call).cpu()
+    items = len(vectors) if vectors.ndim else 0
+    label_name = "labels" if name == "embeddings" else "gallery_labels"
+    own_labels = as_tensor(labels, label_name, call)
+    own_labels = check_labels(own_labels if items else own_labels.long(), items, label_name, name, call)
+    dim = 0
+    if items:
+        if as_codes:
+            codes = pack_codes(vectors, name, call)
+            vectors, dim = codes.words, codes.bits
+        else:
+            check_matrix(vectors, name, call)
+            vectors, dim = computable(vectors), vectors.shape[1]
+    known = processes.gather((items, dim, vectors.dtype, vectors.shape[-1]))
+    holders = [(rank, *rest) for rank, rest in enumerate(known) if rest[0]]
+    if not holders:
+        raise ValueError(f"{call}: {name} is empty (shape (0, {dim})) in every process. Pass at least one item.")
+    for rank, _, other, *_ in holders:
+        if other != holders[0][2]:
+            raise ValueError(
+                f"{call}: {name} have dimension {holders[0][2]} in process {holders[0][0]}, {other} in process {rank}. All "
+                "must come from the same model."
+            )
+    dtype = holders[0][3]
+    for holder in holders[1:]:
+        dtype = torch.promote_types(dtype, holder[3])
+    vectors = vectors.to(dtype) if items else torch.empty(0, holders[0][4], dtype=dtype)
+    counts = [held[0] for held in known]
+    length, first = sum(counts), sum(counts[: processes.rank])
+    if places is None:
+        places = torch.arange(first, first + items)
+    places = check_labels(as_tensor(places, "places", call), items, "places", name, call)
+    everywhere = torch.cat(processes.gather(places)).sort().values
+    if not torch.equal(everywhere, torch.arange(length)):
+        raise ValueError(
+            f"{call}: the places of {name} must be 0 to {length - 1}, each once over all processes. Drop repeated "
+            "items first."
+        )
+    bad = torch.empty(0, dtype=torch.int64) if as_codes else places[non_finite_rows(vectors)]
+    refuse_non_finite(torch.cat(processes.gather(bad)).sort().values, length, name, call)
+    return _Part(vectors, holders[0][2], processes.placed(own_labels, places, length), places, length)
+
+
+def _in_order(call: str, order: Tensor, *tensors: Any) -> list[Any]:
+    return [None if tensor is None else as_tensor(tensor, "items", call)[order] for tensor in tensors]

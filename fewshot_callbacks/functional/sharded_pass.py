@@ -1,0 +1,336 @@
+"""The pass over pairs whose items are spread over several processes.
+
+Each process keeps its queries, and the gallery travels: every part visits every other process, in pieces, so that none
+ever holds more than its own part and one piece. The keys of a pair depend on its two vectors alone, and so the counts are
+those of one process, to the last one, however the items are spread.
+
+A part visits twice: once for the keys of relevant pairs, which are the thresholds of the queries, and once to be counted.
+With one set the score of a pair serves both its items: a guest then brings its own thresholds and takes home its counters,
+and each pair of parts is shared fairly between the two processes. One takes half of its rows with all of the guest, the
+other all of its rows with the other half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional.candidates import Candidates, row_numbers, starts_of
+from fewshot_callbacks.functional.kernels.reference import Counts
+from fewshot_callbacks.functional.pooled_cells import Stretches
+from fewshot_callbacks.functional.processes import Processes
+from fewshot_callbacks.functional.ranks import Entries, Foretold, Look, Meeting, Panel, RankingPass, panel_positives
+from fewshot_callbacks.functional.relevant_keys import RelevantKeys, without_last_columns
+from fewshot_callbacks.functional.similarity import ScoreTiles
+from fewshot_callbacks.functional.workers import Task, run_tasks
+
+PIECES = 4
+"""In so many pieces a part visits another process."""
+
+
+class Share(NamedTuple):
+    """Which of all items this process holds: their indices among all."""
+
+    queries: Int[Tensor, "queries"]
+    gallery: Int[Tensor, "gallery"]
+
+
+class _Visit(NamedTuple):
+    place: int
+    piece: int
+    host: int
+    """who is visited"""
+    guest: int
+    """who visits this process meanwhile"""
+
+
+class ShardedPass(RankingPass):
+    """See the module; for everything else see `RankingPass`.
+
+    Args:
+        tiles: the scores of what this process holds.
+        candidates: who may be retrieved, of all queries and the whole gallery.
+        memory_bytes: budget of each process beyond its embeddings.
+        walker: who makes the tiles.
+        processes: the others.
+        share: which of all items this process holds.
+        **options: of `RankingPass`.
+    """
+
+    def __init__(
+        self,
+        tiles: ScoreTiles,
+        candidates: Candidates,
+        memory_bytes: int,
+        walker: Any,
+        *,
+        processes: Processes,
+        share: Share,
+        **options: Any,
+    ) -> None:
+        self.processes, self.everyone = processes, candidates
+        own = candidates.share(*(index.to(candidates.query_order.device) for index in share))
+        super().__init__(tiles, own, memory_bytes, walker, **options)
+        # of a guest none is the query itself
+        self._exclusions = own.exclusions[1:] if self.same_set else own.exclusions
+
+    def _find_repeats(self, numbers: Int[Tensor, "gallery"]) -> None:
+        distinct = int(numbers.max()) + 1 if len(numbers) else 0
+        row = self.scores.gallery[0] + 0.0 if distinct == 1 else None
+        parts = [part for part in self.processes.gather((distinct, len(numbers), row)) if part[1]]
+        self.repeats = any(different <= 0.9 * items for different, items, _ in parts)
+        rows = [row for _, _, row in parts if row is not None]
+        collapsed = len(rows) == len(parts) and all(torch.equal(row, rows[0]) for row in rows)
+        self.distinct_rows = 1 if collapsed else max(2, sum(different for different, _, _ in parts))
+
+    def _count(self) -> None:
+        everyone = self.everyone
+        self.pairs, self.relevant_pairs = everyone.pairs, everyone.relevant_pairs
+        self.queries, self.in_class = len(everyone.query_order), everyone.gallery_start.diff()
+        self._sizes = self.processes.gather((len(self._query_entries), len(self._gallery_entries)))
+        queries, gallery = (max(sizes) for sizes in zip(*self._sizes, strict=True))
+        # where both sides of a tile are counted, the counters of a guest are here as well
+        self.most_entries = queries + (math.ceil(queries / PIECES) if self.same_set else 0), gallery
+        self.sampled_share = len(self.candidates.gallery_order) / max(1, len(everyone.gallery_order))
+
+    # ---------------------------------------------------------------------------------------------------------- in step
+
+    def blocks(self) -> Iterator[range]:
+        """As many for each process; those of one with fewer queries are empty in the end."""
+        blocks = list(super().blocks())
+        rounds = int(self.processes.largest([len(blocks)])[0])
+        yield from [*blocks, *[range(0)] * (rounds - len(blocks))]
+
+    def _prepare(self, look: Look | None) -> None:
+        """Let the process with most pairs choose for all."""
+        if self.rung is not None:
+            super()._prepare(look)
+            return
+        busiest = max(range(len(self._sizes)), key=lambda rank: math.prod(self._sizes[rank]))
+        foretold = look if isinstance(look, Foretold) else None
+        choice = None
+        if self.processes.rank == busiest:
+            super()._prepare(look)
+            choice = self.rung, self.scores.part, None if foretold is None else foretold.expectations
+        rung, part, expectations = self.processes.gather(choice)[busiest] or (None, 0, None)
+        if self.processes.rank != busiest:
+            self.rung, self.scores.part = rung, part
+            if foretold is not None and expectations is not None:
+                foretold.expecting(expectations)
+            super()._prepare(look)
+
+    def _anyone_asks(self, panels: Sequence[Panel]) -> bool:
+        return bool(self.processes.largest([float(super()._anyone_asks(panels))])[0])
+
+    def done(self, pairs: int) -> None:
+        """What this process has done stands for as much in each of the others."""
+        super().done(pairs * self.processes.count)
+
+    def _visits(self) -> Iterator[_Visit]:
+        rank, count = self.processes.rank, self.processes.count
+        for step in range(1, count):
+            for piece in range(PIECES):
+                place = (step - 1) * PIECES + piece + 1
+                yield _Visit(place, piece, (rank - step) % count, (rank + step) % count)
+
+    # ------------------------------------------------------------------------------------------------------- thresholds
+
+    def _query_panels(self, block: range, size: int) -> list[Panel]:
+        return self._query_entries.panels(block, size, self.candidates.part, [self._half] if self.turns else [])
+
+    @property
+    def _half(self) -> int:
+        return math.ceil(len(self._query_entries) / 2)
+
+    def _thresholds_of(self, panels: Sequence[Panel]) -> list[Float[Tensor, "queries columns"]]:
+        thresholds = super()._thresholds_of(panels)
+        if self.best is not None:
+            return thresholds
+        parts = [[own] for own in thresholds]
+        del thresholds
+        for keys in self._guests_keys():
+
+            def fill(number: int, _: None = None, keys: RelevantKeys = keys) -> None:
+                parts[number].append(keys.of(panels[number].index, panels[number].classes))
+
+            tasks = [Task(frozenset(), partial(fill, number), 1) for number in range(len(panels))]
+            if tasks:
+                run_tasks(tasks, [None] * (min(self.threads, len(tasks)) if keys.compiled else 1), lambda _: None)
+        whole = []
+        for number in range(len(parts)):
+            whole.append(without_last_columns(torch.cat(parts[number], dim=1).sort(dim=1).values))
+            parts[number] = []
+        return whole
+
+    def positives(
+        self, stretches: Stretches | None = None
+    ) -> Iterator[tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]]:
+        """The keys of this process's relevant pairs; every process has to go on to the end."""
+        if stretches is not None and self.keys.compiled and self._held is None:
+            with self._threads():
+                yield from self.keys.near(stretches)
+                for keys in self._guests_keys():
+                    yield from keys.near(stretches)
+            return
+        for block in self.blocks():
+            for panel in self.query_panels(block):
+                yield panel_positives(panel, weighted=self.repeats)
+
+    def _guests_keys(self) -> Iterator[RelevantKeys]:
+        """The keys of queries and the items of each piece of a guest."""
+        order, classes = self.candidates.gallery_order, self.candidates.gallery_class
+        for visit in self._visits():
+            some = _piece(range(len(order)), visit.piece)
+            theirs = self._exchange(visit, order[some], [classes[some]])
+            if theirs is not None:
+                vectors, classes_of, *codes = theirs
+                guests = self._candidates(classes_of, codes)
+                scores = self.scores.against(vectors)
+                yield RelevantKeys(scores, guests, self.memory_bytes, self.threads, repeats=self.repeats)
+
+    # --------------------------------------------------------------------------------------------------------- meetings
+
+    def meetings(self, panels: Sequence[Panel], *, counting: bool = True) -> Iterator[Meeting]:
+        """This process's queries with its own candidates, then with those of each guest."""
+        both = self.both if counting else self.turns
+        yield self._at_home(panels, both=both)
+        for visit in self._visits():
+            mine = self._leaving(visit, both=both)
+            entries = self._gallery_entries
+            tables = [entries.classes[mine], entries.weight[mine]]
+            if both and counting:
+                tables.append(_thresholds_within(panels, mine))
+            theirs = self._exchange(visit, entries.index[mine], tables)
+            counted = None
+            if theirs is not None:
+                meeting = self._meeting(visit, panels, theirs, both=both, counting=counting)
+                yield meeting
+                if both and counting:
+                    counted = [_joined_counters(meeting.columns, "hits"), _joined_counters(meeting.columns, "ties")]
+                del meeting
+            if both and counting:
+                taken_home = self.processes.exchange(counted, to=visit.guest, source=visit.host)
+                if taken_home is not None:
+                    _add_counters(panels, mine, *taken_home)
+
+    def again(self, asked: bool) -> Iterator[tuple[int, ScoreTiles]]:
+        """The scores of each meeting of `run`, by its place, if any process asks for some."""
+        if not self.processes.largest([float(asked)])[0]:
+            return
+        yield 0, self.scores
+        for visit in self._visits():
+            theirs = self._exchange(visit, self._gallery_entries.index[self._leaving(visit, both=self.both)], [])
+            if theirs is not None:
+                yield visit.place, self.scores.against(theirs[0])
+
+    def _leaving(self, visit: _Visit, *, both: bool) -> slice:
+        """Which entries visit that process now."""
+        entries = range(len(self._gallery_entries))
+        if both and visit.host > self.processes.rank:  # it meets the others as our guest
+            entries = entries[self._half :]
+        return _piece(entries, visit.piece)
+
+    def _exchange(self, visit: _Visit, index: Tensor, tables: Sequence[Tensor]) -> list[Tensor] | None:
+        """Send some items with what is known of them, and receive a guest's: vectors, tables, codes.
+
+        Tensors come to the device of the scores, vectors stay on the CPU.
+        """
+        mine = None
+        if len(index):
+            codes = [of_item[index].cpu() for _, of_item in self._exclusions]
+            vectors = self.scores.gallery[index.to(self.scores.gallery.device)].cpu()
+            mine = [vectors, *(table.cpu() for table in tables), *codes]
+        theirs = self.processes.exchange(mine, to=visit.host, source=visit.guest)
+        if theirs is None:
+            return None
+        device = self.scores.device
+        return [theirs[0].to(self.scores.gallery.device), *(table.to(device) for table in theirs[1:])]
+
+    def _candidates(self, classes: Int[Tensor, "guests"], codes: Sequence[Tensor]) -> Candidates:
+        own = self.candidates
+        return replace(
+            own,
+            gallery_order=torch.arange(len(classes), device=classes.device),
+            gallery_class=classes,
+            gallery_start=starts_of(classes, own.classes),
+            exclusions=tuple(
+                (of_query, of_item) for (of_query, _), of_item in zip(self._exclusions, codes, strict=True)
+            ),
+        )
+
+    def _meeting(
+        self, visit: _Visit, panels: Sequence[Panel], theirs: list[Tensor], *, both: bool, counting: bool
+    ) -> Meeting:
+        vectors, classes, weight, *rest = theirs
+        thresholds = rest.pop(0) if both and counting else None
+        entries = Entries(torch.arange(len(classes), device=classes.device), classes, weight)
+        size = self.layout.rows if both and counting else self.layout.columns
+        columns = []
+        for panel in entries.panels(range(len(entries)), size, self.candidates.part):
+            some = slice(panel.first, panel.first + len(panel))
+            counts = None if thresholds is None else Counts.zeros(thresholds[some], torch.int32)
+            # no panel of ours has such a place
+            columns.append(replace(panel, first=len(self._query_entries) + panel.first, counts=counts))
+        rows = panels
+        if both and self.processes.rank < visit.guest:
+            rows = [panel for panel in panels if panel.first < self._half]
+        numbers = (self.query_numbers, row_numbers(vectors).to(classes.device)) if self.repeats else None
+        return Meeting(
+            self.scores.against(vectors),
+            self._candidates(classes, rest),
+            rows,
+            columns,
+            both,
+            numbers,
+            visit.place,
+        )
+
+
+def _piece(entries: range, number: int) -> slice:
+    """One of the pieces of a run of entries."""
+    start, stop = (entries.start + len(entries) * end // PIECES for end in (number, number + 1))
+    return slice(start, stop)
+
+
+def _overlaps(panels: Sequence[Panel], entries: slice) -> Iterator[tuple[Panel, slice, slice]]:
+    """Panels with entries of a run, in turn: which of the panel's rows, and where these are in the run."""
+    for panel in panels:
+        start, stop = max(panel.first, entries.start), min(panel.first + len(panel), entries.stop)
+        if start < stop:
+            yield (
+                panel,
+                slice(start - panel.first, stop - panel.first),
+                slice(start - entries.start, stop - entries.start),
+            )
+
+
+def _thresholds_within(panels: Sequence[Panel], entries: slice) -> Float[Tensor, "entries columns"]:
+    """The thresholds of a run of entries, +inf behind the last of each."""
+    parts = [
+        (panel.counts.thresholds[rows], place) for panel, rows, place in _overlaps(panels, entries) if panel.counts
+    ]
+    width = max((part.shape[1] for part, _ in parts), default=0)
+    device = parts[0][0].device if parts else None
+    table = torch.full((entries.stop - entries.start, width), torch.inf, dtype=torch.float64, device=device)
+    for part, place in parts:
+        table[place, : part.shape[1]] = part
+    return table
+
+
+def _joined_counters(panels: Sequence[Panel], name: str) -> Int[Tensor, "entries columns"]:
+    return torch.cat([getattr(panel.counts, name) for panel in panels]).cpu()
+
+
+def _add_counters(panels: Sequence[Panel], entries: slice, hits: Tensor, ties: Tensor) -> None:
+    """What was counted for a run of entries in another process."""
+    for panel, rows, place in _overlaps(panels, entries):
+        if panel.counts is not None:
+            for own, more in ((panel.counts.hits, hits), (panel.counts.ties, ties)):
+                own[rows] += more[place, : own.shape[1]].to(own.device)

@@ -1,0 +1,349 @@
+"""However the items are spread over processes: the report is that of one process."""
+
+import math
+import warnings
+from contextlib import ExitStack
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.functional.candidates import find_candidates
+from fewshot_callbacks.functional.kernels import use
+from fewshot_callbacks.functional.processes import ALONE, RemoteError
+from fewshot_callbacks.functional.ranks import first_rung
+from fewshot_callbacks.functional.sharded_pass import PIECES, Share
+from fewshot_callbacks.functional.similarity import ScoreTiles
+from fewshot_callbacks.functional.walkers import ranking_pass
+from tests.functional.threads import Thread, in_threads
+
+EVERYTHING = {
+    "macro": True,
+    "per_class": True,
+    "map_k": (3,),
+    "ndcg_k": (4,),
+    "precisions": (0.5, 0.95),
+    "false_match_rates": (0.1,),
+    "equal_error_rate": True,
+    "auc_pr": True,
+    "group_size": 2,
+}
+
+
+def shown(report):
+    """Everything in a report, to the last bit; but how long it took, and the curve, whose points are only enclosed."""
+    values = {
+        field.name: getattr(report, field.name) for field in fields(report) if field.name not in ("seconds", "curve")
+    }
+    area = values.pop("auc_pr")
+    values["per_query"] = {name: per_query.tolist() for name, per_query in report.per_query.items()}
+    values["query_labels"] = report.query_labels.tolist()
+    return repr(values), area
+
+
+def assert_same(report, other):
+    assert not isinstance(other, BaseException), other
+    mine, area = shown(report)
+    theirs, other_area = shown(other)
+    assert mine == theirs
+    assert abs(area.value - other_area.value) <= area.error + other_area.error + 1e-12
+
+
+def evaluated(parts, sets, gallery_parts=(), **options):
+    """The reports of processes that hold these parts of queries and gallery, given as arguments by name."""
+
+    def work(processes):
+        own = parts[processes.rank]
+        arguments = {"query_places": own}
+        if "gallery" in sets:
+            arguments["gallery_places"] = gallery_parts[processes.rank]
+        for name, tensor in sets.items():
+            arguments[name] = tensor[arguments["gallery_places"] if name.startswith("gallery") else own]
+        return evaluate_retrieval(**arguments, processes=processes, **options)
+
+    return in_threads(len(parts), work)
+
+
+def spread(items, count, seed):
+    """Some items for each process, in no order; uneven, and perhaps none for some."""
+    generator = np.random.default_rng(seed)
+    share = generator.dirichlet(np.full(count, 0.7))
+    owner = generator.choice(count, size=items, p=share)
+    return [torch.from_numpy(generator.permutation(np.flatnonzero(owner == rank))) for rank in range(count)]
+
+
+def made(kind, items, classes, dim, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (items,), generator=generator) * (2**40 + 1) - 2**41
+    centres = torch.randn(classes, dim, generator=generator)
+    noise = torch.randn(items, dim, generator=generator)
+    embeddings = {
+        "separated": centres[(labels + 2**41) // (2**40 + 1)] + 0.4 * noise,
+        "few values": noise.round(),
+        "collapsed": torch.ones(items, dim),
+        "repeated": noise[torch.randint(0, max(1, items // 3), (items,), generator=generator)],
+        "far": noise + 1e4,
+    }[kind]
+    return embeddings.to(dtype), labels
+
+
+CASES = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["separated", "few values", "collapsed", "repeated", "far"]),
+        "items": st.integers(1, 60),
+        "classes": st.integers(1, 7),
+        "dim": st.integers(1, 5),
+        "dtype": st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+        "seed": st.integers(0, 2**16),
+    }
+)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "similarity": st.sampled_from(["cosine", "dot", "euclidean"]),
+        "ties": st.sampled_from(["expected", "optimistic", "pessimistic"]),
+        "memory_mb": st.sampled_from([512, 0.5]),
+        "threshold": st.sampled_from([None, 0.5]),
+        "prototype_accuracy": st.booleans(),
+    }
+)
+
+
+def outcome(work):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return work()
+        except ValueError as error:
+            return error
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    case=CASES,
+    options=OPTIONS,
+    count=st.integers(1, 4),
+    form=st.sampled_from(["one set", "groups", "two sets", "ids", "drawn", "drawn of two"]),
+    kernel=st.sampled_from(["compiled", "reference"]),
+    rung=st.sampled_from([None, "bfloat16", "float32", "float64"]),
+)
+def test_the_report_is_that_of_one_process(case, options, count, form, kernel, rung):
+    embeddings, labels = made(**case)
+    seed, items = case["seed"], case["items"]
+    options = EVERYTHING | options
+    sets, gallery_parts = {"embeddings": embeddings, "labels": labels}, spread(items + 3, count, seed + 1)
+    if form == "groups":
+        sets["query_groups"] = torch.arange(items) % 5
+    elif form in ("two sets", "ids", "drawn of two"):
+        sets["gallery"], sets["gallery_labels"] = made(**(case | {"items": items + 3, "seed": seed + 1}))
+        if form == "ids":
+            sets |= {"query_ids": torch.arange(items), "gallery_ids": torch.arange(items + 3)}
+    if form.startswith("drawn"):
+        options["max_queries"] = max(1, items // 2)
+    with ExitStack() as stack:
+        stack.enter_context(use(kernel))
+        if rung is not None:
+            stack.enter_context(first_rung(rung))
+        alone = outcome(lambda: evaluate_retrieval(**sets, **options))
+        others = outcome(lambda: evaluated(spread(items, count, seed), sets, gallery_parts, **options))
+    for other in others:
+        if isinstance(alone, ValueError):
+            assert isinstance(other, ValueError), other
+            assert str(other) == str(alone)
+        else:
+            assert_same(alone, other)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    items=st.integers(2, 50),
+    bits=st.integers(1, 70),
+    count=st.integers(1, 3),
+    seed=st.integers(0, 2**16),
+    two=st.booleans(),
+)
+def test_codes(items, bits, count, seed, two):
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 2, (items, bits), generator=generator)
+    labels = torch.randint(0, 4, (items,), generator=generator)
+    options = EVERYTHING | {"similarity": "hamming", "threshold": -3.0}
+    sets = {"embeddings": codes, "labels": labels}
+    if two:
+        sets["gallery"] = torch.randint(0, 2, (items + 2, bits), generator=generator)
+        sets["gallery_labels"] = torch.arange(items + 2) % 4
+    alone = outcome(lambda: evaluate_retrieval(**sets, **options))
+    parts, gallery_parts = spread(items, count, seed), spread(items + 2, count, seed + 1)
+    for other in outcome(lambda: evaluated(parts, sets, gallery_parts, **options)):
+        if isinstance(alone, ValueError):
+            assert str(other) == str(alone)
+        else:
+            assert_same(alone, other)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "items", "memory_mb"),
+    [
+        ("compiled", 1500, 256),
+        ("reference", 1500, 256),
+        ("compiled", 120, 0.5),
+    ],
+)
+@pytest.mark.parametrize("noise", [0.3, 3.0])
+def test_larger_sets(kernel, items, memory_mb, noise):
+    """Enough pairs for a sample to choose how they are counted; or, with little memory, too many for one block."""
+    generator = torch.Generator().manual_seed(1)
+    classes = items // 10
+    labels = torch.arange(items) % classes
+    embeddings = torch.randn(classes, 24, generator=generator)[labels] + noise * torch.randn(
+        items, 24, generator=generator
+    )
+    options = EVERYTHING | {"memory_mb": memory_mb, "group_size": 10}
+    with use(kernel):
+        alone = evaluate_retrieval(embeddings, labels, **options)
+        for count in (2, 3):
+            for other in evaluated(spread(items, count, 3), {"embeddings": embeddings, "labels": labels}, **options):
+                assert_same(alone, other)
+
+
+def test_items_of_one_process_follow_those_of_the_one_before():
+    labels = torch.tensor([0, 1, 0, 1, 2, 2])
+    embeddings = torch.randn(6, 3)
+
+    def work(processes: Thread):
+        own = slice(0, 4) if processes.rank == 0 else slice(4, 6)
+        return evaluate_retrieval(embeddings[own], labels[own], processes=processes, group_size=None)
+
+    for report in in_threads(2, work):
+        assert report.query_labels.tolist() == labels.tolist()
+        assert_same(evaluate_retrieval(embeddings, labels, group_size=None), report)
+
+
+def test_places_order_the_items_of_one_process_as_well():
+    labels, embeddings = torch.tensor([0, 1, 0, 1]), torch.randn(4, 3)
+    order = torch.tensor([2, 0, 3, 1])
+    report = evaluate_retrieval(embeddings, labels, query_places=order, group_size=None)
+    assert report.query_labels.tolist() == [1, 1, 0, 0]
+    assert_same(evaluate_retrieval(embeddings[order.argsort()], labels[order.argsort()], group_size=None), report)
+
+
+def test_no_process_is_sent_more_than_a_piece_of_a_part():
+    """In threads as in processes, the largest tensor that comes in is a piece of the embeddings of another part."""
+    items, dim = 400, 64
+    embeddings, labels = torch.randn(items, dim), torch.arange(items) % 50
+    for count in (2, 4):
+        largest = []
+
+        def work(processes: Thread, count: int = count, largest: list[int] = largest):
+            own = torch.arange(processes.rank, items, count)
+            evaluate_retrieval(embeddings[own], labels[own], processes=processes, query_places=own, group_size=5)
+            largest.append(processes.most_received)
+
+        in_threads(count, work)
+        assert len(largest) == count
+        assert max(largest) <= math.ceil(items / count / PIECES) * dim
+
+
+def test_work_is_shared_fairly():
+    """Of the pairs of one set each process makes as many as the others, and each pair is made once."""
+    items = 240
+    embeddings, labels = torch.randn(items, 8), torch.arange(items) % 20
+    for count in (2, 3, 4, 5):
+
+        def work(processes: Thread, count: int = count):
+            own = torch.arange(processes.rank, items, count)
+            tiles = ScoreTiles(embeddings[own], embeddings[own], "cosine", processes=processes)
+            tiles.gallery = tiles.queries
+            candidates = find_candidates(labels, labels, same_set=True)
+            walk = ranking_pass(tiles, candidates, 10**8, processes=processes, share=Share(own, own))
+            assert walk.both
+            panels = walk.query_panels(range(len(own)))
+            return sum(
+                meeting.entry_pairs if meeting.place else meeting.entry_pairs / 2 for meeting in walk.meetings(panels)
+            )
+
+        made_by = in_threads(count, work)
+        assert sum(made_by) == items**2 / 2
+        assert max(made_by) <= 1.02 * items**2 / 2 / count
+
+
+class TestErrors:
+    def test_a_process_that_fails_takes_the_others_with_it(self):
+        def work(processes: Thread):
+            embeddings = torch.randn(8, 3 if processes.rank != 1 else 2)
+            return evaluate_retrieval(embeddings, torch.arange(8) % 2, processes=processes)
+
+        outcomes = in_threads(3, work)
+        assert [type(error) for error in outcomes] == [ValueError] * 3
+        (words,) = {str(error) for error in outcomes}
+        assert words.startswith("evaluate_retrieval: embeddings have dimension 3 in process 0, 2 in process 1.")
+
+    @pytest.mark.parametrize("when", ["early", "late"])
+    def test_an_error_of_one_is_an_error_of_all(self, when, monkeypatch):
+        from fewshot_callbacks.functional import compiled_walk
+
+        count = compiled_walk.CompiledWalk.walk
+        calls = {}
+
+        def fails(self, walk, meeting, look, **options):
+            if walk.processes.rank == 1 and (when == "early" or meeting.place == 3):
+                raise ArithmeticError("no more numbers")
+            calls[walk.processes.rank] = True
+            return count(self, walk, meeting, look, **options)
+
+        monkeypatch.setattr(compiled_walk.CompiledWalk, "walk", fails)
+        embeddings, labels = torch.randn(60, 4), torch.arange(60) % 6
+        outcomes = evaluated(spread(60, 3, 0), {"embeddings": embeddings, "labels": labels})
+        assert [type(error) for error in outcomes] == [RemoteError, ArithmeticError, RemoteError]
+        assert str(outcomes[0]) == str(outcomes[2]) == "ArithmeticError: no more numbers"
+
+    def test_an_interrupt_reaches_the_others(self):
+        def work(processes: Thread):
+            def progress(done: int, total: int) -> None:
+                if processes.rank == 0:
+                    raise KeyboardInterrupt
+
+            embeddings, labels = torch.randn(60, 4), torch.arange(60) % 6
+            return evaluate_retrieval(embeddings, labels, processes=processes, progress=progress)
+
+        outcomes = in_threads(2, work)
+        assert [type(error) for error in outcomes] == [KeyboardInterrupt, RemoteError]
+
+    def test_what_is_not_finite_is_named_by_its_place_among_all(self):
+        embeddings = torch.randn(10, 3)
+        embeddings[[4, 7]] = math.nan
+
+        def work(processes: Thread):
+            own = torch.arange(processes.rank, 10, 2)
+            return evaluate_retrieval(embeddings[own], torch.arange(10)[own] % 2, processes=processes, query_places=own)
+
+        for error in in_threads(2, work):
+            assert "2 of 10 rows of embeddings hold NaN or Inf, the first at index 4" in str(error)
+
+    def test_nothing_anywhere(self):
+        def work(processes: Thread):
+            return evaluate_retrieval(torch.empty(0, 0), torch.empty(0), processes=processes)
+
+        for error in in_threads(2, work):
+            assert "embeddings is empty (shape (0, 0)) in every process" in str(error)
+
+    def test_places_that_are_none(self):
+        def work(processes: Thread):
+            return evaluate_retrieval(
+                torch.randn(3, 2), torch.zeros(3, dtype=torch.int64), processes=processes, query_places=torch.arange(3)
+            )
+
+        for error in in_threads(2, work):
+            assert "places of embeddings must be 0 to 5, each once over all processes" in str(error)
+
+
+def test_alone():
+    assert ALONE.gather(3) == [3]
+    assert ALONE.largest([1.5]) == [1.5]
+    assert ALONE.summed(np.array([1, 2])).tolist() == [1, 2]
+    assert [tensor.tolist() for tensor in ALONE.exchange([torch.ones(2)], 0, 0) or []] == [[1.0, 1.0]]
+    assert ALONE.placed(torch.tensor([5, 6]), torch.tensor([1, 0]), 2).tolist() == [6, 5]
+    with pytest.raises(KeyError), ALONE.together():
+        raise KeyError
