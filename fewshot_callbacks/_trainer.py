@@ -45,6 +45,12 @@ def dealt_items(loader: Any) -> int | None:
     return len(sampler.dataset) if isinstance(sampler, DistributedSampler) else None  # type: ignore[arg-type]
 
 
+def items_of_batches(loader: Any, batches: int) -> int | None:
+    """How many samples a `DistributedSampler` gives a rank in so many batches; None where their size is not known."""
+    size = getattr(loader, "batch_size", None)
+    return None if size is None else min(batches * size, len(loader.sampler))
+
+
 def on_device(trainer: Trainer, batch: Any) -> Any:
     """A batch of a loader that Lightning does not know, brought where and as it brings those that it knows."""
     batch = trainer.precision_plugin.convert_input(batch)

@@ -8,9 +8,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import dealt_items, evaluation_loaders
+from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, FailurePolicy, LabelSource
-from fewshot_callbacks.metrics.embedding_store import gather_objects, process_count
+from fewshot_callbacks.metrics.processes import gather_objects, process_count
 
 
 class EvaluationMonitor(Callback, ABC):
@@ -28,6 +28,7 @@ class EvaluationMonitor(Callback, ABC):
     prefix: str | None = None
     """first part of the keys; None for the stage, `val` or `test`"""
     _remedy_for_two = "Keep one of them."
+    _remedy_for_repeats = "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
 
     def __init__(self, source: EmbeddingSource, labels: LabelSource | None, strict: bool) -> None:
         owner = type(self).__name__
@@ -35,6 +36,8 @@ class EvaluationMonitor(Callback, ABC):
         self._policy = FailurePolicy(owner, strict)
         self._failed: dict[int, Exception] = {}
         self._seen: dict[int, int] = {}
+        self._batches: dict[int, int] = {}
+        self._said_unknown = False
 
     # ------------------------------------------------------------------------------------------- what a monitor fills in
 
@@ -137,10 +140,11 @@ class EvaluationMonitor(Callback, ABC):
         return {"val", "test"} if self.prefix is None else {self.prefix}
 
     def _begin(self) -> None:
-        self._failed, self._seen = {}, {}
+        self._failed, self._seen, self._batches = {}, {}, {}
         self._forget()
 
     def _read(self, trainer: Trainer, outputs: Any, batch: Any, loader: int, step: str) -> None:
+        self._batches[loader] = self._batches.get(loader, 0) + 1
         if loader in self._failed:
             self._reader.dismiss()
             return
@@ -173,6 +177,35 @@ class EvaluationMonitor(Callback, ABC):
     def _check_loaders(self, trainer: Trainer) -> None:
         """Refuse loaders that the settings do not fit; a monitor with such settings says how."""
 
+    def _dealt(self, trainer: Trainer, loader: int, *, ids: bool = False) -> int | None:
+        """How many items of a loader there are before a `DistributedSampler` repeats some; None where that is not known.
+
+        Every process has to ask. Where several share the items in a way that is not known, and there are no ids by which
+        to tell them apart, that is said once.
+        """
+        if process_count() == 1:
+            return None
+        dataloader = list(evaluation_loaders(trainer).values())[loader]
+        dealt, seen = dealt_items(dataloader), self._seen.get(loader, 0)
+        expected = None if dealt is None else items_of_batches(dataloader, self._batches.get(loader, 0))
+        known = gather_objects((dealt is not None, expected in (None, seen), seen))
+        if all(is_dealt and as_expected for is_dealt, as_expected, _ in known):
+            return dealt
+        if not ids and not self._said_unknown:
+            self._said_unknown = True
+            sampler = getattr(dataloader, "sampler", None)
+            why = (
+                f"the {type(self).__name__} was given {seen} embeddings for {expected} samples"
+                if dealt is not None
+                else f"the sampler ({type(sampler).__name__}) is not Lightning's DistributedSampler"
+            )
+            total = sum(items for *_, items in known)
+            self._policy.say(
+                f"Whether some of the {total} items of loader {loader} came to several processes cannot be told, because "
+                f"{why}; such items count more than once. {self._remedy_for_repeats} (Said once.)"
+            )
+        return None
+
     def _log(self, pl_module: LightningModule, key: str, value: float, *, prog_bar: bool = False) -> None:
         """Log a value that every rank has."""
         # the largest of equal values, so that Lightning does not warn of values that it has not reduced
@@ -193,11 +226,6 @@ def suffixes(trainer: Trainer) -> list[str]:
     """What the keys of each loader end in: nothing for a single one, its name or index otherwise."""
     names = list(evaluation_loaders(trainer))
     return [f"/{name}" for name in names] if len(names) > 1 else [""] * len(names)
-
-
-def items_dealt(trainer: Trainer, loader: int) -> int | None:
-    """How many items a DistributedSampler deals out for this loader before it repeats some; None without one."""
-    return dealt_items(list(evaluation_loaders(trainer).values())[loader])
 
 
 def portable(error: Exception) -> Exception:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from fewshot_callbacks.functional._checks import LABEL_DTYPES
 from fewshot_callbacks.functional.subsets import class_subset
-from fewshot_callbacks.metrics.embedding_store import process_count
+from fewshot_callbacks.metrics.processes import process_count
 
 TrainingData = Dataset[Any] | DataLoader[Any] | Callable[[Trainer], Any]
 """A data set, a loader of one, or a function of the Trainer that returns either."""

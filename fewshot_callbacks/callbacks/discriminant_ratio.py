@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
 from typing import Any
 
 import torch
@@ -11,11 +10,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, items_dealt, suffixes
+from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
+from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
 from fewshot_callbacks.functional._checks import check_labels, non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, discriminant_ratio
-from fewshot_callbacks.metrics.embedding_store import gather_objects, process_count
+from fewshot_callbacks.metrics.processes import all_processes, process_count
 
 
 class DiscriminantRatioMonitor(EvaluationMonitor):
@@ -139,8 +139,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             )
         if self.normalize:
             embeddings = torch.nn.functional.normalize(embeddings.double(), dim=1)
-        dealt = items_dealt(self._trainer, loader)
-        if dealt is not None:  # leave out what a DistributedSampler repeats, to even out the ranks, at the end
+        dataloader = list(evaluation_loaders(self._trainer).values())[loader]
+        dealt = dealt_items(dataloader)
+        if dealt is not None and items_of_batches(dataloader, self._batches[loader]) in (None, positions.stop):
+            # leave out what a DistributedSampler repeats, to even out the ranks, at the end
             mine = len(range(self._trainer.global_rank, dealt, process_count()))
             fresh = slice(max(0, mine - positions.start))
             embeddings, labels = embeddings[fresh], labels[fresh]
@@ -148,24 +150,43 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         self._moments[loader] = self._moments[loader].merge(moments) if loader in self._moments else moments
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        everywhere = gather_objects(self._moments)
         for loader, suffix in enumerate(suffixes(trainer)):
             key, value = f"{stage}/J{suffix}", torch.nan
-            parts = [moments[loader] for moments in everywhere if loader in moments]
+            self._dealt(trainer, loader)
             if loader in failed:
                 self._policy.handle(failed[loader], f"{key} is NaN.")
-            elif parts:
-                whole = reduce(ClassMoments.merge, parts)
-                value = float(whole.discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons))
-                if math.isnan(value):
-                    reason = (
-                        f"Each of the {len(whole.counts)} classes has one item. J compares items of one class: validate on "
-                        "a set with several of each."
-                        if int(whole.counts.max()) == 1
-                        else "All embeddings are equal: the model has collapsed."
-                    )
-                    self._policy.handle(ValueError(reason), f"{key} is NaN.")
+            else:
+                try:
+                    value = self._ratio(self._moments.get(loader))
+                except Exception as error:  # a metric must not end a training
+                    self._policy.handle(error, f"{key} is NaN.")
             self._log(pl_module, key, value)
+
+    def _ratio(self, mine: ClassMoments | None) -> float:
+        """J of the items of all processes; NaN where there are none.
+
+        Raises:
+            ValueError: where it says nothing, with the reason.
+        """
+        processes = all_processes()
+        with processes.together():
+            dims = [dim for dim in processes.gather(None if mine is None else mine.means.shape[1]) if dim is not None]
+            if not dims:
+                return math.nan
+            moments = (ClassMoments.nothing(dims[0]) if mine is None else mine).shared(processes)
+            value = float(
+                moments.discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons, processes=processes)
+            )
+            most = processes.largest([float(moments.counts.max()) if len(moments.counts) else 0.0])[0]
+            classes = sum(processes.gather(len(moments.counts)))
+        if math.isnan(value):
+            raise ValueError(
+                f"Each of the {classes} classes has one item. J compares items of one class: validate on a set with several "
+                "of each."
+                if most == 1
+                else "All embeddings are equal: the model has collapsed."
+            )
+        return value
 
     def _forget(self) -> None:
         self._moments: dict[int, ClassMoments] = {}

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from fewshot_callbacks.functional._checks import LABEL_DTYPES
+from fewshot_callbacks.functional.processes import RemoteError
 
 EmbeddingSource = str | tuple[str, str] | Callable[[Any, Any], tuple[Tensor, Tensor]]
 """`("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule.
@@ -231,19 +232,37 @@ class EmbeddingReader:
 
 def read_flag(where: str | Callable[[Any, Any], Tensor], outputs: Any, batch: Any, owner: str) -> Tensor:
     """The mask that says which items of a batch belong to the gallery, (items,) on the CPU."""
-    if callable(where):
-        flag = where(outputs, batch)
-    else:
-        holder = next((part for part in (outputs, batch) if isinstance(part, Mapping) and where in part), None)
-        if holder is None:
-            raise ValueError(
-                f"{owner}(gallery_flag={where!r}): neither what the step returned ({_describe(outputs)}) nor the batch "
-                f"({_describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns the mask."
-            )
-        flag = holder[where]
+    flag = _entry("gallery_flag", where, outputs, batch, owner)
     if not isinstance(flag, Tensor) or flag.ndim != 1:
         raise ValueError(f"{owner}: gallery_flag gave {_describe(flag)}; one boolean for each item is wanted.")
     return flag.detach().cpu().bool()
+
+
+def read_ids(
+    where: str | Callable[[Any, Any], Any], outputs: Any, batch: Any, items: int, owner: str
+) -> Tensor | list[Any]:
+    """What names each of so many items of a batch: integers on the CPU, or words."""
+    ids = _entry("ids", where, outputs, batch, owner)
+    of_tensor = isinstance(ids, Tensor) and ids.ndim == 1 and ids.dtype in LABEL_DTYPES
+    of_words = isinstance(ids, Sequence) and not isinstance(ids, str)
+    if not (of_tensor or of_words) or len(ids) != items:
+        raise ValueError(
+            f"{owner}: ids gave {_describe(ids)}; an integer or a word for each of the {items} embeddings is wanted."
+        )
+    return ids.detach().cpu() if isinstance(ids, Tensor) else list(ids)
+
+
+def _entry(argument: str, where: str | Callable[[Any, Any], Any], outputs: Any, batch: Any, owner: str) -> Any:
+    """An entry of the step's output or of the batch, or what a function of both returns."""
+    if callable(where):
+        return where(outputs, batch)
+    holder = next((part for part in (outputs, batch) if isinstance(part, Mapping) and where in part), None)
+    if holder is None:
+        raise ValueError(
+            f"{owner}({argument}={where!r}): neither what the step returned ({_describe(outputs)}) nor the batch "
+            f"({_describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns it."
+        )
+    return holder[where]
 
 
 class FailurePolicy:
@@ -261,7 +280,7 @@ class FailurePolicy:
         kind = type(error).__name__ + words[:60]
         if kind not in self._said:
             self._said.add(kind)
-            cause = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            cause = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
             rank_zero_warn(
                 f"{consequence} {cause}{words} (Said once; {self.owner}(strict=True) raises instead.)", stacklevel=2
             )

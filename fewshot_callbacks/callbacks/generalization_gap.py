@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from fewshot_callbacks._trainer import evaluating, evaluation_loaders, on_device
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
-from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, items_dealt, portable
+from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor
 from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks._training_classes import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
@@ -25,12 +26,8 @@ from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.settings import RetrievalSettings
 from fewshot_callbacks.functional.similarity import Similarity
 from fewshot_callbacks.functional.subsets import class_subset
-from fewshot_callbacks.metrics.embedding_store import (
-    EmbeddingStore,
-    broadcast_object,
-    gather_objects,
-    is_rank_zero,
-)
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
+from fewshot_callbacks.metrics.processes import all_processes, broadcast_object
 
 UNEVEN = 1.5
 """Where the numbers of items of a class differ by more than this factor, recall cannot be compared."""
@@ -282,29 +279,39 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             self._log(pl_module, f"{self.prefix}/{name}", value, prog_bar=self.prog_bar and name == names[0])
 
     def _gap(self, trainer: Trainer, pl_module: LightningModule) -> GeneralizationGap | Exception:
-        """The gap, or what went wrong; found on rank 0 and handed to the others, so that all have the same."""
-        store, failure = EmbeddingStore(), None
+        """The gap, or what went wrong; the same in every process, each of which brings what it holds."""
+        processes = all_processes()
         try:
-            self._check_loaders(trainer)
-            store = self._embed_training(trainer, pl_module)
-        except Exception as error:  # a metric must not end a training
-            failure = portable(error)
-        failures = [error for error in gather_objects(failure) if error is not None]
-        if failures:
-            return failures[0]
-        training = store.gather(dataset_size=self.training.items)
-        validation = self._store.gather(dataset_size=items_dealt(trainer, self._loader_index(trainer) or 0))
-        outcome: GeneralizationGap | Exception | None = None
-        if is_rank_zero():
-            try:
+            with processes.together():
+                self._check_loaders(trainer)
+                training = self._embed_training(trainer, pl_module).shard(dataset_size=self.training.items)
+                dealt = self._dealt(trainer, self._loader_index(trainer) or 0)
+                validation = self._store.shard(dataset_size=dealt)
                 if self.items_per_class is not None:
-                    some = class_subset(validation[1], None, self.items_per_class, self.seed)
-                    validation = validation[0][some], validation[1][some]
-                reports = [evaluate_retrieval(*part, **self._settings.arguments()) for part in (training, validation)]
-                outcome = generalization_gap(reports[0], reports[1])
-            except Exception as error:  # a metric must not end a training
-                outcome = error
-        return broadcast_object(outcome) or RuntimeError("rank 0 has sent no result")
+                    validation = self._some_of_each_class(validation)
+                reports = [
+                    evaluate_retrieval(
+                        part.embeddings,
+                        part.labels,
+                        query_places=part.places,
+                        processes=processes,
+                        **self._settings.arguments(),
+                    )
+                    for part in (training, validation)
+                ]
+                return generalization_gap(reports[0], reports[1])
+        except Exception as error:  # a metric must not end a training
+            return error
+
+    def _some_of_each_class(self, shard: Shard) -> Shard:
+        """At most `items_per_class` of each, drawn from all in the order of the data set."""
+        processes = all_processes()
+        length = sum(processes.gather(len(shard.labels)))
+        labels = processes.placed(shard.labels, shard.places, length)
+        some = class_subset(labels, None, self.items_per_class, self.seed).sort().values
+        mine = torch.isin(shard.places, some)
+        places = torch.searchsorted(some, shard.places[mine])
+        return Shard(shard.embeddings[mine], shard.labels[mine], places, shard.dropped)
 
     def _say(self, trainer: Trainer, gap: GeneralizationGap) -> None:
         """Put it into words when it has changed."""

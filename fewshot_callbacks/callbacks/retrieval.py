@@ -11,15 +11,16 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluation_loaders
-from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, items_dealt, suffixes
+from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks._progress import evaluation_progress
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, read_flag
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, read_flag, read_ids
 from fewshot_callbacks.functional.ranking import Divisor, Ties
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.settings import RetrievalSettings
 from fewshot_callbacks.functional.similarity import Similarity
-from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, broadcast_object, is_rank_zero
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
+from fewshot_callbacks.metrics.processes import all_processes
 
 
 class RetrievalMonitor(EvaluationMonitor):
@@ -45,6 +46,9 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery_loader: index or name of the loader that holds the gallery.
         gallery_flag: entry of the step's output or of the batch, or function of (outputs, batch), that says which items
             belong to the gallery.
+        ids: entry of the step's output or of the batch, or function of (outputs, batch), that names each item, by integers
+            or words: of those that come more than once, one counts. Needed where a sampler of your own repeats samples;
+            what Lightning's `DistributedSampler` repeats to even out the processes is found without.
         similarity: `cosine`, `dot` or `euclidean`; `hamming` for binary codes of -1 and +1, or 0 and 1.
         recall_k: the K of Recall@K, the share of queries with a relevant item among the first K.
         map_k: AP@k, each as k or (k, divisor): `min` divides by min(R, k), `relevant` by R, `found` by the relevant items
@@ -84,6 +88,10 @@ class RetrievalMonitor(EvaluationMonitor):
 
     reports: dict[str, RetrievalReport]
     _remedy_for_two = "Give them different prefixes."
+    _remedy_for_repeats = (
+        "Pass ids='key', an entry of the batch or of the step's output that names each item, or let Lightning make the "
+        "sampler (Trainer(use_distributed_sampler=True))."
+    )
 
     def __init__(
         self,
@@ -92,6 +100,7 @@ class RetrievalMonitor(EvaluationMonitor):
         labels: LabelSource | None = None,
         gallery_loader: int | str | None = None,
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
+        ids: str | Callable[[Any, Any], Any] | None = None,
         similarity: Similarity = "cosine",
         recall_k: Sequence[int] = (1, 5, 10),
         map_k: Sequence[int | tuple[int, Divisor]] = (),
@@ -146,7 +155,7 @@ class RetrievalMonitor(EvaluationMonitor):
         self._settings.check("RetrievalMonitor")
         if prefix == "":
             raise ValueError("RetrievalMonitor(prefix=''): the keys need a first part. Leave it out for val and test.")
-        self.gallery_loader, self.gallery_flag = gallery_loader, gallery_flag
+        self.gallery_loader, self.gallery_flag, self.ids = gallery_loader, gallery_flag, ids
         self.prefix, self.prog_bar = prefix, prog_bar
         self.reports = {}
         self._noted: set[str] = set()
@@ -168,8 +177,9 @@ class RetrievalMonitor(EvaluationMonitor):
         self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any
     ) -> None:
         places = torch.arange(positions.start, positions.stop)
+        names = None if self.ids is None else read_ids(self.ids, outputs, batch, len(labels), self._policy.owner)
         if self.gallery_flag is None:
-            self._stores.setdefault((loader, False), EmbeddingStore()).append(embeddings, labels, places)
+            self._stores.setdefault((loader, False), EmbeddingStore()).append(embeddings, labels, places, names)
             return
         in_gallery = read_flag(self.gallery_flag, outputs, batch, self._policy.owner)
         if len(in_gallery) != len(labels):
@@ -181,7 +191,10 @@ class RetrievalMonitor(EvaluationMonitor):
             chosen = in_gallery == is_gallery
             on_device = chosen.to(embeddings.device)
             store = self._stores.setdefault((loader, is_gallery), EmbeddingStore())
-            store.append(embeddings[on_device], labels[chosen.to(labels.device)], places[chosen])
+            some = names[chosen] if isinstance(names, Tensor) else names
+            if isinstance(names, list):
+                some = [name for name, is_chosen in zip(names, chosen.tolist(), strict=True) if is_chosen]
+            store.append(embeddings[on_device], labels[chosen.to(labels.device)], places[chosen], some)
 
     def _forget(self) -> None:
         self._stores: dict[tuple[int, bool], EmbeddingStore] = {}
@@ -227,25 +240,25 @@ class RetrievalMonitor(EvaluationMonitor):
         return known[self.gallery_loader]
 
     def _evaluate(self, trainer: Trainer, name: str, loader: int, gallery: int | None) -> RetrievalReport | Exception:
-        """The report, or what went wrong; found on rank 0 and handed to the others, so that all have the same."""
-        sets = [self._gather(trainer, loader, is_gallery=False)]
-        if gallery is not None:
-            sets.append(self._gather(trainer, gallery, is_gallery=False))
-        elif self.gallery_flag is not None:
-            sets.append(self._gather(trainer, loader, is_gallery=True))
-        outcome: RetrievalReport | Exception | None = None
-        if is_rank_zero():
-            try:
-                with evaluation_progress(trainer, f"Retrieval of {name}") as progress:
-                    arguments = [part for pair in sets for part in pair]
-                    outcome = evaluate_retrieval(*arguments, **self._settings.arguments(), progress=progress)
-            except Exception as error:  # a metric must not end a training
-                outcome = error
-        return broadcast_object(outcome) or RuntimeError("rank 0 has sent no result")
+        """The report, or what went wrong; the same in every process, each of which brings what it holds."""
+        processes = all_processes()
+        try:
+            with processes.together(), evaluation_progress(trainer, f"Retrieval of {name}") as progress:
+                arguments: dict[str, Any] = self._settings.arguments()
+                queries = self._shard(trainer, loader, is_gallery=False)
+                arguments |= {"processes": processes, "progress": progress, "query_places": queries.places}
+                sets = [queries.embeddings, queries.labels]
+                if gallery is not None or self.gallery_flag is not None:
+                    items = self._shard(trainer, loader if gallery is None else gallery, is_gallery=gallery is None)
+                    sets += [items.embeddings, items.labels]
+                    arguments["gallery_places"] = items.places
+                return evaluate_retrieval(*sets, **arguments)
+        except Exception as error:  # a metric must not end a training
+            return error
 
-    def _gather(self, trainer: Trainer, loader: int, *, is_gallery: bool) -> tuple[Tensor, Tensor]:
+    def _shard(self, trainer: Trainer, loader: int, *, is_gallery: bool) -> Shard:
         store = self._stores.get((loader, is_gallery), EmbeddingStore())
-        return store.gather(dataset_size=items_dealt(trainer, loader))
+        return store.shard(dataset_size=self._dealt(trainer, loader, ids=self.ids is not None))
 
     def _publish(
         self, pl_module: LightningModule, prefix: str, suffix: str, outcome: RetrievalReport | Exception

@@ -9,12 +9,14 @@ O(B d) time and memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._checks import LABEL_DTYPES
+from fewshot_callbacks.functional.processes import ALONE, Processes
 
 EPS = 1e-12
 
@@ -116,6 +118,11 @@ class ClassMoments:
     """sum of squared distances of the items of a class to its mean"""
 
     @classmethod
+    def nothing(cls, dim: int) -> ClassMoments:
+        """Those of no items."""
+        return cls.of(torch.empty(0, dim), torch.empty(0, dtype=torch.int64))
+
+    @classmethod
     def of(cls, embeddings: Float[Tensor, "items dim"], labels: Int[Tensor, "items"]) -> ClassMoments:
         """The moments of one batch, in float64 on its device."""
         items = embeddings.detach().double()
@@ -145,14 +152,42 @@ class ClassMoments:
         scatter = spread(self.scatter, mine) + spread(other.scatter, theirs)
         return ClassMoments(labels, counts, means, scatter + step.square().sum(dim=1) * counts_a * counts_b / counts)
 
-    def discriminant_ratio(self, *, eps: float = EPS, skip_singletons: bool = False) -> Float[Tensor, ""]:
-        """J of the whole set; NaN where it says nothing (see `discriminant_ratio`)."""
+    def shared(self, processes: Processes) -> ClassMoments:
+        """Of the classes that are this process's, the moments of the items of all processes: each class is one's alone.
+
+        Every process has to call it; one without items brings moments of as many dimensions and no class.
+        """
+        owner = self.labels.remainder(processes.count)
+        mine = self._of(owner == processes.rank)
+        for step in range(1, processes.count):
+            to = (processes.rank + step) % processes.count
+            leaving = self._of(owner == to)
+            tensors = [leaving.labels, leaving.counts, leaving.means, leaving.scatter]
+            theirs = processes.exchange(tensors, to=to, source=(processes.rank - step) % processes.count)
+            mine = mine.merge(ClassMoments(*(theirs or ())))
+        return mine
+
+    def _of(self, chosen: Bool[Tensor, "classes"]) -> ClassMoments:
+        return ClassMoments(self.labels[chosen], self.counts[chosen], self.means[chosen], self.scatter[chosen])
+
+    def discriminant_ratio(
+        self, *, eps: float = EPS, skip_singletons: bool = False, processes: Processes = ALONE
+    ) -> Float[Tensor, ""]:
+        """J of the whole set; NaN where it says nothing (see `discriminant_ratio`).
+
+        Args:
+            eps: see `discriminant_ratio`.
+            skip_singletons: see `discriminant_ratio`.
+            processes: those that hold the other classes of the set (see `shared`).
+        """
         keep = self.counts > (1 if skip_singletons else 0)
         counts, means, scatter = self.counts[keep].double(), self.means[keep], self.scatter[keep]
-        if len(counts) == 0 or int(counts.max()) <= 1:
+        first = [means for means in processes.gather(means[:1]) if len(means)]
+        if not first or processes.largest([float(counts.max()) if len(counts) else 0.0])[0] <= 1:
             return self.means.new_full((), torch.nan)
-        shifted = means - means[:1]
-        centre = (shifted * counts.unsqueeze(1)).sum(dim=0) / counts.sum()
-        between = (counts * (shifted - centre).square().sum(dim=1)).sum()
-        within = scatter.sum()
+        shifted = means - first[0]
+        totals = processes.gather(((shifted * counts.unsqueeze(1)).sum(dim=0), counts.sum(), scatter.sum()))
+        weighted, items, within = (reduce(torch.add, parts) for parts in zip(*totals, strict=True))
+        between = (counts * (shifted - weighted / items).square().sum(dim=1)).sum()
+        between = reduce(torch.add, processes.gather(between))
         return torch.where((within == 0) & (between == 0), torch.nan, between / (within + eps))

@@ -26,9 +26,17 @@ class RemoteError(RuntimeError):
 
 @dataclass(frozen=True)
 class _Failure:
-    rank: int
     words: str
-    is_value_error: bool
+    kind: type[BaseException]
+    """what the others raise"""
+
+    @classmethod
+    def of(cls, error: BaseException) -> _Failure:
+        if type(error) is ValueError:
+            return cls(str(error), ValueError)
+        if not isinstance(error, Exception):  # an interrupt of one is an interrupt of all
+            return cls(f"{type(error).__name__} in another process", KeyboardInterrupt)
+        return cls(f"{type(error).__name__}: {error}", RemoteError)
 
 
 class Processes(ABC):
@@ -56,13 +64,13 @@ class Processes(ABC):
         Raises:
             ValueError: what another process has failed with (see `together`), if that was a ValueError.
             RemoteError: any other error of another process.
+            KeyboardInterrupt: if another process was interrupted.
         """
         everyone: list[Any] = self._gather(mine)
         failures = [held for held in everyone if isinstance(held, _Failure)]
         if failures:
             self._failed = True  # they are not waiting for our own
-            failure = failures[0]
-            raise (ValueError if failure.is_value_error else RemoteError)(failure.words)
+            raise failures[0].kind(failures[0].words)
         return everyone
 
     @contextmanager
@@ -74,8 +82,7 @@ class Processes(ABC):
         except BaseException as error:
             if self.count > 1 and not self._failed:
                 self._failed = True
-                words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-                self._gather(_Failure(self.rank, words, type(error) is ValueError))
+                self._gather(_Failure.of(error))
             raise
 
     def largest(self, values: Sequence[float]) -> list[float]:

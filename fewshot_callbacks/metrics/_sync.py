@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fewshot_callbacks.metrics.processes import cpu_group
+
 
 def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
     """What each process holds, by rank, for `dist_sync_fn` of `torchmetrics.Metric`; what is empty is left out.
@@ -14,6 +16,8 @@ def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
     Unlike the function of torchmetrics this one lets a process without a single batch take part, whose state has no
     shape and no dtype yet, and tensors on the CPU under a backend that knows CUDA alone.
     """
+    if group is None or group is torch.distributed.group.WORLD:
+        group = cpu_group()
     everyone: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(everyone, tensor.detach().cpu(), group=group)
     return [held.to(tensor.device) for held in everyone if held.numel()] or [tensor]

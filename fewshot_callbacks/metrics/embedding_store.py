@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._checks import check_labels
-
-T = TypeVar("T")
+from fewshot_callbacks.metrics.processes import all_processes, gather_objects, process_count
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,18 @@ class _Batch:
     embeddings: Tensor  # (items, dim), on the CPU
     labels: Tensor  # (items,)
     positions: Tensor  # (items,) place of each item in this rank's pass over the data
+    ids: Tensor | None  # (items,) numbers that tell items apart
+
+
+class Shard(NamedTuple):
+    """What one process holds of a set, each item of which is in one process alone."""
+
+    embeddings: Float[Tensor, "items dim"]
+    labels: Int[Tensor, "items"]
+    places: Int[Tensor, "items"]
+    """of each item among those of all processes, for `evaluate_retrieval(..., query_places=...)`"""
+    dropped: int
+    """items of all processes that were left out because they came a second time"""
 
 
 class EmbeddingStore:
@@ -53,7 +67,13 @@ class EmbeddingStore:
         """Number of items held by this process."""
         return self._items
 
-    def append(self, embeddings: Tensor, labels: Tensor, positions: Tensor | None = None) -> None:
+    def append(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        positions: Tensor | None = None,
+        ids: Tensor | Sequence[object] | None = None,
+    ) -> None:
         """Copy one batch to the CPU.
 
         Args:
@@ -61,6 +81,7 @@ class EmbeddingStore:
             labels: (items,), any integer dtype, any device.
             positions: (items,) place of each item in this process's pass over its data; by default they follow on.
                 Needed only where the items of one loader go to two stores.
+            ids: (items,) integers or words that name each item, by which one that comes twice is found.
 
         Raises:
             ValueError: if the shapes do not fit each other or what was stored before, or labels are no integers.
@@ -90,6 +111,7 @@ class EmbeddingStore:
             if on_cuda
             else check_labels(labels.detach(), len(embeddings), *_LABEL_WORDS).clone(),
             positions=positions.to("cpu", copy=True),
+            ids=None if ids is None else id_numbers(ids, len(embeddings)),
         )
         self._dim = embeddings.shape[1]
         self._items += len(embeddings)
@@ -106,10 +128,10 @@ class EmbeddingStore:
             arrived, batch = self._arriving.pop(0)
             arrived.synchronize()
             labels = check_labels(batch.labels.clone(), len(batch.embeddings), *_LABEL_WORDS)
-            self._batches.append(_Batch(batch.embeddings.clone(), labels, batch.positions))
+            self._batches.append(_Batch(batch.embeddings.clone(), labels, batch.positions, batch.ids))
 
-    def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
-        """All items of all processes, in the order of the data set; the same on every rank.
+    def shard(self, dataset_size: int | None = None) -> Shard:
+        """What this process holds, without what another process, or itself, holds as well. Every process has to call it.
 
         Args:
             dataset_size: the number of items that there are, where a `DistributedSampler` has dealt them out. It gives
@@ -117,23 +139,76 @@ class EmbeddingStore:
                 the repeats lie past the end, and are dropped.
 
         Returns:
-            embeddings (items, dim) and labels (items,). With nothing stored anywhere, both are empty: (0, 0) and (0,).
+            The items of this process, with their places in the order of the data set. Where ids were given, the first
+            item of each id stays, and the others are dropped. With nothing stored, all are empty: (0, 0) and (0,).
         """
         self._settle()
         embeddings = torch.cat([batch.embeddings for batch in self._batches] or [torch.empty(0, 0)])
-        labels = torch.cat([batch.labels for batch in self._batches] or [torch.empty(0, dtype=torch.int64)])
-        if process_count() == 1:
-            return embeddings, labels
-        positions = torch.cat([batch.positions for batch in self._batches] or [torch.empty(0, dtype=torch.int64)])
-        ranks = process_count()
-        shards = gather_objects((embeddings, labels, positions))
-        places = torch.cat([place * ranks + rank for rank, (_, _, place) in enumerate(shards)])
-        order = places.argsort(stable=True)
+        nothing = torch.empty(0, dtype=torch.int64)
+        labels = torch.cat([batch.labels for batch in self._batches] or [nothing])
+        positions = torch.cat([batch.positions for batch in self._batches] or [nothing])
+        processes = all_processes()
+        places = positions * processes.count + processes.rank
+        given = [batch.ids for batch in self._batches if batch.ids is not None]
+        ids = torch.cat(given) if given and len(given) == len(self._batches) else None
+        items = sum(processes.gather(len(places)))
+        stays = torch.ones(len(places), dtype=torch.bool)
         if dataset_size is not None:
-            order = order[places[order] < dataset_size]
-        filled = [shard for shard, _, _ in shards if len(shard)]
-        everything = torch.cat(filled or [embeddings])
-        return everything[order], torch.cat([shard for _, shard, _ in shards])[order]
+            stays &= places < dataset_size
+        everyone = processes.gather((places[stays], None if ids is None else ids[stays], len(labels)))
+        if all(shard_ids is not None for _, shard_ids, length in everyone if length):
+            stays[stays.clone()] = _is_first(places[stays], ids, everyone)
+            everyone = [(part, None, 0) for part in processes.gather(places[stays])]
+        left = torch.cat([part for part, *_ in everyone]).sort().values
+        if not bool(stays.all()):
+            embeddings, labels, places = embeddings[stays], labels[stays], places[stays]
+        return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left))
+
+    def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
+        """All items of all processes, in the order of the data set; the same on every rank, which must have room for them.
+
+        Args:
+            dataset_size: see `shard`.
+
+        Returns:
+            embeddings (items, dim) and labels (items,). With nothing stored anywhere, both are empty: (0, 0) and (0,).
+        """
+        mine = self.shard(dataset_size)
+        if process_count() == 1:
+            return mine.embeddings, mine.labels
+        shards = gather_objects(mine)
+        order = torch.cat([shard.places for shard in shards]).argsort()
+        filled = [shard.embeddings for shard in shards if len(shard.embeddings)]
+        everything = torch.cat(filled or [mine.embeddings])
+        return everything[order], torch.cat([shard.labels for shard in shards])[order]
+
+
+def _is_first(places: Tensor, ids: Tensor | None, everyone: list[tuple[Tensor, Tensor | None, int]]) -> Tensor:
+    """Which items come first among all with their id."""
+    if ids is None:
+        return torch.ones(len(places), dtype=torch.bool)
+    all_places = torch.cat([part for part, *_ in everyone])
+    order = all_places.argsort()
+    all_ids = torch.cat([part for _, part, _ in everyone if part is not None])[order]
+    first = all_places[order][first_of_each(all_ids)]
+    return torch.isin(places, first)
+
+
+def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:
+    """Where each id comes for the first time, ascending."""
+    present, number = ids.unique(return_inverse=True)
+    first = torch.full((len(present),), len(ids), device=ids.device)
+    first.scatter_reduce_(0, number, torch.arange(len(ids), device=ids.device), "amin")
+    return first.sort().values
+
+
+def id_numbers(ids: Tensor | Sequence[object], items: int, call: str = "EmbeddingStore") -> Int[Tensor, "items"]:
+    """Ids as integers; words become numbers of 64 bits, the same in every process."""
+    if not isinstance(ids, Tensor):
+        words = [str(name).encode() for name in ids]
+        digests = [hashlib.blake2b(word, digest_size=8).digest() for word in words]
+        ids = torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.int64)
+    return check_labels(ids.detach(), items, "ids", "embeddings", call).clone()
 
 
 _LABEL_WORDS = ("labels", "embeddings", "EmbeddingStore")
@@ -145,32 +220,3 @@ def _to_host(tensor: Tensor) -> Tensor:
         return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
-
-
-def process_count() -> int:
-    """How many processes take part; 1 where nothing is distributed."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    return 1
-
-
-def gather_objects(mine: T) -> list[T]:
-    """What each process holds, by rank, on every process; on one process a list of one."""
-    if process_count() == 1:
-        return [mine]
-    everyone: list[T] = [mine] * process_count()
-    torch.distributed.all_gather_object(everyone, mine)
-    return everyone
-
-
-def is_rank_zero() -> bool:
-    """Whether this process is the first."""
-    return process_count() == 1 or torch.distributed.get_rank() == 0
-
-
-def broadcast_object(mine: T | None) -> T | None:
-    """What the first process holds, on every process."""
-    held = [mine]
-    if process_count() > 1:
-        torch.distributed.broadcast_object_list(held, src=0)
-    return held[0]

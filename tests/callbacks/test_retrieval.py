@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.callbacks import RetrievalMonitor, _progress
 from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.metrics import Shard
 from tests.callbacks.models import DIM, Net, Scripted, items, loader, measured, retrieval, scripted, trainer
 
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
@@ -280,15 +281,15 @@ def test_half_precision_is_stored_as_it_comes() -> None:
     assert embeddings.dtype == torch.bfloat16
     seen: list[torch.dtype] = []
     monitor = retrieval()
-    monitor._gather = lambda *a, _gather=monitor._gather, **k: _keep_dtype(_gather(*a, **k), seen)  # type: ignore[method-assign]
+    monitor._shard = lambda *a, _shard=monitor._shard, **k: _keep_dtype(_shard(*a, **k), seen)  # type: ignore[method-assign]
     logged = validated(monitor, net, loader(), precision="bf16-mixed")
     assert seen == [torch.bfloat16]
     assert logged == close(keyed(measured(embeddings, labels)))
 
 
-def _keep_dtype(pair: tuple[Tensor, Tensor], seen: list[torch.dtype]) -> tuple[Tensor, Tensor]:
-    seen.append(pair[0].dtype)
-    return pair
+def _keep_dtype(shard: Shard, seen: list[torch.dtype]) -> Shard:
+    seen.append(shard.embeddings.dtype)
+    return shard
 
 
 def test_double_precision_is_kept() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fewshot_callbacks.functional import ClassMoments
 from fewshot_callbacks.functional import discriminant_ratio as functional
 from fewshot_callbacks.metrics import DiscriminantRatio
-from tests.metrics import two_processes
+from tests.metrics import ranks
 
 NAMES = torch.tensor([0, 3, -7, 2**61, 2**63 - 1, -(2**63)])
 
@@ -216,22 +216,23 @@ def test_refusals_leave_the_state_alone(embeddings, labels, message):
     assert metric.within_scatter() == expected
 
 
-class TestTwoProcesses:
-    @pytest.mark.parametrize("name", two_processes.SHARDS)
-    def test_both_ranks_get_the_value_of_one_process(self, on_two_ranks, name):
-        embeddings, labels = two_processes.items(24 if name == "even" else 23)
+class TestSeveralProcesses:
+    @pytest.mark.parametrize("name", ranks.SHARDS)
+    def test_every_rank_gets_the_value_of_one_process(self, on_ranks, name):
+        embeddings, labels = ranks.items(24 if name == "even" else 23)
         alone = fill(DiscriminantRatio(), embeddings, labels, [(0, len(labels))])
-        for answers in on_two_ranks:
+        for answers in on_ranks:
             value, scatter = answers["discriminant_ratio"][name]
             torch.testing.assert_close(value, alone.compute(), rtol=1e-6, atol=0)
             assert scatter == pytest.approx(alone.within_scatter(), rel=1e-9)
 
-    def test_each_process_goes_on_with_its_own_state(self, on_two_ranks):
-        embeddings, labels = two_processes.items(23)
-        more = torch.tensor([0.0, 1.0]).repeat_interleave(2)[:, None].expand(4, 5)
-        expected = functional(torch.cat([embeddings, more]), torch.cat([labels, torch.tensor([7, 8, 7, 8])]))
-        for answers in on_two_ranks:
+    def test_each_process_goes_on_with_its_own_state(self, on_ranks):
+        embeddings, labels = ranks.items(23)
+        count = len(on_ranks)
+        more = torch.arange(count).float().repeat_interleave(2)[:, None].expand(2 * count, 5)
+        expected = functional(torch.cat([embeddings, more]), torch.cat([labels, torch.tensor([7, 8] * count)]))
+        for answers in on_ranks:
             torch.testing.assert_close(answers["discriminant_ratio"]["continued"], expected, rtol=1e-5, atol=0)
 
-    def test_nothing_anywhere_is_nan(self, on_two_ranks):
-        assert all(math.isnan(answers["discriminant_ratio"]["nothing"]) for answers in on_two_ranks)
+    def test_nothing_anywhere_is_nan(self, on_ranks):
+        assert all(math.isnan(answers["discriminant_ratio"]["nothing"]) for answers in on_ranks)

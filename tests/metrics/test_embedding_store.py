@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.metrics import EmbeddingStore
-from tests.metrics import two_processes
+from tests.metrics import ranks
 
 
 def filled(*sizes, dim=4, dtype=torch.float32):
@@ -143,41 +143,67 @@ class TestFromCuda:
             store.append(torch.ones(2, 5, device="cuda"), torch.arange(2, device="cuda"))
 
 
-class TestTwoProcesses:
+class TestIds:
+    @pytest.mark.parametrize("ids", [torch.tensor([5, 2**62, 5, -1, -1]), ["a", "b", "a", "ä", "ä"]])
+    def test_the_first_of_each_stays(self, ids):
+        store, embeddings = EmbeddingStore(), torch.randn(5, 3)
+        store.append(embeddings, torch.arange(5), ids=ids)
+        shard = store.shard()
+        assert torch.equal(shard.embeddings, embeddings[[0, 1, 3]])
+        assert shard.labels.tolist() == [0, 1, 3]
+        assert shard.places.tolist() == [0, 1, 2]
+        assert shard.dropped == 2
+
+    def test_one_for_each_item(self):
+        with pytest.raises(ValueError, match=r"EmbeddingStore: 5 embeddings, but 4 ids"):
+            EmbeddingStore().append(torch.ones(5, 2), torch.arange(5), ids=["a", "b", "c", "d"])
+
+
+class TestSeveralProcesses:
     @pytest.mark.parametrize("n", [1, 22, 23])
-    def test_the_padding_of_the_sampler_is_dropped_and_the_order_restored(self, on_two_ranks, n):
-        embeddings, labels = two_processes.items(n)
-        for answers in on_two_ranks:
+    def test_the_padding_of_the_sampler_is_dropped_and_the_order_restored(self, on_ranks, n):
+        embeddings, labels = ranks.items(n)
+        for answers in on_ranks:
             found, found_labels = answers["embedding_store"][f"sampler {n}"]
             assert torch.equal(found, embeddings.half())
             assert torch.equal(found_labels, labels)
 
-    def test_the_padding_is_there_without_the_size_of_the_data_set(self, on_two_ranks):
-        embeddings, _ = two_processes.items(23)
-        for answers in on_two_ranks:
+    def test_the_padding_is_there_without_the_size_of_the_data_set(self, on_ranks):
+        embeddings, _ = ranks.items(23)
+        for answers in on_ranks:
             found, _ = answers["embedding_store"]["padded 23"]
-            assert torch.equal(found, torch.cat([embeddings, embeddings[:1]]).half())
+            assert torch.equal(found, torch.cat([embeddings, embeddings[: -23 % len(on_ranks)]]).half())
 
-    def test_positions_of_a_part_of_the_items(self, on_two_ranks):
-        embeddings, labels = two_processes.items(23)
+    def test_positions_of_a_part_of_the_items(self, on_ranks):
+        embeddings, labels = ranks.items(23)
         kept = labels != labels[0]
-        for answers in on_two_ranks:
+        for answers in on_ranks:
             found, found_labels = answers["embedding_store"]["some"]
             assert torch.equal(found, embeddings[kept])
             assert torch.equal(found_labels, labels[kept])
 
-    @pytest.mark.parametrize("name", two_processes.SHARDS)
-    def test_both_ranks_get_every_item_once(self, on_two_ranks, name):
-        embeddings, labels = two_processes.items(24 if name == "even" else 23)
-        first, second = (answers["embedding_store"][name] for answers in on_two_ranks)
-        assert torch.equal(first[0], second[0])
-        assert torch.equal(first[1], second[1])
+    @pytest.mark.parametrize("name", ranks.SHARDS)
+    def test_every_rank_gets_every_item_once(self, on_ranks, name):
+        embeddings, labels = ranks.items(24 if name == "even" else 23)
+        first, *others = (answers["embedding_store"][name] for answers in on_ranks)
+        for other in others:
+            assert torch.equal(first[0], other[0])
+            assert torch.equal(first[1], other[1])
         rows = {(*row, label) for row, label in zip(embeddings.tolist(), labels.tolist(), strict=True)}
         assert {(*row, label) for row, label in zip(first[0].tolist(), first[1].tolist(), strict=True)} == rows
         assert len(first[0]) == len(embeddings)
 
-    def test_nothing_anywhere(self, on_two_ranks):
-        for answers in on_two_ranks:
+    @pytest.mark.parametrize("kind", ["integers", "words"])
+    def test_of_items_with_one_id_one_stays(self, on_ranks, kind):
+        embeddings, labels = ranks.items(23)
+        rows = sorted((*row, label) for row, label in zip(embeddings.tolist(), labels.tolist(), strict=True))
+        for answers in on_ranks:
+            (found, found_labels), dropped = answers["embedding_store"][kind]
+            assert sorted((*row, y) for row, y in zip(found.tolist(), found_labels.tolist(), strict=True)) == rows
+            assert dropped == 7 * (len(on_ranks) - 1) + len(on_ranks)
+
+    def test_nothing_anywhere(self, on_ranks):
+        for answers in on_ranks:
             embeddings, labels = answers["embedding_store"]["nothing"]
             assert embeddings.shape == (0, 0)
             assert labels.shape == (0,)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.metrics import RetrievalEvaluation
-from tests.metrics import two_processes
+from tests.metrics import ranks
 
 SETTINGS = {"group_size": 2, "recall_k": (1, 3)}
 
@@ -150,16 +150,31 @@ def test_refusals_leave_the_state_alone(embeddings, labels, message):
     assert len(metric.embeddings) == len(metric.labels) == 3
 
 
-class TestTwoProcesses:
-    @pytest.mark.parametrize("name", two_processes.SHARDS)
-    def test_both_ranks_get_the_value_of_one_process(self, on_two_ranks, name):
-        embeddings, labels = two_processes.items(24 if name == "even" else 23)
+def test_of_items_with_one_id_the_first_counts():
+    embeddings, labels = made(30, 5)
+    metric = RetrievalEvaluation(SETTINGS)
+    for some in torch.cat([torch.arange(30), torch.arange(9)]).split(13):
+        metric.update(embeddings[some], labels[some], ids=some)
+    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+    with pytest.raises(ValueError, match="some batches have ids, others none"):
+        metric.update(embeddings, labels)
+
+
+class TestSeveralProcesses:
+    @pytest.mark.parametrize("name", ranks.SHARDS)
+    def test_every_rank_gets_the_value_of_one_process(self, on_ranks, name):
+        embeddings, labels = ranks.items(24 if name == "even" else 23)
         expected = evaluate_retrieval(embeddings, labels, **SETTINGS).metrics()
-        for answers in on_two_ranks:
+        for answers in on_ranks:
             same(answers["retrieval"][name], expected)
 
-    def test_half_precision(self, on_two_ranks):
-        embeddings, labels = two_processes.items(23)
+    def test_what_a_sampler_repeats_is_found_by_ids(self, on_ranks):
+        expected = evaluate_retrieval(*ranks.items(23), **SETTINGS).metrics()
+        for answers in on_ranks:
+            same(answers["retrieval"]["ids"], expected)
+
+    def test_half_precision(self, on_ranks):
+        embeddings, labels = ranks.items(23)
         expected = evaluate_retrieval(embeddings.half(), labels, **SETTINGS).metrics()
-        for answers in on_two_ranks:
+        for answers in on_ranks:
             same(answers["retrieval"]["half"], expected)
