@@ -154,7 +154,9 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             parts = [moments[loader] for moments in everywhere if loader in moments]
             if loader in failed:
                 self._policy.handle(failed[loader], f"{key} is NaN.")
-            elif parts:
+            elif not any(len(moments.counts) for moments in parts):
+                self._policy.handle(ValueError("The set is empty: no step gave an embedding."), f"{key} is NaN.")
+            else:
                 whole = reduce(ClassMoments.merge, parts)
                 value = float(whole.discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons))
                 if math.isnan(value):

@@ -264,7 +264,8 @@ class FailurePolicy:
         if self.strict:
             raise error
         words = str(error) or type(error).__name__
-        kind = type(error).__name__ + words[:60]
+        # another count of bad rows, at another epoch, is the same error
+        kind = type(error).__name__ + "".join(character for character in words if not character.isdigit())[:60]
         if kind not in self._said:
             self._said.add(kind)
             cause = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
