@@ -220,9 +220,15 @@ def test_embeddings_of_any_precision(precision: str, autocast: torch.dtype | Non
     if "module" in precision:
         net = net.double()
         data = [TensorDataset(part.tensors[0].double(), part.tensors[1]) for part in data]
-    batches = EveryBatch()
-    training = DataLoader(Labelled(data[0]), batch_size=11)
-    run = trainer(retrieval(), DiscriminantRatioMonitor(), gap_monitor(training_data=training), batches, **settings)
+    batches, embedded = EveryBatch(), set()
+
+    def noted(module: Embeds, batch: Any) -> Tensor:
+        embeddings = module(batch[0])
+        embedded.add(embeddings.dtype)
+        return embeddings
+
+    gap = gap_monitor(training_data=DataLoader(Labelled(data[0]), batch_size=11), embed=noted)
+    run = trainer(retrieval(), DiscriminantRatioMonitor(), gap, batches, **settings)
     run.fit(net, loader(data[0]), loader(data[1]))
     assert {parameter.dtype for parameter in net.parameters()} == {dtype}
     net.eval()
@@ -231,7 +237,7 @@ def test_embeddings_of_any_precision(precision: str, autocast: torch.dtype | Non
         with torch.no_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
             return net.embed(points.to(dtype))
 
-    assert embed(VALIDATION.tensors[0]).dtype == (autocast or dtype)
+    assert embedded == {embed(VALIDATION.tensors[0]).dtype} == {autocast or dtype}
     assert logged_by(run) == close(everything(in_batches(embed)))
     assert batches.logged == pytest.approx(
         [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in batches.outputs]
