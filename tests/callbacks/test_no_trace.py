@@ -50,6 +50,10 @@ class Drawing(Embeds):
         random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002
         return super().validation_step(batch, batch_idx)
 
+    def on_validation_model_eval(self) -> None:
+        super().on_validation_model_eval()
+        self.classifier.train()  # where it makes no difference but for the mode
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam((weight for weight in self.parameters() if weight.requires_grad), lr=0.01)
 
