@@ -152,10 +152,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         for loader, suffix in enumerate(suffixes(trainer)):
             key, value = f"{stage}/J{suffix}", torch.nan
-            self._dealt(trainer, loader)
             if loader in failed:
                 self._policy.handle(failed[loader], f"{key} is NaN.")
             else:
+                self._dealt(trainer, loader)
                 try:
                     value = self._ratio(self._moments.get(loader))
                 except Exception as error:  # a metric must not end a training
@@ -163,7 +163,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             self._log(pl_module, key, value)
 
     def _ratio(self, mine: ClassMoments | None) -> float:
-        """J of the items of all processes; NaN where there are none.
+        """J of the items of all processes.
 
         Raises:
             ValueError: where it says nothing, with the reason.
@@ -172,13 +172,15 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         with processes.together():
             dims = [dim for dim in processes.gather(None if mine is None else mine.means.shape[1]) if dim is not None]
             if not dims:
-                return math.nan
+                raise ValueError("The set is empty: no step gave an embedding.")
             moments = (ClassMoments.nothing(dims[0]) if mine is None else mine).shared(processes)
             value = float(
                 moments.discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons, processes=processes)
             )
             most = processes.largest([float(moments.counts.max()) if len(moments.counts) else 0.0])[0]
             classes = sum(processes.gather(len(moments.counts)))
+        if not classes:
+            raise ValueError("The set is empty: no step gave an embedding.")
         if math.isnan(value):
             raise ValueError(
                 f"Each of the {classes} classes has one item. J compares items of one class: validate on a set with several "

@@ -62,6 +62,7 @@ class EmbeddingReader:
         self.source, self.labels, self.owner = source, labels, owner
         self._handle: RemovableHandle | None = None
         self._captured: list[Any] | None = None
+        self._is_compiled = False
 
     # ----------------------------------------------------------------------------------------------------- hook on and off
 
@@ -81,6 +82,7 @@ class EmbeddingReader:
                 f"for instance, {', '.join(near)}. For keys of the step's output pass two: source=('embeddings', 'labels')."
             )
         self._handle = module.get_submodule(self.source).register_forward_hook(self._capture)
+        self._is_compiled = _is_compiled(module)
 
     def detach(self) -> None:
         """Leave no hook behind."""
@@ -155,9 +157,13 @@ class EmbeddingReader:
         """The output of the call, or of the calls together where their rows add up to the labels."""
         captured = self._captured or []
         if not captured:
+            compiled = (
+                " Or it was compiled before this monitor listened to it, and such code passes hooks by: return the "
+                "embeddings from the step, or call torch.compiler.reset() before the run."
+            )
             raise ValueError(
                 f"{self.owner}: {step} did not call the submodule {self.source!r}, so there are no embeddings. Name one "
-                "that runs in this step."
+                f"that runs in this step.{compiled if self._is_compiled else ''}"
             )
         if not all(isinstance(output, Tensor) for output in captured):
             raise ValueError(
@@ -277,7 +283,8 @@ class FailurePolicy:
         if self.strict:
             raise error
         words = str(error) or type(error).__name__
-        kind = type(error).__name__ + words[:60]
+        # another count of bad rows, at another epoch, is the same error
+        kind = type(error).__name__ + "".join(character for character in words if not character.isdigit())[:60]
         if kind not in self._said:
             self._said.add(kind)
             cause = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
@@ -288,6 +295,13 @@ class FailurePolicy:
     def say(self, words: str) -> None:
         """Warn, on the first rank."""
         rank_zero_warn(words, stacklevel=2)
+
+
+def _is_compiled(module: LightningModule) -> bool:
+    """Whether `torch.compile` has been at the module or at a part of it."""
+    if getattr(module, "_compiler_ctx", None) is not None:  # where Lightning keeps what it unpacks
+        return True
+    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules())
 
 
 def _describe(value: Any) -> str:

@@ -86,6 +86,8 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     gap: GeneralizationGap | None
     prefix: str
+    _latest: Tensor | None
+    """embeddings of the batch that is compared with `embed`"""
     _remedy_for_two = "Give them different prefixes."
 
     def __init__(
@@ -199,7 +201,6 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         if step != "validation_step" or not self._is_due or loader != self._loader_index(trainer):
             self._reader.dismiss()
             return
-        self._latest: Tensor | None = None
         super()._read(trainer, outputs, batch, loader, step)
         if not self._checked and self._latest is not None:
             try:
@@ -217,6 +218,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     def _forget(self) -> None:
         self._store = EmbeddingStore()
+        self._latest = None
 
     def _loader_index(self, trainer: Trainer) -> int | None:
         names = list(evaluation_loaders(trainer))

@@ -1,4 +1,4 @@
-"""Two processes give what one gives, the same to both, also when one of them fails."""
+"""Several processes give what one gives, the same to all, also when one of them fails."""
 
 import json
 import math
@@ -31,18 +31,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
     """What each of the two has seen."""
+    return run(folder, 2)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def several(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each of two, or of three, has seen."""
+    if request.param == 2:
+        return request.getfixturevalue("ranks")
+    return run(tmp_path_factory.mktemp("three_processes"), request.param)
+
+
+def run(folder: Path, count: int) -> list[dict[str, Any]]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PL_TORCH_DISTRIBUTED_BACKEND": "gloo"}
+    environment["PROCESSES"] = str(count)
     process = subprocess.run(
         [sys.executable, two_processes.__file__, folder],
         cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=150,  # a rank that waits for the other one would wait for half an hour
+        timeout=200,  # a rank that waits for the other one would wait for half an hour
         check=False,
     )
     assert process.returncode == 0, process.stderr[-3000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(count)]
 
 
 def expected_of(*data: Any) -> dict[str, float]:
@@ -61,11 +74,61 @@ def test_the_number_of_items_is_uneven() -> None:
     assert ITEMS % 2 == 1
 
 
-def test_two_processes_give_what_one_gives(ranks: list[dict[str, Any]]) -> None:
+def test_several_processes_give_what_one_gives(several: list[dict[str, Any]]) -> None:
     expected = expected_of(uneven()) | {"J": float(discriminant_ratio(*seeded().by_hand(uneven())))}
-    for seen in ranks:
+    for seen in several:
         assert seen["one"]["said"] == []
         assert values_of(seen["one"]) == pytest.approx({f"val/{k}": v for k, v in expected.items()}, rel=1e-5)
+
+
+def reported(points: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+    """What one process reports, to the last bit."""
+    report = evaluate_retrieval(points, labels, group_size=2, macro=True, precisions=(0.5, 0.95))
+    values = {"mean": report.mean, "macro": report.macro, "f1": str(report.decision)}
+    assert report.grouped is not None
+    return values | {"grouped": report.grouped.at[1], "at": str(report.at_precision), "notes": list(report.notes)}
+
+
+@pytest.mark.parametrize("name", ["exact", "ids", "no data"])
+def test_a_report_is_that_of_one_process_to_the_last_bit(several: list[dict[str, Any]], name: str) -> None:
+    if several[0][name] is None:
+        pytest.skip("one process without data is shown by two")
+    expected = reported(*uneven().tensors)
+    for seen in several:
+        assert seen[name]["report"] == expected
+        assert seen[name]["logged"] == several[0][name]["logged"]
+
+
+def test_a_sampler_of_ones_own_is_said_to_repeat_perhaps(several: list[dict[str, Any]]) -> None:
+    count = len(several)
+    points, labels = uneven().tensors
+    again = torch.arange(5).repeat(count - 1)
+    repeated = reported(torch.cat([points, points[again]]), torch.cat([labels, labels[again]]))
+    for seen in several:
+        assert seen["no ids"]["report"]["mean"] == pytest.approx(repeated["mean"], rel=1e-12)
+    of_map, of_j = several[0]["no ids"]["said"]
+    total = 25 + 5 * (count - 1)
+    assert (
+        f"some of the {total} items of loader 0 came to several processes cannot be told, because the sampler" in of_map
+    )
+    assert "(OwnSampler) is not Lightning's DistributedSampler" in of_map
+    assert "Pass ids='key'" in of_map
+    assert "(OwnSampler) is not Lightning's DistributedSampler" in of_j
+    assert several[0]["ids"]["said"] == [of_j]  # which counts them all the same
+    assert several[0]["exact"]["said"] == []
+
+
+def test_samples_that_give_several_embeddings_are_all_kept(several: list[dict[str, Any]]) -> None:
+    """Where an embedding stands in its process does not say of which sample it is: none is taken for a repeated one."""
+    points, labels = uneven().tensors
+    more = points[: -25 % len(several)], labels[: -25 % len(several)]
+    points, labels = torch.cat([points, more[0]]), torch.cat([labels, more[1]])
+    views = reported(torch.cat([points, points + 0.1]), labels.repeat(2))
+    for seen in several:
+        assert seen["two views"]["report"]["mean"] == pytest.approx(views["mean"], rel=1e-12)
+    of_map, of_j = several[0]["two views"]["said"]
+    assert "RetrievalMonitor was given" in of_map
+    assert "DiscriminantRatioMonitor was given" in of_j
 
 
 def test_a_repeated_item_would_be_noticed() -> None:
@@ -77,22 +140,22 @@ def test_a_repeated_item_would_be_noticed() -> None:
     assert ratios[0] != pytest.approx(ratios[1], rel=1e-3)
 
 
-def test_several_loaders(ranks: list[dict[str, Any]]) -> None:
+def test_several_loaders(several: list[dict[str, Any]]) -> None:
     expected = {}
     for end, data in (("/dataloader_idx_0", uneven()), ("/dataloader_idx_1", shorter())):
         ratio = {"J": float(discriminant_ratio(*seeded().by_hand(data)))}
         expected |= {f"val/{name}{end}": value for name, value in (expected_of(data) | ratio).items()}
-    for seen in ranks:
+    for seen in several:
         assert values_of(seen["two"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_gallery_loader_and_a_flag(ranks: list[dict[str, Any]]) -> None:
+def test_a_gallery_loader_and_a_flag(several: list[dict[str, Any]]) -> None:
     searched = expected_of(shorter(), uneven())
     embeddings, labels = seeded().by_hand(uneven())
     chosen = uneven().tensors[0][:, 0] > 0.3
     assert 5 < int(chosen.sum()) < 20
     flagged = measured(embeddings[~chosen], labels[~chosen], embeddings[chosen], labels[chosen])
-    for seen in ranks:
+    for seen in several:
         assert values_of(seen["gallery"]) == pytest.approx({f"val/{k}": v for k, v in searched.items()}, rel=1e-5)
         assert values_of(seen["flag"]) == pytest.approx({f"val/{k}": v for k, v in flagged.items()}, rel=1e-5)
 
@@ -138,6 +201,11 @@ def test_a_failure_of_one_process_is_nan_in_both_and_said_by_the_first(
     assert of_j.startswith("val/J is NaN.")
     assert j_words in of_j
     assert ranks[1][how]["said"] == []
+
+
+def test_a_strict_error_of_one_process_stops_all(ranks: list[dict[str, Any]]) -> None:
+    for seen in ranks:
+        assert "12 of 25 rows of embeddings hold NaN or Inf, the first at index 1" in seen["strict"]
 
 
 def test_the_state_of_python_random_is_left_alone(ranks: list[dict[str, Any]]) -> None:

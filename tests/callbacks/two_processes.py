@@ -1,19 +1,21 @@
-"""Run by `test_distributed.py`, with a folder as its argument: two processes, which write what each of them has seen."""
+"""Run by `test_distributed.py`, with a folder as its argument: processes that write what each has seen."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
 from fewshot_callbacks.data import EpisodicBatchSampler
@@ -23,7 +25,7 @@ from tests.callbacks.test_training_dynamics import data as episode_items
 from tests.callbacks.test_training_dynamics import protonet
 
 ITEMS, QUALITY = 25, [0.0, 4.0, 0.3]
-PARALLEL = {"strategy": "ddp", "devices": 2, "num_nodes": 1}
+PARALLEL = {"strategy": "ddp", "devices": int(os.environ.get("PROCESSES", "2")), "num_nodes": 1}
 
 
 def uneven() -> TensorDataset:
@@ -68,12 +70,63 @@ class Flagged(Net):
         return {"embeddings": self.embed(points), "labels": labels, "gallery": points[:, 0] > 0.3}
 
 
-def validate(net: Net, loaders: Any, *monitors: Callback) -> dict[str, Any]:
-    run = trainer(*monitors, **PARALLEL)
+class AsGiven(Net):
+    """The points are the embeddings: the same bits in batches of any size."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return {"embeddings": batch[0], "labels": batch[1]}
+
+
+class TwoViews(AsGiven):
+    """Each sample gives two embeddings."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return {"embeddings": torch.cat([batch[0], batch[0] + 0.1]), "labels": batch[1].repeat(2)}
+
+
+class OwnSampler(Sampler[int]):
+    """Its share of the items for each process, and the first five for all of them."""
+
+    def __iter__(self) -> Iterator[int]:
+        rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return iter([*range(5), *range(5 + rank, ITEMS, count)])
+
+    def __len__(self) -> int:
+        rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        return 5 + len(range(5 + rank, ITEMS, count))
+
+
+class Streamed(IterableDataset[Any]):
+    """Without a length; the items of this process, of which the last has none."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        data = uneven()
+        return (data[i] for i in range(ITEMS if rank == 0 and count == 2 else 0))
+
+
+def exact(net: Net, loaders: Any, *, owns_sampler: bool = False, **settings: Any) -> dict[str, Any]:
+    """What a monitor reports, to the last bit, and what was said."""
+    monitor = retrieval(group_size=2, macro=True, precisions=(0.5, 0.95), **settings)
+    seen = validate(net, loaders, monitor, DiscriminantRatioMonitor(), use_distributed_sampler=not owns_sampler)
+    report = monitor.report
+    values = None if report is None else {"mean": report.mean, "macro": report.macro, "f1": str(report.decision)}
+    if report is not None and values is not None and report.grouped is not None:
+        values |= {"grouped": report.grouped.at[1], "at": str(report.at_precision), "notes": list(report.notes)}
+    return {"said": seen["said"], "report": values, "logged": {k: v for k, v in seen.items() if k != "said"}}
+
+
+def numbered() -> TensorDataset:
+    return TensorDataset(*uneven().tensors, torch.arange(ITEMS))
+
+
+def validate(net: Net, loaders: Any, *monitors: Callback, **settings: Any) -> dict[str, Any]:
+    run = trainer(*monitors, **PARALLEL, **settings)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run.validate(net, loaders, verbose=False)
-    said = [str(warning.message) for warning in caught if "NaN" in str(warning.message)]
+    words = [str(warning.message) for warning in caught]
+    said = [said for said in words if "NaN" in said or "cannot be told" in said]
     return {"said": said} | {key: float(value) for key, value in run.callback_metrics.items()}
 
 
@@ -99,29 +152,51 @@ def dynamics(*monitors: TrainingDynamicsMonitor) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     random_state = random.getstate()
+    own = DataLoader(numbered(), batch_size=4, sampler=OwnSampler())
+    options = {"labels": 1, "source": lambda outputs, batch: (batch[0], batch[1])}
+    seen: dict[str, Any] = {
+        "exact": exact(AsGiven(), loader(uneven())),
+        "two views": exact(TwoViews(), loader(uneven())),
+        "ids": exact(AsGiven(), own, owns_sampler=True, ids=lambda outputs, batch: batch[2], **options),
+        "no ids": exact(AsGiven(), own, owns_sampler=True, **options),
+        "no data": exact(AsGiven(), DataLoader(Streamed(), batch_size=6)) if PARALLEL["devices"] == 2 else None,
+    }
     monitors = retrieval, DiscriminantRatioMonitor
-    seen = {
+    seen |= {
         "one": validate(seeded(), loader(uneven()), *(monitor() for monitor in monitors)),
         "two": validate(seeded(), [loader(uneven()), loader(shorter())], *(monitor() for monitor in monitors)),
         "gallery": validate(seeded(), [loader(shorter()), loader(uneven())], retrieval(gallery_loader=1)),
     }
+    torch.manual_seed(0)
+    seen["flag"] = validate(Flagged(), loader(uneven()), retrieval(gallery_flag="gallery"))
+    if PARALLEL["devices"] == 2:
+        seen |= more(folder)
+    seen["random is untouched"] = random.getstate() == random_state
+    rank = torch.distributed.get_rank()
+    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
+
+
+def more(folder: Path) -> dict[str, Any]:
+    """What two processes show as well as three would."""
+    seen: dict[str, Any] = {}
+    monitors = retrieval, DiscriminantRatioMonitor
     torch.manual_seed(0)
     monitor = gap_monitor(training_data=Labelled(TRAINING), classes=5, group_size=2, items_per_class=7)
     seen["gap"] = validate(Embeds(), loader(uneven()), monitor)
     seen["gap"].pop("gap/share_of_time")
     failing = gap_monitor(training_data=Labelled(TRAINING), embed=fails_on_rank_one)
     seen["gap fails"] = validate(seeded(), loader(uneven()), failing)
-    torch.manual_seed(0)
-    seen["flag"] = validate(Flagged(), loader(uneven()), retrieval(gallery_flag="gallery"))
     for how in ("nan", "nothing"):
         seen[how] = validate(FailsOnRankOne(how), loader(uneven()), *(monitor() for monitor in monitors))
     seen["fit"] = fit(folder)
     file = str(folder / "training_dynamics.json")
     seen["dynamics"] = dynamics(TrainingDynamicsMonitor(every_n_steps=2, strict=True, file=file))
     seen["no dynamics"] = dynamics()
-    seen["random is untouched"] = random.getstate() == random_state
-    rank = torch.distributed.get_rank()
-    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
+    try:
+        validate(FailsOnRankOne("nan"), loader(uneven()), retrieval(strict=True))
+    except ValueError as error:
+        seen["strict"] = str(error)
+    return seen
 
 
 if __name__ == "__main__":

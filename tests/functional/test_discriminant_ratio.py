@@ -9,6 +9,7 @@ from sklearn.metrics import calinski_harabasz_score
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, discriminant_ratio
+from tests.functional.threads import in_threads
 
 HALF = (torch.float16, torch.bfloat16)
 LABEL_VALUES = st.sampled_from([0, 1, 2, 3, -1, -7, 2**24, 2**24 + 1, 2**61, 2**61 + 1, -(2**62), 2**63 - 1, -(2**63)])
@@ -345,3 +346,31 @@ class TestClassMoments:
         embeddings, labels = made(dtype=torch.float32)
         batch, whole = discriminant_ratio(embeddings, labels), ClassMoments.of(embeddings, labels).discriminant_ratio()
         torch.testing.assert_close(batch.double(), whole, rtol=1e-5, atol=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    items=st.integers(0, 40),
+    count=st.integers(1, 4),
+    seed=st.integers(0, 2**16),
+    offset=st.sampled_from([0.0, 10.0]),
+    skip=st.booleans(),
+)
+def test_moments_shared_out_among_processes(items, count, seed, offset, skip):
+    """The items in any parts: each class comes to one process, and J is that of one process."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(-3, 4, (items,), generator=generator)
+    embeddings = torch.randn(items, 3, generator=generator, dtype=torch.float64) + labels[:, None] + offset
+    owner = torch.randint(0, count, (items,), generator=generator)
+
+    def work(processes):
+        mine = owner == processes.rank
+        moments = ClassMoments.of(embeddings[mine], labels[mine]).shared(processes)
+        value = moments.discriminant_ratio(skip_singletons=skip, processes=processes)
+        return moments.labels.tolist(), float(value)
+
+    outcomes = in_threads(count, work)
+    alone = float(ClassMoments.of(embeddings, labels).discriminant_ratio(skip_singletons=skip))
+    assert sorted(label for own, _ in outcomes for label in own) == labels.unique().tolist()
+    assert [value for _, value in outcomes] == pytest.approx([alone] * count, rel=1e-12, nan_ok=True)
+    assert len({repr(value) for _, value in outcomes}) == 1

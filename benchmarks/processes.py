@@ -1,0 +1,124 @@
+"""One evaluation by several processes: its time and memory beside those of one single-threaded process.
+
+    python benchmarks/processes.py                                  # one and two processes, 16,000 items
+    python benchmarks/processes.py --processes 1 2 4 --memory       # what each process holds; time says nothing on two cores
+
+Every process runs on one thread and holds its own part. Rounds of one process and of several take turns, so that a busy
+machine slows both. Memory is what a process holds at most beyond its libraries: its part of the embeddings, the pieces of
+the others' that visit it, and what the evaluation takes of its budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _embeddings import DIFFICULTIES, make
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.metrics import all_processes
+
+
+def status_mb(key: str) -> float:
+    """A line of what the system knows of this process."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(key):
+            return float(line.split()[1]) / 1024
+    return float("nan")
+
+
+def work(rank: int, count: int, folder: str, options: argparse.Namespace) -> None:
+    """What each process does: load its part, warm up, evaluate, write down what it took."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting{count}", rank=rank, world_size=count
+    )
+    settings: dict[str, Any] = {"processes": all_processes(), "memory_mb": options.memory_mb}
+    small, labels = make(600, options.dim, "middling")
+    evaluate_retrieval(small[rank::count], labels[rank::count], **settings)
+    before = status_mb("VmRSS")
+    embeddings = torch.from_numpy(np.load(f"{folder}/embeddings.npy", mmap_mode="r")[rank::count].copy())
+    labels = torch.from_numpy(np.load(f"{folder}/labels.npy"))[rank::count].clone()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    torch.distributed.barrier()
+    started = time.perf_counter()
+    report = evaluate_retrieval(embeddings, labels, **settings)
+    torch.distributed.barrier()
+    seconds = time.perf_counter() - started
+    peak = status_mb("VmHWM") - before
+    np.save(f"{folder}/{count}_{rank}.npy", np.array([seconds, peak, report.mAP]))
+    torch.distributed.destroy_process_group()
+
+
+def once(count: int, folder: str, options: argparse.Namespace) -> np.ndarray:
+    """Seconds, megabytes and mAP of each process."""
+    torch.multiprocessing.spawn(work, args=(count, folder, options), nprocs=count)
+    Path(f"{folder}/meeting{count}").unlink(missing_ok=True)
+    return np.stack([np.load(f"{folder}/{count}_{rank}.npy") for rank in range(count)])
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=16_000)
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--difficulty", nargs="+", default=["well-trained", "middling", "hard"], choices=DIFFICULTIES)
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[1, 2], help="how many take turns (1 has to be there)"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory_mb", type=float, default=512, help="budget of each process")
+    parser.add_argument("--memory", action="store_true", help="one round only")
+    options = parser.parse_args()
+    if 1 not in options.processes:
+        parser.error("--processes must hold 1, which the others are compared with")
+    return options
+
+
+def main() -> None:
+    options = parse()
+    console = Console()
+    table = Table("difficulty", "processes", "x one process", "seconds", "MB of a process", "mAP", title=(
+        f"{options.items:,} items, d = {options.dim}: {options.items * options.dim * 4 / 2**20:.0f} MB of embeddings"
+    ))  # fmt: skip
+    for difficulty in options.difficulty:
+        found: dict[int, list[np.ndarray]] = {count: [] for count in options.processes}
+        with tempfile.TemporaryDirectory() as folder:
+            embeddings, labels = make(options.items, options.dim, difficulty)
+            np.save(f"{folder}/embeddings.npy", embeddings.numpy())
+            np.save(f"{folder}/labels.npy", labels.numpy())
+            del embeddings
+            for _ in track(range(1 if options.memory else options.rounds), difficulty, console=console):
+                for count in options.processes:
+                    found[count].append(once(count, folder, options))
+        for count, rounds in found.items():
+            ratios = [several[:, 0].max() / alone[:, 0].max() for several, alone in zip(rounds, found[1], strict=True)]
+            seconds = statistics.median(float(several[:, 0].max()) for several in rounds)
+            megabytes = max(float(several[:, 1].max()) for several in rounds)
+            values = {float(value) for several in rounds for value in several[:, 2]}
+            assert len(values) == 1, f"the processes disagree: {values}"
+            spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 and count > 1 else ""
+            table.add_row(
+                difficulty, str(count), f"{statistics.median(ratios):.2f}{spread}", f"{seconds:.1f}",
+                f"{megabytes:.0f}", f"{values.pop():.6f}",
+            )  # fmt: skip
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""Embeddings and labels of which little or nothing can be said: chance or NaN, one warning, and the fit goes on."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+from tests.callbacks.models import FEATURES, EveryBatch, EveryEpoch, Net, items, loader, retrieval, said, trainer
+from tests.callbacks.test_generalization_gap import Embeds, gap_monitor
+
+SIZES = (2, 3, 4, 6, 9, 12)
+MANY = [20] * 6
+
+
+def sized(sizes: Any = SIZES, order: int = 0) -> TensorDataset:
+    """Points of classes of these sizes, labelled as `items` are; one after the other, or in another order."""
+    labels = torch.cat([torch.full((size,), 10 * name - 7) for name, size in enumerate(sizes)])
+    points = torch.randn(len(labels), FEATURES, generator=torch.Generator().manual_seed(1))
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(order))
+    rows = shuffled if order else torch.arange(len(labels))
+    return TensorDataset(points[rows], labels[rows])
+
+
+def random_ap(relevant: int, items: int) -> float:
+    """The mean of AP over all orders: at each place an item is relevant or not, and so are those before it."""
+    return sum((1 + (k - 1) * (relevant - 1) / max(items - 1, 1)) / k for k in range(1, items + 1)) / items
+
+
+def chance(sizes: Any = SIZES) -> dict[str, float]:
+    """What rankings in random order have on average."""
+    count = sum(sizes)
+    return {
+        "val/mAP": sum(size * random_ap(size - 1, count - 1) for size in sizes) / count,
+        "val/recall@1": sum(size * (size - 1) / (count - 1) for size in sizes) / count,
+        "val/precision": sum(size * (size - 1) for size in sizes) / (count * (count - 1)),
+        "val/recall": 1.0,
+    }
+
+
+class Gives(Embeds):
+    """Its validation embeddings are what a function makes of points, labels and epoch."""
+
+    def __init__(self, made: Callable[[Tensor, Tensor, int], Tensor]) -> None:
+        super().__init__()
+        self.made = made
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        points, labels = batch
+        return {"embeddings": self.made(points, labels, self.current_epoch), "labels": labels}
+
+
+def fitted(net: Net, data: Any, *monitors: Callback, **settings: Any) -> tuple[dict[str, float], list[str]]:
+    """What is logged in the end, and all that is warned of in three epochs; Lightning's words on an empty set left out."""
+    batches = EveryBatch()
+    run = trainer(*monitors, batches, **({"max_epochs": 3} | settings))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fit(net, loader(), data if isinstance(data, list) else loader(data))
+    assert len(batches.outputs) == 12  # the fit has gone on
+    skip = "does not have many workers", "Total length of `DataLoader`", "smaller than the logging interval"
+    words = [text for text in said(caught) if not any(part in text for part in skip)]
+    return {key: float(value) for key, value in run.callback_metrics.items() if key != "train/J"}, words
+
+
+def gap_of(net: Net) -> Any:
+    """A gap monitor that does not compare how training and validation are embedded: here they never are the same."""
+    return gap_monitor(embed=lambda module, batch: module.made(batch[0], batch[1], module.current_epoch))
+
+
+# ------------------------------------------------------------------------------------------------------------ collapsed
+
+
+def test_the_ap_of_random_order_is_the_mean_over_all_orders() -> None:
+    for relevant, count in ((1, 4), (2, 5), (5, 5)):
+        every = []
+        for order in permutations([1] * relevant + [0] * (count - relevant)):
+            hits = [place for place, is_relevant in enumerate(order, 1) if is_relevant]
+            every.append(sum((i + 1) / place for i, place in enumerate(hits)) / relevant)
+        assert random_ap(relevant, count) == pytest.approx(sum(every) / len(every))
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_collapsed_embeddings_are_at_chance_in_any_order_and_one_warning(similarity: Any, batch_size: int) -> None:
+    net = Gives(lambda points, labels, epoch: torch.linspace(0.1, 0.7, 5).repeat(len(points), 1) * (1 + epoch))
+    logged = []
+    for order in range(3):
+        data = [loader(sized(order=order), batch_size)]
+        values, words = fitted(net, data, retrieval(similarity=similarity, group_size=3))
+        assert words == [
+            "val: The embeddings have collapsed: all are the same vector, and every ranking is at chance level."
+        ]
+        assert {key: values[key] for key in chance()} == pytest.approx(chance(), rel=1e-6)
+        logged.append(values)
+    assert logged[0] == logged[1] == logged[2]
+    assert not any(math.isnan(value) for value in logged[0].values())
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_j_of_collapsed_embeddings_is_nan_and_one_warning(normalize: bool) -> None:
+    net = Gives(lambda points, labels, epoch: torch.linspace(0.1, 0.7, 5).repeat(len(points), 1) * (1 + epoch))
+    for order in range(3):
+        values, words = fitted(net, sized(order=order), DiscriminantRatioMonitor(normalize=normalize))
+        assert math.isnan(values["val/J"])
+        assert len(words) == 1
+        assert words[0].startswith("val/J is NaN. All embeddings are equal: the model has collapsed.")
+
+
+def test_the_gap_of_collapsed_embeddings_is_that_of_chance() -> None:
+    net = Gives(lambda points, labels, epoch: torch.full((len(points), 5), 0.37))
+    values, words = fitted(net, sized([8] * 6), gap_of(net))
+    assert words == []
+    assert values["gap/train_recall@1"] == values["gap/val_recall@1"] == pytest.approx(7 / 47, rel=1e-6)
+    assert values["gap/grouped_recall@1"] == values["gap/recall@1"] == 0.0
+
+
+def test_a_constant_and_the_noise_of_rounding_are_near_chance_in_any_order() -> None:
+    def nearly(points: Tensor, labels: Tensor, epoch: int) -> Tensor:
+        return 1 + points[:, :8].round() * 2.0**-23  # the noise has nothing to do with the class
+
+    logged = []
+    for order in range(3):
+        values, words = fitted(Gives(nearly), sized(MANY, order), retrieval(), DiscriminantRatioMonitor())
+        assert all("tie with irrelevant" in text for text in words), words
+        assert values["val/mAP"] == pytest.approx(chance(MANY)["val/mAP"], abs=0.03)
+        assert values["val/J"] == pytest.approx(5 / 114, abs=0.03)  # (C - 1) / (N - C), what noise has on average
+        logged.append(values)
+    assert logged[1] == logged[2] == pytest.approx(logged[0], rel=1e-6)
+
+
+def test_noise_below_the_rounding_is_a_collapse() -> None:
+    net = Gives(lambda points, labels, epoch: 0.37 + 1e-9 * points[:, :5])
+    values, words = fitted(net, sized(), retrieval())
+    assert len(words) == 1
+    assert "collapsed" in words[0]
+    assert {key: values[key] for key in chance()} == pytest.approx(chance(), rel=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------- NaN and Inf
+
+
+def diverging(bad: float) -> Gives:
+    """One bad row in each batch of the first epoch, two of the second, none of the third."""
+
+    def made(points: Tensor, labels: Tensor, epoch: int) -> Tensor:
+        embeddings = points.clone()
+        if epoch < 2:
+            embeddings[1 : 2 + epoch, 3] = bad
+        return embeddings
+
+    return Gives(made)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_are_nan_and_one_warning_that_counts_them(bad: float) -> None:
+    net, epochs, ratios = diverging(bad), EveryEpoch(), EveryEpoch("val/J")
+    _, words = fitted(net, items(), retrieval(), DiscriminantRatioMonitor(), gap_of(net), epochs, ratios)
+    assert [math.isnan(value) for value in epochs.values] == [True, True, False]
+    assert [math.isnan(value) for value in ratios.values] == [True, True, False]
+    of_map, of_j, of_gap = in_order(words)
+    assert of_map.startswith(
+        "val/mAP and its companions are NaN. evaluate_retrieval: 4 of 36 rows of embeddings hold NaN"
+    )
+    assert "the first at index 1." in of_map
+    assert of_j.startswith(
+        "val/J is NaN. 1 of the 11 embeddings of a batch are not finite (NaN or Inf), the first at item 1."
+    )
+    assert "rows of embeddings hold NaN or Inf" in of_gap
+
+
+@pytest.mark.parametrize("monitor", [retrieval, DiscriminantRatioMonitor])
+def test_a_strict_monitor_raises_of_rows_that_are_not_finite(monitor: Callable[..., Any]) -> None:
+    with pytest.raises(
+        ValueError, match=r"(4 of 36 rows|1 of the 11 embeddings).*NaN or Inf.*the first at (item|index) 1"
+    ):
+        trainer(monitor(strict=True)).fit(diverging(math.inf), loader(), loader())
+
+
+def in_order(words: list[str]) -> list[str]:
+    """What was said of mAP, of J and of the gap: one sentence each."""
+    starts = (
+        "val/mAP and its companions are NaN.",
+        "val/J is NaN.",
+        "gap/grouped_recall@1 and its companions are NaN.",
+    )
+    ordered = [text for start in starts for text in words if text.startswith(start)]
+    assert len(ordered) == len(words) == 3, words
+    return ordered
+
+
+# --------------------------------------------------------------------------------------------------- labels and set sizes
+
+
+def plain() -> Gives:
+    return Gives(lambda points, labels, epoch: points)
+
+
+def test_a_single_class_is_reported_as_far_as_it_is_defined() -> None:
+    net = plain()
+    data = TensorDataset(items().tensors[0], torch.full((36,), 3))
+    values, words = fitted(net, data, RetrievalMonitor(), DiscriminantRatioMonitor(), gap_of(net))
+    assert {values[f"val/{name}"] for name in ("mAP", "recall@1", "precision", "recall", "f1")} == {1.0}
+    assert values["val/J"] == 0.0  # there is scatter within, and none between
+    assert math.isnan(values["val/grouped_recall@1"])
+    assert math.isnan(values["gap/grouped_recall@1"])
+    of_set, of_gap = sorted(words, reverse=True)
+    assert of_set.startswith(
+        "val: Grouped Recall is left out: two groups of group_size=10 labels need 20, and the queries"
+    )
+    assert of_gap.startswith(
+        "gap/grouped_recall@1 and its companions are NaN. generalization_gap: the validation report"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "j"), [(36, "Each of the 36 classes has one item"), (1, "Each of the 1 classes has one")]
+)
+def test_singletons_and_a_single_item_are_nan_and_one_warning_for_each_monitor(count: int, j: str) -> None:
+    net = plain()
+    data = TensorDataset(items().tensors[0][:count], torch.arange(count))
+    values, words = fitted(net, data, retrieval(), DiscriminantRatioMonitor(), gap_of(net))
+    assert {key for key, value in values.items() if not math.isnan(value)} == {"gap/share_of_time"}
+    of_map, of_j, of_gap = in_order(words)
+    assert f"none of the {count} queries has another item of its class" in of_map
+    assert j in of_j
+    assert f"none of the {count} queries has another item of its class" in of_gap
+
+
+def test_an_empty_set_alone_is_not_validated() -> None:
+    net = plain()
+    nothing = TensorDataset(*(part[:0] for part in items().tensors))
+    values, words = fitted(net, nothing, retrieval(), DiscriminantRatioMonitor(), gap_of(net), num_sanity_val_steps=1)
+    assert (values, words) == ({}, [])
+
+
+def test_an_empty_set_beside_another_is_nan_and_one_warning_for_each_monitor() -> None:
+    net = plain()
+    nothing = loader(TensorDataset(*(part[:0] for part in items().tensors)))
+    values, words = fitted(net, [nothing, loader()], retrieval(), DiscriminantRatioMonitor(), num_sanity_val_steps=1)
+    assert all(math.isnan(value) == key.endswith("_0") for key, value in values.items())
+    of_map, of_j = sorted(words, reverse=True)
+    assert of_map.startswith(
+        "val/mAP/dataloader_idx_0 and its companions are NaN. evaluate_retrieval: embeddings is empty"
+    )
+    assert of_j.startswith("val/J/dataloader_idx_0 is NaN. The set is empty: no step gave an embedding.")
+
+
+def test_steps_that_leave_nothing_over_are_nan_and_one_warning_for_each_monitor() -> None:
+    class KeepsNone(Net):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return {name: value[:0] for name, value in super().validation_step(batch, batch_idx).items()}
+
+    values, words = fitted(KeepsNone(), items(), retrieval(), DiscriminantRatioMonitor())
+    assert all(math.isnan(value) for value in values.values())
+    of_map, of_j = sorted(words, reverse=True)
+    assert "embeddings is empty (shape (0, 5))" in of_map
+    assert "The set is empty: no step gave an embedding." in of_j
+
+
+# ---------------------------------------------------------------------------------------------------------- zero vectors
+
+
+def map_by_hand(embeddings: Tensor, labels: Tensor) -> float:
+    """Leave-one-out mAP of cosine similarity, ties as the mean over their orders, item by item in float64."""
+    rows = embeddings.double()
+    unit = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    total = 0.0
+    for query in range(len(rows)):
+        others = [i for i in range(len(rows)) if i != query]
+        scores = (unit[others] @ unit[query]).tolist()
+        relevant = [bool(labels[i] == labels[query]) for i in others]
+        before = hits = 0
+        ap = 0.0
+        for score in sorted(set(scores), reverse=True):
+            tied = [is_relevant for value, is_relevant in zip(scores, relevant, strict=True) if value == score]
+            good = sum(tied)
+            for place in range(1, len(tied) + 1):  # each place of the tie is relevant with the same probability
+                above = hits + (place - 1) * (good - 1) / max(len(tied) - 1, 1)
+                ap += good / len(tied) * (above + 1) / (before + place)
+            before, hits = before + len(tied), hits + good
+        total += ap / sum(relevant)
+    return total / len(rows)
+
+
+def test_zero_vectors_are_similar_to_nothing_and_counted_once() -> None:
+    def some_zero(points: Tensor, labels: Tensor, epoch: int) -> Tensor:
+        return points * (labels != 13)[:, None] * (points[:, :1] > -0.5)  # a whole class, and some of each
+
+    net = Gives(some_zero)
+    points, labels = items().tensors
+    embeddings = some_zero(points, labels, 0)
+    zeros = int((embeddings.norm(dim=1) == 0).sum())
+    assert 6 < zeros < 20
+    logged = []
+    for rows in (torch.arange(36), torch.randperm(36)):
+        values, words = fitted(net, TensorDataset(points[rows], labels[rows]), retrieval(), DiscriminantRatioMonitor())
+        assert values["val/mAP"] == pytest.approx(map_by_hand(embeddings, labels), rel=1e-6)
+        of_zeros, of_ties = words
+        assert of_zeros == f"val: {zeros} embeddings have length zero: their cosine similarity to everything is 0."
+        assert "tie with irrelevant ones" in of_ties
+        logged.append(values)
+    assert logged[0] == pytest.approx(logged[1], rel=1e-6)
+
+
+def test_nothing_but_zero_vectors_are_a_collapse() -> None:
+    net = Gives(lambda points, labels, epoch: torch.zeros(len(points), 5))
+    values, words = fitted(net, sized(), retrieval(), DiscriminantRatioMonitor())
+    assert {key: values[key] for key in chance()} == pytest.approx(chance(), rel=1e-6)
+    assert math.isnan(values["val/J"])
+    assert sorted(text.split(": ")[1].split(" ")[0] for text in words if text.startswith("val: ")) == ["36", "The"]
+    assert len([text for text in words if text.startswith("val: ") and "collapsed" in text]) == 1
+    assert len([text for text in words if text.startswith("val/J is NaN. All embeddings are equal")]) == 1
+    assert len(words) == 3

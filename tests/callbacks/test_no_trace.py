@@ -1,0 +1,312 @@
+"""All monitors together leave a fit as it would be without them, also when it breaks off."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
+from fewshot_callbacks.callbacks import retrieval as retrieval_module
+from tests.callbacks.models import loader, retrieval, trainer
+from tests.callbacks.test_generalization_gap import VALIDATION, Embeds, gap_monitor
+from tests.callbacks.test_training_dynamics import SHOTS, episodes, same
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training"),
+    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
+]
+
+
+class Drawing(Embeds):
+    """Draws from every random state in every step; a part of it is frozen, an optimiser has a state."""
+
+    shots = SHOTS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen.eval()
+        self.encoder[1].bias.requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        random.random()  # without use: the type checker of the tests draws from the same state
+        noise = np.random.rand() + float(torch.rand(()))  # noqa: NPY002
+        return outputs | {"loss": outputs["loss"] * (1 + noise)}
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002
+        return super().validation_step(batch, batch_idx)
+
+    def on_validation_model_eval(self) -> None:
+        super().on_validation_model_eval()
+        self.classifier.train()  # where it makes no difference but for the mode
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam((weight for weight in self.parameters() if weight.requires_grad), lr=0.01)
+
+
+def all_monitors(**settings: Any) -> list[Any]:
+    return [
+        retrieval(source="encoder", strict=True),
+        DiscriminantRatioMonitor(source="encoder", strict=True),
+        gap_monitor(**({"strict": True} | settings)),
+        TrainingDynamicsMonitor(every_n_steps=1, strict=True),
+    ]
+
+
+def random_states() -> list[Any]:
+    """But Python's own, of which `test_python_random_is_left_alone_too` is."""
+    return [torch.get_rng_state(), np.random.get_state()[1].tolist()]  # noqa: NPY002
+
+
+def modes_of(net: nn.Module) -> list[bool]:
+    return [part.training for part in net.modules()]
+
+
+def hooks_on(net: nn.Module) -> int:
+    """Hooks of every kind."""
+    kinds = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks"
+    return sum(len(getattr(part, kind)) for part in net.modules() for kind in kinds)
+
+
+def holds_tensors(monitor: Any) -> list[str]:
+    """Attributes of a monitor, or of what collects for it, that hold embeddings."""
+    found = []
+    for owner in (monitor, monitor._reader):
+        for name, value in vars(owner).items():
+            if (isinstance(value, Tensor) and value.ndim) or (
+                isinstance(value, list | dict | tuple) and len(value) and name != "_history"
+            ):
+                found.append(name)
+    if len(getattr(monitor, "_store", ())):
+        found.append("_store")
+    return [name for name in found if name not in ("reports", "_said", "source")]
+
+
+class Traces(Callback):
+    """After each batch and each validation: all that a monitor could disturb."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, net: LightningModule) -> None:
+        gradients = [None if weight.grad is None else weight.grad.clone() for weight in net.parameters()]
+        weights = {name: value.clone() for name, value in net.state_dict().items()}
+        self.seen.append(
+            [weights, gradients, modes_of(net), [w.requires_grad for w in net.parameters()], random_states()]
+        )
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+        self.note(pl_module)
+        self.seen.append(outputs["loss"].clone())
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.note(pl_module)
+
+
+def start(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def run(*monitors: Callback, **settings: Any) -> tuple[Drawing, list[Any]]:
+    """A fit from the same start; all that it leaves behind."""
+    start(5)
+    net, traces = Drawing(), Traces()
+    made = trainer(
+        *monitors, traces, **({"max_epochs": 2, "num_sanity_val_steps": 1, "val_check_interval": 4} | settings)
+    )
+    made.fit(net, episodes(), [loader(VALIDATION), loader(VALIDATION)])
+    state = [
+        net.state_dict(),
+        [optimizer.state_dict() for optimizer in made.optimizers],
+        random_states(),
+        modes_of(net),
+    ]
+    return net, [*traces.seen, *state]
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_fit_with_all_monitors_is_bit_identical_to_one_without(accumulate: int) -> None:
+    net, without = run(accumulate_grad_batches=accumulate)
+    monitors = all_monitors()
+    other, with_them = run(*monitors, accumulate_grad_batches=accumulate)
+    assert len(without) == len(with_them) == 16 * 2 + 5 + 4
+    for one, two in zip(without, with_them, strict=True):
+        assert same(one, two)
+    assert set(monitors[0].reports) == {"/dataloader_idx_0", "/dataloader_idx_1"}  # all of them did measure
+    assert monitors[2].gap is not None
+    assert len(monitors[3].history) == {1: 16, 3: 6}[accumulate]
+    assert (hooks_on(other), [holds_tensors(monitor) for monitor in monitors]) == (hooks_on(net), [[], [], [], []])
+    assert True in modes_of(net)
+    assert False in modes_of(net)
+
+
+def test_python_random_is_left_alone_too() -> None:
+    """In a process of its own, without the type checker."""
+    program = (
+        "import random, warnings; warnings.simplefilter('ignore')\n"
+        "from tests.callbacks.test_no_trace import all_monitors, run\n"
+        "states = []\n"
+        "for monitors in ([], all_monitors()):\n"
+        "    net, _ = run(*monitors, max_epochs=1)\n"
+        "    states.append((random.getstate(), net.classifier.weight.tolist()))\n"
+        "assert monitors[2].gap is not None and len(monitors[3].history) == 8\n"
+        "assert states[0] == states[1]\n"
+    )
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# ------------------------------------------------------------------------------------------------- when a fit breaks off
+
+
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """Lightning ignores SIGINT once it has seen one."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def after_a_break(monitors: list[Any], where: str, error: type[BaseException]) -> tuple[Drawing, Trainer]:
+    """A fit that breaks off in the third batch of a step."""
+    start(5)
+    net = Drawing()
+    before: Callable[..., Any] = getattr(net, where)
+
+    def breaks(batch: Any, batch_idx: int, *more: Any) -> Any:
+        result = before(batch, batch_idx, *more)
+        if batch_idx == 2:
+            raise error("broken off")
+        return result
+
+    setattr(net, where, breaks)
+    made = trainer(*monitors)
+    with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
+        made.fit(net, episodes(), loader(VALIDATION))
+    return net, made
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("where", ["training_step", "validation_step"])
+def test_a_step_that_breaks_off_leaves_what_it_would_leave_without_them(where: str, error: type[BaseException]) -> None:
+    net, plain = after_a_break([], where, error)
+    monitors = all_monitors()
+    other, made = after_a_break(monitors, where, error)
+    assert modes_of(other) == modes_of(net)
+    assert hooks_on(other) == hooks_on(net)
+    assert same(other.state_dict(), net.state_dict())
+    assert (made.state.status, made.interrupted) == (plain.state.status, plain.interrupted)
+    assert [holds_tensors(monitor) for monitor in monitors] == [[], [], [], []]
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize(
+    "where", ["the evaluation", "the check of embed", "training items", "the dynamics", "their end"]
+)
+def test_a_measurement_that_breaks_off_leaves_nothing_behind(
+    where: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the check, `embed` is given a validation batch, with training items a larger one."""
+    start(5)
+    net = Drawing()
+    seen: dict[str, Any] = {}
+
+    def breaks_off(*_: Any, **__: Any) -> Any:
+        raise error("broken off")
+
+    def fails(*_: Any, **__: Any) -> Any:
+        random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002
+        breaks_off()
+
+    def embed(module: Drawing, batch: Any) -> Tensor:
+        if where == ("the check of embed" if len(batch[0]) == 11 else "training items"):
+            fails()
+        return module(batch[0])
+
+    class Before(Callback):
+        """The modes and random states before anything is measured; the monitors come after it."""
+
+        def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+            seen["before"] = modes_of(pl_module), random_states()
+
+        def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+            if "dynamics" in where or "end" in where:
+                seen["before"] = modes_of(pl_module), random_states()
+
+    monitors = all_monitors(embed=embed)
+    calls = iter(range(9))
+    if where == "the evaluation":  # which draws nothing
+        monkeypatch.setattr(retrieval_module, "evaluate_retrieval", breaks_off)
+    elif where == "the dynamics":
+        monkeypatch.setattr(net, "forward", lambda points: fails())
+    elif where == "their end":
+        forward = net.forward
+        monkeypatch.setattr(net, "forward", lambda points: forward(points) if next(calls) == 0 else fails())
+    made = trainer(Before(), *monitors)
+    with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
+        made.fit(net, episodes(), loader(VALIDATION))
+    modes, states = seen["before"]
+    assert modes_of(net) == modes
+    assert same(random_states(), states)
+    assert made.interrupted
+    assert hooks_on(net) == 0
+    assert [holds_tensors(monitor) for monitor in monitors] == [[], [], [], []]
+
+
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint")
+def test_a_checkpoint_holds_what_a_resumed_run_needs_and_nothing_else(tmp_path: Path) -> None:
+    contents = []
+    for name, monitors in (("without", []), ("with", all_monitors())):
+        run(*monitors, ModelCheckpoint(tmp_path / name, filename="saved"), val_check_interval=None, max_epochs=1)
+        contents.append(torch.load(tmp_path / name / "saved.ckpt", weights_only=True))
+    without, with_them = contents
+    states = {key: state for key, state in with_them["callbacks"].items() if not key.startswith("ModelCheckpoint")}
+    [(key, state)] = states.items()
+    assert key.startswith("TrainingDynamicsMonitor")
+    assert set(state) == {"history", "updates"}
+    assert state["updates"] == len(state["history"]["steps"]) == 8
+    for part in ("state_dict", "optimizer_states", "loops", "epoch", "global_step"):
+        assert same(without[part], with_them[part]), part
+    assert set(without) == set(with_them)
+
+    ends = []
+    for name, monitors in (("without", []), ("with", again := all_monitors())):
+        net, traces = Drawing(), Traces()
+        made = trainer(*monitors, traces, max_epochs=2)
+        start(6)
+        made.fit(net, episodes(), loader(VALIDATION), ckpt_path=str(tmp_path / name / "saved.ckpt"))
+        ends.append(traces.seen)
+    assert len(ends[0]) == 8 * 2 + 1
+    assert all(same(one, two) for one, two in zip(*ends, strict=True))
+    assert again[3].history.steps == tuple(range(1, 17))
