@@ -113,6 +113,16 @@ class CompiledWalk:
     one: compiled.Side
     one_margins: compiled.Margins
     of_one_set: bool
+    kept_rung = -1
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of what was kept of the queries, from one meeting to the next."""
+        self.sides: dict[tuple[int, bool], compiled.Side] = {}
+        self.kept_margins: dict[tuple[int, bool], compiled.Margins] = {}
+        self.kept_operands: dict[tuple[int, bool], _Operands] = {}
 
     def prepare(self, walk: RankingPass, look: Look | None) -> None:
         """Choose the first rung."""
@@ -138,8 +148,8 @@ class CompiledWalk:
             for some, of_query in ((panels, True), (columns, False))
             for panel in some
         }
-        self.kept_margins: dict[tuple[int, bool], compiled.Margins] = {}
-        self.kept_operands: dict[tuple[int, bool], _Operands] = {}
+        if self.rung != self.kept_rung:
+            self.kept_margins, self.kept_operands, self.kept_rung = {}, {}, self.rung
         budget = walk.memory_bytes * SHARE_OF_KEPT
         budget -= sum(len(panel) * table_bytes(self.sides[panel.first, True].thresholds.shape[1]) for panel in panels)
         self.keeps_margins = budget >= 0
@@ -167,7 +177,11 @@ class CompiledWalk:
             tasks = [pair for pair in pairs_of_panels if pair[0].part == pair[1].part]
             run_tasks([self._task(rows, some, both, observer, edges) for rows, some, both in tasks], spaces, walk.done)
         finally:
-            self.sides, self.kept_margins, self.kept_operands = {}, {}, {}  # they hold on to the counters
+            self.sides = {}  # they hold on to the counters
+            guests = {(panel.first, False) for panel in columns} - {(panel.first, False) for panel in panels}
+            for key in guests:  # others will come; the queries stay
+                self.kept_margins.pop(key, None)
+                self.kept_operands.pop(key, None)
         for space in spaces:
             if observer is not None:
                 observer.absorb(walk, meeting, space.pooled)
@@ -424,7 +438,7 @@ class CompiledWalk:
         self, rung: int, rows: Panel, columns: Panel, observer: PooledLook | None
     ) -> tuple[float, compiled.Pooled]:
         """Seconds that a sample takes at a rung, and what was recorded."""
-        self.rung = rung
+        self.rung, self.kept_rung = rung, -1
         self.kept_margins, self.keeps_margins = {}, False
         self.kept_operands, self.keeps_operands, self.one_operand = {}, False, False
         assert rows.counts is not None

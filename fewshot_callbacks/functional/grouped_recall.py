@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,13 @@ from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
 from fewshot_callbacks.functional.ranks import BestMatches
 from fewshot_callbacks.functional.sets import Sets, collect_sets
+from fewshot_callbacks.functional.sharded_pass import PIECES
 from fewshot_callbacks.functional.similarity import Similarity, check_similarity
-from fewshot_callbacks.functional.walkers import Begin, passes, scores_of
+from fewshot_callbacks.functional.walkers import Begin, Regroup, passes, scores_of
 from fewshot_callbacks.functional.workers import threads_for
+
+ENOUGH_GROUPS = 2
+"""With so many groups for each process at a time, groups share out the items evenly enough."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,7 @@ class GroupedSearch:
         best: the best matches of each query, if they are known.
         processes: who else holds some of the queries.
         own: which queries this process holds; by default all.
+        regroup: brings the items of a group together in one process.
     """
 
     begin: Begin
@@ -228,16 +233,23 @@ class GroupedSearch:
     best: BestMatches | None = None
     processes: Processes = ALONE
     own: Int[Tensor, "own"] | None = None
+    regroup: Regroup | None = None
 
     @classmethod
     def of(
-        cls, sets: Sets, begin: Begin, device: torch.device, processes: Processes, best: BestMatches | None = None
+        cls,
+        sets: Sets,
+        begin: Begin,
+        device: torch.device,
+        processes: Processes,
+        best: BestMatches | None = None,
+        regroup: Regroup | None = None,
     ) -> GroupedSearch:
         """Of sets in which every label is that of some query."""
         codes = {name: None if code is None else code.to(device) for name, code in sets.codes.items()}
         query_labels, gallery_labels = sets.query_labels.to(device), sets.gallery_labels.to(device)
         own = None if sets.share is None else sets.share.queries
-        return cls(begin, sets.same_set, query_labels, gallery_labels, codes, best, processes, own)
+        return cls(begin, sets.same_set, query_labels, gallery_labels, codes, best, processes, own, regroup)
 
     def recall(
         self, splits: Int[Tensor, "repeats groups group_size"], ks: Sequence[int], ties: Ties, confidence: float
@@ -261,13 +273,16 @@ class GroupedSearch:
             candidates = find_candidates(
                 self.query_labels, self.gallery_labels, same_set=self.same_set, query_part=group, **self.codes
             )
-            walk = self.begin(candidates, best)
-            own = torch.arange(len(group)) if self.own is None else self.own
-            mine = torch.full((len(ks), len(own)), torch.nan, dtype=torch.float64)
-            for ranks in walk.run():
-                mine[:, ranks.queries.cpu()] = torch.stack([recall_at_k(ranks, k, ties) for k in ks]).cpu()
-            best = walk.best_matches()
-            found = self.processes.placed(mine, own, len(group))
+            mine, places = [], []
+            for begin, own, known in self._rounds(group_of, distinct, groups, best if repeats > 1 else self.best):
+                walk = begin(candidates, known)
+                recalls = torch.full((len(ks), len(own)), torch.nan, dtype=torch.float64)
+                for ranks in walk.run():
+                    recalls[:, ranks.queries.cpu()] = torch.stack([recall_at_k(ranks, k, ties) for k in ks]).cpu()
+                mine.append(recalls)
+                places.append(own)
+                best = walk.best_matches()
+            found = self.processes.placed(torch.cat(mine, dim=1), torch.cat(places), len(group))
             for number, members in enumerate(_members(group.cpu(), groups)):
                 matched = members[~found[0, members].isnan()]
                 if not len(matched):
@@ -275,6 +290,28 @@ class GroupedSearch:
                 means = [exact_mean(part) for part in found[:, matched]]
                 values[repeat, number] = torch.tensor(means, dtype=torch.float64)
         return _summary(values, ks, group_size, len(distinct) - groups * group_size, confidence)
+
+    def _rounds(
+        self, group_of: Int[Tensor, "labels"], distinct: Int[Tensor, "labels"], groups: int, best: BestMatches | None
+    ) -> Iterator[tuple[Begin, Int[Tensor, "own"], BestMatches | None]]:
+        """What begins a pass in this process, over which queries, and their best matches if they are known.
+
+        One round, in which all groups are searched where their items are; or some groups at a time, for which they are
+        brought together, so that a process never holds more than a piece of the others' items.
+        """
+        own = torch.arange(len(self.query_labels)) if self.own is None else self.own
+        count = self.processes.count
+        if self.regroup is None or groups < ENOUGH_GROUPS * PIECES * count:
+            yield self.begin, own, best
+            return
+        distinct = distinct.cpu()
+        of_query = torch.searchsorted(distinct, self.query_labels.cpu())
+        of_item = torch.searchsorted(distinct, self.gallery_labels.cpu())
+        for piece in range(PIECES):
+            first, last = (groups * end // PIECES for end in (piece, piece + 1))
+            inside = (group_of >= first) & (group_of < last)
+            owner = torch.where(inside, (group_of - first) * count // (last - first), -1)
+            yield self.regroup((owner[of_query], owner[of_item]))
 
 
 class GroupWithoutMatchError(ValueError):

@@ -218,10 +218,10 @@ def joined(parts: Sequence[tuple[Floats, Ints | None]]) -> tuple[Floats, Ints | 
     return keys, np.concatenate([np.ones(len(own), np.int64) if given is None else given for own, given in parts])
 
 
-def distinct(keys: Floats, weights: Ints | None) -> tuple[Floats, Ints]:
-    """Ascending distinct keys, and how many pairs have each."""
+def distinct(keys: Floats, weights: Ints | None, *, in_runs: bool = False) -> tuple[Floats, Ints]:
+    """Ascending distinct keys, and how many pairs have each; faster if told that a few ascending runs are given."""
     if weights is None:
-        keys = np.sort(keys)
+        keys = np.sort(keys, kind="stable" if in_runs else None)  # the stable way merges runs
         first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.empty(0, np.int64)
         return keys[first], np.diff(np.append(first, len(keys)))
     values, back = np.unique(keys, return_inverse=True)

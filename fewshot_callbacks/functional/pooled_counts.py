@@ -251,7 +251,7 @@ class PooledCounts:
         """What is known: of each relevant key in some cells above the cut, and of the other cells of the histogram."""
         negatives = self.negative_pairs()
         known = self._known_cells()
-        keys, positives = distinct(*self._positives_in(known))
+        keys, positives = distinct(*self._positives_in(known), in_runs=self.processes.count > 1)
         away = self._away()
         accepted = from_above(self.negatives)
         padded = np.pad(accepted, (away, away + 1))
@@ -324,7 +324,10 @@ class PooledCounts:
             values = keys.cpu().numpy()
             chosen = inside(values)
             parts.append((values[chosen], None if weights is None else weights.cpu().numpy()[chosen]))
-        return joined(self.processes.gather(joined(parts)))
+        own = joined(parts)
+        if own[1] is None and self.processes.count > 1:
+            own = np.sort(own[0]), None  # each its own; see `distinct`
+        return joined(self.processes.gather(own))
 
     def negative_pairs(self) -> int:
         """All pairs that are neither relevant nor excluded."""

@@ -475,9 +475,7 @@ class RankingPass:
             for panel in panels:
                 look.relevant(*panel_positives(panel, weighted=self.repeats))
         if look is not None or self._anyone_asks(panels):
-            with self._threads():
-                for meeting in self.meetings(panels):
-                    self.walker.walk(self, meeting, look)
+            self._walk(panels, look, counting=True)
         else:  # no query of this block has a match, and nobody else looks at its pairs
             self.done(len(block) * self.pairs // max(1, len(self._query_entries)))
         for panel in panels:
@@ -505,9 +503,15 @@ class RankingPass:
         panels = self._held
         if panels is None:
             panels = self._query_panels(range(len(self._query_entries)), self.layout.columns)
-        with self._threads():
-            for meeting in self.meetings(panels, counting=False):
-                self.walker.walk(self, meeting, look, counting=False)
+        self._walk(panels, look, counting=False)
+
+    def _walk(self, panels: Sequence[Panel], look: Look | None, *, counting: bool) -> None:
+        try:
+            with self._threads():
+                for meeting in self.meetings(panels, counting=counting):
+                    self.walker.walk(self, meeting, look, counting=counting)
+        finally:
+            self.walker.forget()
 
     def again(self, asked: bool) -> Iterator[tuple[int, ScoreTiles]]:
         """The scores of each meeting of `run`, by its place, if any process asks for some."""
@@ -579,6 +583,9 @@ class Walker(Protocol):
 
     def walk(self, walk: RankingPass, meeting: Meeting, look: Look | None, *, counting: bool = True) -> None:
         """Take the queries of a meeting past its candidates."""
+
+    def forget(self) -> None:
+        """All meetings of these queries are over."""
 
 
 @dataclass(frozen=True)

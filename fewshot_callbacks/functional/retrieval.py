@@ -34,8 +34,8 @@ from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.sets import Sets, collect_sets
 from fewshot_callbacks.functional.settings import RetrievalSettings, compute_device
 from fewshot_callbacks.functional.sharded_pass import Share
-from fewshot_callbacks.functional.similarity import Similarity
-from fewshot_callbacks.functional.walkers import passes, scores_of
+from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity
+from fewshot_callbacks.functional.walkers import passes, regrouping, scores_of
 from fewshot_callbacks.functional.workers import threads_for
 
 _CALL = "evaluate_retrieval"
@@ -364,7 +364,10 @@ def _grouped(
         scores = (walk.queries, walk.gallery) if isinstance(walk, CodePass) else walk.scores
         rung = None if isinstance(walk, CodePass) else walk.rung
         begin = passes(scores, walk.memory_bytes, rung=rung, processes=processes, share=sets.share)
-        search = GroupedSearch.of(sets, begin, walk.candidates.query_order.device, processes, walk.best_matches())
+        device, best, regroup = walk.candidates.query_order.device, walk.best_matches(), None
+        if sets.share is not None and isinstance(scores, ScoreTiles):
+            regroup = regrouping(scores, walk.memory_bytes, processes, sets.share, best, rung)
+        search = GroupedSearch.of(sets, begin, device, processes, best, regroup)
     else:
         sets = sets.among_queries_labels()
         if not len(sets.gallery_labels):

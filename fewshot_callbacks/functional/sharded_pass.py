@@ -26,7 +26,16 @@ from fewshot_callbacks.functional.candidates import Candidates, row_numbers, sta
 from fewshot_callbacks.functional.kernels.reference import Counts
 from fewshot_callbacks.functional.pooled_cells import Stretches
 from fewshot_callbacks.functional.processes import Processes
-from fewshot_callbacks.functional.ranks import Entries, Foretold, Look, Meeting, Panel, RankingPass, panel_positives
+from fewshot_callbacks.functional.ranks import (
+    BestMatches,
+    Entries,
+    Foretold,
+    Look,
+    Meeting,
+    Panel,
+    RankingPass,
+    panel_positives,
+)
 from fewshot_callbacks.functional.relevant_keys import RelevantKeys, without_last_columns
 from fewshot_callbacks.functional.similarity import ScoreTiles
 from fewshot_callbacks.functional.workers import Task, run_tasks
@@ -291,6 +300,46 @@ class ShardedPass(RankingPass):
             numbers,
             visit.place,
         )
+
+
+def moved(
+    scores: ScoreTiles,
+    share: Share,
+    processes: Processes,
+    owners: tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]],
+    best: BestMatches | None,
+) -> tuple[ScoreTiles, Share, BestMatches | None]:
+    """Bring each item to the process that shall hold it.
+
+    Args:
+        scores: of what this process holds.
+        share: which of all items these are.
+        processes: the others.
+        owners: the rank of each of all queries and of each of all items of the gallery; -1 for nobody's.
+        best: what is known of the queries of this process.
+
+    Returns:
+        The same of what it holds then.
+    """
+
+    def side(owner: Tensor, places: Tensor, *tensors: Tensor) -> list[Tensor]:
+        parts = [[tensor[owner[places] == processes.rank] for tensor in (places, *tensors)]]
+        for step in range(1, processes.count):
+            to, source = ((processes.rank + step * way) % processes.count for way in (1, -1))
+            leaving = owner[places] == to
+            parts.append(processes.exchange([tensor[leaving] for tensor in (places, *tensors)], to, source) or [])
+        return [torch.cat(columns) for columns in zip(*parts, strict=True)]
+
+    device = scores.device
+    known = () if best is None else (best.keys.cpu(), best.tied.cpu())
+    queries, vectors, *known_of = side(owners[0], share.queries, scores.queries.cpu(), *known)
+    vectors = vectors.to(scores.queries.device)
+    here, items = Share(queries, queries), vectors
+    if scores.gallery is not scores.queries:
+        gallery, items = side(owners[1], share.gallery, scores.gallery.cpu())
+        here, items = Share(queries, gallery), items.to(scores.gallery.device)
+    found = BestMatches(known_of[0].to(device), known_of[1].to(device)) if known_of else None
+    return scores.among(vectors, items), here, found
 
 
 def _piece(entries: range, number: int) -> slice:

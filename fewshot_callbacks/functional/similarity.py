@@ -130,6 +130,25 @@ class ScoreTiles:
         other._measure_gallery(shared=False)
         return other
 
+    def among(self, queries: Tensor, gallery: Tensor) -> ScoreTiles:
+        """Other vectors that were counted in when these scores were made, in the same units and with the same bounds.
+
+        Args:
+            queries: (queries, dim) of the dtype and device of those that were given.
+            gallery: (items, dim); the very queries for one set.
+        """
+        other = copy(self)
+        other.queries = queries
+        other._query_scale = self._row_scales(queries)
+        if self.similarity == "euclidean":
+            other._query_scale = torch.full_like(other._query_scale, self._query_unit)
+        other._measure_queries()
+        if gallery is not queries:
+            return other.against(gallery)
+        other.gallery, other._gallery_scale = queries, other._query_scale
+        other._measure_gallery()
+        return other
+
     def _measure_queries(self) -> None:
         """Squared lengths in units of each vector's own scale, and lengths in the unit of the keys."""
         self._query_square, loss = self._squares(self.queries, self._query_scale)

@@ -53,6 +53,9 @@ class TorchWalk:
             first = HALF if walk.scores.device.type == "cuda" else SINGLE
             walk.rung = first if forced is None else forced
 
+    def forget(self) -> None:
+        """Nothing is kept from one meeting to the next."""
+
     def walk(self, walk: RankingPass, meeting: Meeting, look: Look | None, *, counting: bool = True) -> None:
         """Take the queries of a meeting past its candidates."""
         self.walk_, self.meeting = walk, meeting

@@ -12,12 +12,16 @@ from fewshot_callbacks.functional.candidates import Candidates
 from fewshot_callbacks.functional.codes import CodePass, Codes
 from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.ranks import BestMatches, RankingPass, Walker
-from fewshot_callbacks.functional.sharded_pass import ShardedPass, Share
+from fewshot_callbacks.functional.sharded_pass import ShardedPass, Share, moved
 from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity
 from fewshot_callbacks.functional.torch_walk import TorchWalk
 
 Begin = Callable[[Candidates, BestMatches | None], RankingPass | CodePass]
 """Makes a pass over these candidates, given the best matches of each query if they are known."""
+
+Regroup = Callable[[tuple[Tensor, Tensor]], tuple[Begin, Tensor, BestMatches | None]]
+"""Brings each query and item to the process of this rank (-1: to none). What begins a pass there, which queries are here
+then, and their best matches if they are known."""
 
 
 def ranking_pass(
@@ -82,3 +86,25 @@ def passes(
         return CodePass(*scores, own, memory_bytes, options.get("progress"), processes)
 
     return begin
+
+
+def regrouping(
+    scores: ScoreTiles,
+    memory_bytes: int,
+    processes: Processes,
+    share: Share,
+    best: BestMatches | None,
+    rung: int | None,
+) -> Regroup:
+    """Brings items that are searched together into one process, and begins passes over them there; see `passes`."""
+
+    def regroup(owners: tuple[Tensor, Tensor]) -> tuple[Begin, Tensor, BestMatches | None]:
+        tiles, here, found = moved(scores, share, processes, owners, best)
+
+        def begin(candidates: Candidates, best: BestMatches | None) -> RankingPass:
+            own = candidates.share(*(index.to(candidates.query_order.device) for index in here))
+            return ranking_pass(tiles, own, memory_bytes, best=best, rung=rung)
+
+        return begin, here.queries, found
+
+    return regroup
