@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         plan_evaluation,
         training_dynamics,
     )
-    from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation
+    from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation, all_processes
     from fewshot_callbacks.protonet import (
         ClassVectors,
         Conv4,
@@ -63,7 +63,7 @@ _HOME = {
         "plan_evaluation",
         "training_dynamics",
     ),
-    "metrics": ("DiscriminantRatio", "RetrievalEvaluation"),
+    "metrics": ("DiscriminantRatio", "RetrievalEvaluation", "all_processes"),
     "protonet": (
         "ClassVectors",
         "Conv4",
@@ -97,6 +97,7 @@ __all__ = [
     "SoftmaxHead",
     "SupportClassifier",
     "TrainingDynamicsMonitor",
+    "all_processes",
     "compare_dynamics",
     "compare_reports",
     "discriminant_ratio",

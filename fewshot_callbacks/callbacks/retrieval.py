@@ -257,8 +257,10 @@ class RetrievalMonitor(EvaluationMonitor):
             return error
 
     def _shard(self, trainer: Trainer, loader: int, *, is_gallery: bool) -> Shard:
-        store = self._stores.get((loader, is_gallery), EmbeddingStore())
-        return store.shard(dataset_size=self._dealt(trainer, loader, ids=self.ids is not None))
+        held = self._stores.get((loader, is_gallery), EmbeddingStore())
+        if loader != self._gallery_index(trainer):  # no other set will be searched in it: not to be held twice
+            self._stores.pop((loader, is_gallery), None)
+        return held.shard(dataset_size=self._dealt(trainer, loader, ids=self.ids is not None))
 
     def _publish(
         self, pl_module: LightningModule, prefix: str, suffix: str, outcome: RetrievalReport | Exception

@@ -29,9 +29,11 @@ class TorchProcesses(Processes):
         group: a group whose backend knows the CPU; by default one of all processes.
 
     Examples:
-        >>> from fewshot_callbacks.metrics import TorchProcesses, all_processes
-        >>> all_processes().count  # nothing is distributed here
+        >>> from fewshot_callbacks.metrics import TorchProcesses
+        >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        >>> TorchProcesses().count
         1
+        >>> torch.distributed.destroy_process_group()
     """
 
     def __init__(self, group: Any | None = None) -> None:
@@ -71,7 +73,14 @@ class TorchProcesses(Processes):
 
 
 def all_processes() -> Processes:
-    """Those of `torch.distributed`; this one alone where nothing is distributed."""
+    """Those of `torch.distributed`, for `evaluate_retrieval(..., processes=...)`; this one alone where there are no others.
+
+    Where the backend knows no CPU (NCCL), all processes have to ask together the first time.
+
+    Examples:
+        >>> all_processes().count
+        1
+    """
     if process_count() == 1:
         return ALONE
     everyone = torch.distributed.group.WORLD
