@@ -126,8 +126,16 @@ class _Grid:
     dim: int
 
     @classmethod
-    def of(cls, queries: Tensor, gallery: Tensor, similarity: Similarity, items: int, processes: Processes) -> _Grid:
+    def of(
+        cls,
+        queries: Tensor,
+        gallery: Tensor,
+        similarity: Similarity,
+        items: int | None = None,
+        processes: Processes = ALONE,
+    ) -> _Grid:
         # sums of all items, moved by their mean, stay below 2**61
+        items = len(gallery) if items is None else items
         bits = min(FRACTION_BITS, 60 - items.bit_length())
         unit = 1.0
         if similarity != "cosine":

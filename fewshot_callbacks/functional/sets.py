@@ -86,10 +86,10 @@ def collect_sets(
         labels: theirs.
         gallery: items of this process; None for one set.
         gallery_labels: theirs.
-        query_ids: and the other three: see `evaluate_retrieval`.
-        gallery_ids: of this process.
-        query_groups: of this process.
-        gallery_groups: of this process.
+        query_ids: identity of each query of this process.
+        gallery_ids: identity of each item.
+        query_groups: group of each query.
+        gallery_groups: group of each item.
         query_places: place of each query of this process among all; by default those of one process follow the other's.
         gallery_places: the same of the gallery.
         as_codes: pack binary codes.

@@ -18,7 +18,8 @@ class DiscriminantRatio(Metric):
     """The discriminant ratio J over all batches since the last reset, in one streaming pass.
 
     The state is one count, mean and scatter for each class, however many items there are. Batches and ranks are merged
-    exactly (in float64), so that the value equals J of all items at once.
+    exactly (in float64), so that the value equals J of all items at once. A metric does not see which samples a
+    `DistributedSampler` repeats to even out the ranks, and counts them again; `DiscriminantRatioMonitor` leaves them out.
 
     Args:
         eps: added to the scatter within classes.
