@@ -595,7 +595,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="only files whose path contains this")
     parser.add_argument(
-        "--budget", type=float, default=60, help="seconds of tests for one mutant, by their recorded times"
+        "--budget", type=float, default=30, help="seconds of tests for one mutant, by their recorded times"
     )
     parser.add_argument("--controls", type=int, default=5, help="places of the sample that are first tried unchanged")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the next call goes on")
@@ -621,6 +621,7 @@ def main(arguments: list[str] | None = None) -> int:
         if key in records and options.again in ("all", records[key]["outcome"]):
             del records[key]
     wanted = [mutant for mutant in mutants if keys[mutant] not in records]
+    random.Random(options.seed).shuffle(wanted)  # what is known when the time is up is a sample too
     if wanted and not options.report:
         preload()
         tests = load_map(folder, log, options)

@@ -44,7 +44,7 @@ RETRIEVAL = {
 OTHERS = {
     "evaluate_multilabel": {"ndcg_k": (10,)},
     "grouped_recall": {"k": 1, "repeats": 1, "seed": 0},
-    "label_groups": {"group_size": 10, "seed": 0, "repeats": 1},
+    "label_groups": {"seed": 0, "repeats": 1},
     "class_subset": {"seed": 0},
     "plan_evaluation": {"relevant": 64},
     "discriminant_ratio": {"eps": 1e-12, "normalize": False, "skip_singletons": False},
