@@ -292,15 +292,14 @@ class TestMap:
     """How long each test takes, and which tests run which line."""
 
     seconds: dict[str, float]
-    covered: dict[str, dict[str, list[str]]]  # path -> line -> tests
+    lines: dict[str, dict[str, list[int]]]  # path -> line -> tests, by their place in `seconds`
 
     def covering(self, path: str, line: int) -> set[str]:
         """The tests that run the line; where none is known to (a constant, a kernel), those that run the file."""
-        lines = self.covered.get(path, {})
-        tests = set(lines.get(str(line), ()))
-        if path in KERNELS:
-            lines, tests = self.covered.get(KERNELS[path], {}), set()
-        return tests or {test for tests in lines.values() for test in tests}
+        lines = self.lines.get(KERNELS.get(path, path), {})
+        places = set() if path in KERNELS else set(lines.get(str(line), ()))
+        names = list(self.seconds)
+        return {names[place] for place in places or {place for some in lines.values() for place in some}}
 
 
 def own_tests(path: str) -> list[str]:
@@ -473,24 +472,27 @@ def map_tests(folder: Path, log: Path) -> TestMap:
     outcome, answer = in_fork(recorded, 3600, log)
     if outcome != "done" or answer["failed"] or answer["status"]:
         sys.exit(f"The tests must pass before anything is changed: {answer}\n{log.read_text()[-3000:]}")
-    return TestMap(answer["seconds"], read_coverage(folder))
+    return TestMap(answer["seconds"], read_coverage(folder, list(answer["seconds"])))
 
 
-def read_coverage(folder: Path) -> dict[str, dict[str, list[str]]]:
-    """Path -> line -> tests."""
+def read_coverage(folder: Path, names: list[str]) -> dict[str, dict[str, list[int]]]:
+    """Path -> line -> tests, by their place among the names."""
     from coverage import CoverageData  # noqa: PLC0415 - only where tests are mapped
 
     data = CoverageData(str(folder / ".coverage"))
     data.read()
-    covered = {}
+    place = {name: number for number, name in enumerate(names)}
+    lines: dict[str, dict[str, list[int]]] = {}
     for file in data.measured_files():
         path = str(Path(file).relative_to(folder))
         if path.startswith(PACKAGES):
-            contexts = data.contexts_by_lineno(file)
-            covered[path] = {
-                str(line): sorted({name.split("|")[0] for name in names if name}) for line, names in contexts.items()
+            contexts = {
+                line: {name.split("|")[0] for name in some} for line, some in data.contexts_by_lineno(file).items()
             }
-    return covered
+            lines[path] = {
+                str(line): sorted(place[name] for name in some & place.keys()) for line, some in contexts.items()
+            }
+    return lines
 
 
 def try_mutant(mutant: Mutant, folder: Path, tests: TestMap, budget: float, log: Path, *, control: bool = False) -> Any:
@@ -515,7 +517,7 @@ def try_mutant(mutant: Mutant, folder: Path, tests: TestMap, budget: float, log:
     try:
         if not control:
             file.write_text(mutated(source, mutant.operator, mutant.occurrence))
-        outcome, answer = in_fork(work, 60 + 3 * budget + (120 if kernel else 0), log)
+        outcome, answer = in_fork(work, 120 + 4 * budget + (180 if kernel else 0), log)
     finally:
         file.write_text(source)
         os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
@@ -652,10 +654,10 @@ def load_map(folder: Path, log: Path, options: argparse.Namespace) -> TestMap:
     if file.exists():
         kept = json.loads(file.read_text())
         if options.keep_map or kept["state"] == state:
-            return TestMap(kept["seconds"], kept["covered"])
+            return TestMap(kept["seconds"], kept["lines"])
     print("Running all tests with their coverage, once.", flush=True)
     tests = map_tests(folder, log)
-    file.write_text(json.dumps({"state": state, "seconds": tests.seconds, "covered": tests.covered}))
+    file.write_text(json.dumps({"state": state, "seconds": tests.seconds, "lines": tests.lines}))
     return tests
 
 
