@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import fcntl
 import hashlib
 import importlib
 import json
@@ -76,6 +77,9 @@ OWN_TESTS = {
     "_progress": ("retrieval", "generalization_gap"),
 }
 """Test files of the files that have none of their name."""
+
+HARMLESS = ("equivalent", "speed", "bound", "text")
+"""Kinds of survivors that change no result; see `docs/mutants.md`."""
 
 FOR_ALL = ("tests/test_defaults",)
 """Tests that look at all files without running their lines."""
@@ -517,7 +521,7 @@ def try_mutant(mutant: Mutant, folder: Path, tests: TestMap, budget: float, log:
     try:
         if not control:
             file.write_text(mutated(source, mutant.operator, mutant.occurrence))
-        outcome, answer = in_fork(work, 120 + 4 * budget + (180 if kernel else 0), log)
+        outcome, answer = in_fork(work, 60 + 3 * budget + (90 if kernel else 0), log)
     finally:
         file.write_text(source)
         os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
@@ -577,6 +581,9 @@ def report(tried: list[tuple[Mutant, dict[str, Any]]], totals: dict[str, int]) -
     ]
     survivors = [mutant for mutant, record in tried if record["outcome"] == "survived"]
     kinds = Counter(reason_of(mutant, reasons).split(":")[0] for mutant in survivors)
+    changing = whole.total() - sum(kinds[kind] for kind in HARMLESS)
+    low, high = wilson(dead, changing)
+    lines += [f"Of the {changing} that change a result: {dead / changing:.1%} ({low:.1%} to {high:.1%}).", ""]
     lines += ["Survivors: " + ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) + ".", ""]
     for mutant in survivors:
         place = f"{mutant.path.removeprefix('fewshot_callbacks/')}:{mutant.line}"
@@ -590,8 +597,8 @@ def digest(root: Path, *folders: str) -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Draw, try, report."""
+def settings(arguments: list[str] | None) -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=0)
@@ -606,45 +613,65 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep-map", action="store_true", help="do not map the tests anew though they have changed")
     parser.add_argument("--list", action="store_true", help="print the sample and try nothing")
     parser.add_argument("--report", action="store_true", help="print what is known of the sample and try nothing")
-    options = parser.parse_args(arguments)
-    began = time.monotonic()
-    options.state.mkdir(exist_ok=True)
-    folder, log = options.state.resolve() / "tree", options.state.resolve() / "log.txt"
-    copy_working_tree(folder)
-    mutants, totals = draw(folder, options.sample, options.seed, options.only)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draw, try, report."""
+    options = settings(arguments)
+    if options.list or options.report:
+        mutants, totals = draw(ROOT, options.sample, options.seed, options.only)
+    else:
+        options.state.mkdir(exist_ok=True)
+        lock = (options.state / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two at a time would change one tree
+        except BlockingIOError:
+            sys.exit(f"Another run uses {options.state}. Wait for it, or pass another --state.")
+        copy_working_tree(options.state / "tree")
+        mutants, totals = draw(options.state / "tree", options.sample, options.seed, options.only)
     if options.list:
         print("\n".join(f"{m.path}:{m.line} {m.operator}\n  {m.before}\n  {m.after}" for m in mutants))
         return 0
+    hashes = {path: hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16] for path in totals}
+    keys = {mutant: f"{hashes[mutant.path]} {mutant.name}" for mutant in mutants}
     records_file = options.state / "records.json"
     records = json.loads(records_file.read_text()) if records_file.exists() else {}
-    hashes = {path: hashlib.sha256((folder / path).read_bytes()).hexdigest()[:16] for path in totals}
-    keys = {mutant: f"{hashes[mutant.path]} {mutant.name}" for mutant in mutants}
-    for key in keys.values():
-        if key in records and options.again in ("all", records[key]["outcome"]):
-            del records[key]
-    wanted = [mutant for mutant in mutants if keys[mutant] not in records]
-    random.Random(options.seed).shuffle(wanted)  # what is known when the time is up is a sample too
-    if wanted and not options.report:
-        preload()
-        tests = load_map(folder, log, options)
-        for mutant in wanted[: options.controls]:
-            record = try_mutant(mutant, folder, tests, options.budget, log, control=True)
-            if record["outcome"] != "survived":
-                sys.exit(f"{mutant.name}: the tests fail without a mutant: {record}\n{log.read_text()}")
-        for number, mutant in enumerate(wanted, 1):
-            if time.monotonic() - began > 60 * options.minutes:
-                print(f"Stopped; {len(wanted) - number + 1} of the sample are still to be tried.")
-                break
-            record = try_mutant(mutant, folder, tests, options.budget, log)
-            records[keys[mutant]] = asdict(mutant) | record
-            records_file.write_text(json.dumps(records, indent=1))
-            print(f"{number}/{len(wanted)} {record['outcome']:9} {record['seconds']:6.1f} s  {mutant.name}", flush=True)
-            if record["outcome"] != "killed":
-                print(f"    {mutant.before}\n    {mutant.after}", flush=True)
+    if not options.report:
+        try_all(keys, records, records_file, options)
     tried = [(mutant, records[key]) for mutant, key in keys.items() if key in records]
     if tried:
         print(report(tried, totals))
     return 0
+
+
+def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, options: argparse.Namespace) -> None:
+    """Try those mutants of which nothing is known, and keep what is found after each."""
+    began = time.monotonic()
+    wanted = [
+        mutant for mutant, key in keys.items()
+        if key not in records or options.again in ("all", records[key]["outcome"])
+    ]  # fmt: skip
+    if not wanted:
+        return
+    random.Random(options.seed).shuffle(wanted)  # what is known when the time is up is a sample too
+    folder, log = options.state.resolve() / "tree", options.state.resolve() / "log.txt"
+    preload()
+    tests = load_map(folder, log, options)
+    for mutant in wanted[: options.controls]:
+        record = try_mutant(mutant, folder, tests, options.budget, log, control=True)
+        if record["outcome"] != "survived":
+            sys.exit(f"{mutant.name}: the tests fail without a mutant: {record}\n{log.read_text()}")
+    for number, mutant in enumerate(wanted, 1):
+        if time.monotonic() - began > 60 * options.minutes:
+            print(f"Stopped; {len(wanted) - number + 1} of the sample are still to be tried.")
+            break
+        record = try_mutant(mutant, folder, tests, options.budget, log)
+        records[keys[mutant]] = asdict(mutant) | record
+        file.write_text(json.dumps(records, indent=1))
+        print(f"{number}/{len(wanted)} {record['outcome']:9} {record['seconds']:6.1f} s  {mutant.name}", flush=True)
+        if record["outcome"] != "killed":
+            print(f"    {mutant.before}\n    {mutant.after}", flush=True)
 
 
 def load_map(folder: Path, log: Path, options: argparse.Namespace) -> TestMap:
