@@ -606,6 +606,7 @@ def settings(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=float, default=30, help="seconds of tests for one mutant, by their recorded times"
     )
+    parser.add_argument("--later", default=" ", help="try files whose path contains this last, such as kernels")
     parser.add_argument("--controls", type=int, default=5, help="places of the sample that are first tried unchanged")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the next call goes on")
     parser.add_argument("--state", type=Path, default=ROOT / ".mutants", help="where records are kept, to go on later")
@@ -655,6 +656,7 @@ def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, option
     if not wanted:
         return
     random.Random(options.seed).shuffle(wanted)  # what is known when the time is up is a sample too
+    wanted.sort(key=lambda mutant: options.later in mutant.path)
     folder, log = options.state.resolve() / "tree", options.state.resolve() / "log.txt"
     preload()
     tests = load_map(folder, log, options)
