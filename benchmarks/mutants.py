@@ -60,10 +60,10 @@ OWN_TESTS = {
     "walkers": ("rungs", "compiled"),
     "torch_walk": ("kernels", "rungs"),
     "compiled_walk": ("compiled", "rungs"),
-    "compiled": ("compiled", "kernels"),
+    "compiled": ("compiled", "kernels", "relevant_keys", "rungs"),
     "bits": ("codes",),
     "reference": ("kernels",),
-    "ranks": ("ranking", "rungs", "compiled"),
+    "ranks": ("ranking", "rungs", "compiled", "retrieval"),
     "pooled_counts": ("retrieval", "compiled"),
     "edge_counts": ("retrieval", "compiled"),
     "operating_points": ("ranking", "retrieval"),
@@ -550,6 +550,11 @@ def wilson(killed: int, drawn: int, z: float = 1.959964) -> tuple[float, float]:
     return (centre - half) / (1 + z * z / drawn), (centre + half) / (1 + z * z / drawn)
 
 
+def read_reasons() -> list[dict[str, str]]:
+    """Of the survivors that someone has looked at."""
+    return tomllib.loads(REASONS.read_text())["survivor"] if REASONS.exists() else []
+
+
 def reason_of(mutant: Mutant, reasons: list[dict[str, str]]) -> str:
     """Why it lives, where someone has looked."""
     for entry in reasons:
@@ -560,7 +565,7 @@ def reason_of(mutant: Mutant, reasons: list[dict[str, str]]) -> str:
 
 def report(tried: list[tuple[Mutant, dict[str, Any]]], totals: dict[str, int]) -> str:
     """The table and the survivors."""
-    reasons = tomllib.loads(REASONS.read_text())["survivor"] if REASONS.exists() else []
+    reasons = read_reasons()
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant, record in tried:
         counts[mutant.path][record["outcome"]] += 1
@@ -610,7 +615,11 @@ def settings(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--controls", type=int, default=5, help="places of the sample that are first tried unchanged")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the next call goes on")
     parser.add_argument("--state", type=Path, default=ROOT / ".mutants", help="where records are kept, to go on later")
-    parser.add_argument("--again", choices=["survived", "timed out", "all"], help="forget these records of the sample")
+    parser.add_argument(
+        "--again",
+        choices=["survived", "open", "timed out", "all"],
+        help="try these once more; open: survivors that change a result",
+    )
     parser.add_argument("--keep-map", action="store_true", help="do not map the tests anew though they have changed")
     parser.add_argument("--list", action="store_true", help="print the sample and try nothing")
     parser.add_argument("--report", action="store_true", help="print what is known of the sample and try nothing")
@@ -648,10 +657,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, options: argparse.Namespace) -> None:
     """Try those mutants of which nothing is known, and keep what is found after each."""
-    began = time.monotonic()
+    began, reasons = time.monotonic(), read_reasons()
     wanted = [
         mutant for mutant, key in keys.items()
         if key not in records or options.again in ("all", records[key]["outcome"])
+        or (options.again == "open" and records[key]["outcome"] == "survived"
+            and not reason_of(mutant, reasons).startswith(HARMLESS))
     ]  # fmt: skip
     if not wanted:
         return
