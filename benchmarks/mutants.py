@@ -71,7 +71,7 @@ OWN_TESTS = {
     "report": ("retrieval", "comparison"),
     "settings": ("retrieval", "ranking"),
     "_checks": ("retrieval", "ranking"),
-    "_evaluation": ("retrieval",),
+    "_evaluation": ("retrieval", "discriminant_ratio"),
     "_embedder": ("embeddings",),
     "_training_classes": ("generalization_gap",),
     "_progress": ("retrieval", "generalization_gap"),
