@@ -274,6 +274,9 @@ def draw(root: Path, sample: int, seed: int, only: str) -> tuple[list[Mutant], d
             continue
         order = list(sites[path])
         random.Random(f"{seed} {path}").shuffle(order)
+        lines = sources[path].splitlines()
+        # the star behind which arguments are named is no product, though cosmic-ray takes it for one
+        order = [site for site in order if lines[site[2][0] - 1][site[2][1] :][:2] != "*,"]
         for operator, occurrence, (line, column) in order[:count]:
             before, after = difference(sources[path], mutated(sources[path], operator, occurrence))
             mutants.append(Mutant(path, line, column, operator, occurrence, before, after))
