@@ -672,7 +672,7 @@ def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, option
     if not wanted:
         return
     random.Random(options.seed).shuffle(wanted)  # what is known when the time is up is a sample too
-    wanted.sort(key=lambda mutant: options.later in mutant.path)
+    wanted.sort(key=lambda mutant: (keys[mutant] not in records, options.later in mutant.path))
     folder, log = options.state.resolve() / "tree", options.state.resolve() / "log.txt"
     preload()
     tests = load_map(folder, log, options)
