@@ -34,3 +34,11 @@ def test_labels_that_occur_once_are_what_is_wrong_whatever_the_groups():
         ValueError, match="of the 3 queries has another item of its class that ids or groups do not exclude"
     ):
         evaluate_retrieval(torch.randn(3, 2), torch.tensor([5, 5, 7]), query_groups=groups)
+
+
+@pytest.mark.parametrize("side", ["embeddings", "gallery"])
+def test_embeddings_without_a_dimension_are_refused(side):
+    sets = {"embeddings": torch.randn(4, 3), "gallery": torch.randn(4, 3)} | {side: torch.empty(4, 0)}
+    labels = torch.tensor([0, 0, 1, 1])
+    with pytest.raises(ValueError, match=f"{side} has no dimensions \\(shape \\(4, 0\\)\\)"):
+        evaluate_retrieval(sets["embeddings"], labels, sets["gallery"], labels)
