@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+SAMPLE ?= 300
+SEED ?= 0
 
-.PHONY: demo test format notebook bench clean
+.PHONY: demo test format notebook bench mutants clean
 
 demo: $(READY)
 	$(BIN)/fewshot demo
@@ -27,6 +29,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/episodes.py
 	$(BIN)/python benchmarks/retrieval.py --rows floor ours argsort
 
+# mistakes put into the code, SAMPLE of them drawn by SEED, and whether a test fails: docs/mutants.md; it takes hours
+mutants: $(READY)
+	$(BIN)/python -m pip install --quiet --editable ".[dev,mutants]"
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py --sample $(SAMPLE) --seed $(SEED)
+
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -34,4 +41,4 @@ $(READY): pyproject.toml
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants

@@ -174,3 +174,11 @@ def test_two_monitors_that_would_log_the_same_keys_are_refused() -> None:
     twins = [DiscriminantRatioMonitor(), DiscriminantRatioMonitor(normalize=True)]
     with pytest.raises(ValueError, match="Two DiscriminantRatioMonitors in one Trainer would log under the same keys"):
         trainer(*twins).validate(Net(), loader(), verbose=False)
+
+
+def test_the_item_that_is_not_finite_is_counted_over_all_batches() -> None:
+    points, labels = items().tensors
+    broken = points.clone()
+    broken[25] = math.nan  # the fourth item of the third batch
+    with pytest.warns(UserWarning, match=r"1 of the 11 embeddings of a batch are not finite .* the first at item 25\."):
+        trainer(DiscriminantRatioMonitor()).validate(Net(), loader(TensorDataset(broken, labels)), verbose=False)

@@ -578,3 +578,13 @@ def test_a_second_fit_begins_anew() -> None:
     trainer(monitor).fit(protonet(), episodes())
     trainer(monitor, max_steps=4).fit(protonet(), episodes())
     assert monitor.history.steps == (4,)
+
+
+@pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint")
+def test_a_resumed_run_sees_again_that_embeddings_are_made_in_the_same_way(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"every_n_steps": 1, "shots": 2, "labels": "label", "strict": True}
+    keeps = ModelCheckpoint(tmp_path, filename="last")
+    trainer(TrainingDynamicsMonitor(embed="encoder", **settings), keeps, max_epochs=1).fit(Own(), mappings())
+    other = TrainingDynamicsMonitor(embed=lambda module, batch: 2 * module.encoder(batch["image"]), **settings)
+    with pytest.raises(ValueError, match="gives other embeddings than training_step"):
+        trainer(other, max_epochs=2).fit(Own(), mappings(), ckpt_path=str(tmp_path / "last.ckpt"))

@@ -1,0 +1,710 @@
+"""Do the tests notice a mistake? Mistakes are put into `functional/` and `callbacks/`, one at a time, and the tests run.
+
+    python benchmarks/mutants.py --sample 300 --seed 0
+
+A mutant is the package with one operator, comparison, number, condition, loop, decorator or call changed, as cosmic-ray
+does it. It is killed if a test fails. There are thousands, so a sample is drawn: of each file its share, by the seed. What
+is no mutant is written at `Excluded`; the table and the survivors, with the reasons in `mutants_survivors.toml`, are
+printed at the end. `docs/mutants.md` has the figures.
+
+How a mutant is run. The working tree is copied to `.mutants/tree`, and only there is anything changed. Torch and Lightning
+are imported once; each mutant is tried by a fork of that process, which then imports the package. Once, all tests run with
+their coverage recorded, so that a mutant meets the tests that run its line: first those of the file's own test file, then
+the others, quick ones first, until `--budget` seconds are full. What is found is kept in `.mutants`; a call that was
+interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import parso
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.plugins import get_operator
+
+ROOT = Path(__file__).parents[1]
+REASONS = Path(__file__).parent / "mutants_survivors.toml"
+PACKAGES = ("fewshot_callbacks/functional", "fewshot_callbacks/callbacks")
+TESTS = ("tests/test_defaults.py", "tests/functional", "tests/callbacks", "tests/metrics")
+KERNELS = {
+    "fewshot_callbacks/functional/kernels/compiled.py": "fewshot_callbacks/functional/compiled_walk.py",
+    "fewshot_callbacks/functional/kernels/bits.py": "fewshot_callbacks/functional/codes.py",
+}
+"""Compiled files, of which coverage sees nothing, and who calls them: what runs these lines runs the kernel."""
+
+OWN_TESTS = {
+    "walkers": ("rungs", "compiled"),
+    "torch_walk": ("kernels", "rungs"),
+    "compiled_walk": ("compiled", "rungs"),
+    "compiled": ("compiled", "kernels", "relevant_keys", "rungs"),
+    "bits": ("codes",),
+    "reference": ("kernels",),
+    "ranks": ("ranking", "rungs", "compiled", "retrieval"),
+    "pooled_counts": ("retrieval", "compiled"),
+    "edge_counts": ("retrieval", "compiled"),
+    "operating_points": ("ranking", "retrieval"),
+    "similarity": ("precision", "ranking"),
+    "report": ("retrieval", "comparison"),
+    "settings": ("retrieval", "ranking"),
+    "_checks": ("retrieval", "ranking"),
+    "_evaluation": ("retrieval", "discriminant_ratio"),
+    "_embedder": ("embeddings",),
+    "_training_classes": ("generalization_gap",),
+    "_progress": ("retrieval", "generalization_gap"),
+}
+"""Test files of the files that have none of their name."""
+
+HARMLESS = ("equivalent", "speed", "bound", "text")
+"""Kinds of survivors that change no result; see `docs/mutants.md`."""
+
+FOR_ALL = ("tests/test_defaults",)
+"""Tests that look at all files without running their lines."""
+
+UNSEEN = ("tests/callbacks/test_distributed.py",)
+"""Tests that start other processes, which coverage does not look into: of all callbacks."""
+
+MEMORY = 24 * 2**30
+"""Addresses of a mutant, in bytes: one that asks for more is killed by a MemoryError."""
+
+
+# ---------------------------------------------------------------------------------------------------------- the mutants
+
+
+class RemoveCall(Operator):
+    """A call that stands alone is left out: `hook.remove()`, `self.store.reset()`."""
+
+    def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        if node.type == "simple_stmt" and node.children[0].type == "atom_expr":
+            last = node.children[0].children[-1]
+            if last.type == "trailer" and last.children[0].value == "(":
+                yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        node.children[0] = parso.parse(node.children[0].get_first_leaf().prefix + "pass")
+        return node
+
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        return ()
+
+
+class ReplaceAugmented(Operator):
+    """`+=` becomes `-=`, and so on."""
+
+    TABLE = {"+=": "-=", "-=": "+=", "*=": "/=", "/=": "*=", "|=": "&=", "&=": "|=", "//=": "*="}  # noqa: RUF012
+
+    def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        if node.type == "operator" and node.value in self.TABLE:
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        node.value = self.TABLE[node.value]
+        return node
+
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        return ()
+
+
+# one mistake for each operator, the nearest; cosmic-ray knows eleven for a plus, of which most only raise a TypeError
+_BINARY = ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Div", "Mod_Div", "Pow_Mul", "LShift_RShift")
+_BINARY += ("RShift_LShift", "BitAnd_BitOr", "BitOr_BitAnd", "BitXor_BitAnd")
+_COMPARISONS = ("Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is")
+_OTHERS = ("AddNot", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd")
+_OTHERS += ("ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ExceptionReplacer", "NumberReplacer")
+_OTHERS += ("RemoveDecorator", "ZeroIterationForLoop", "ReplaceUnaryOperator_Delete_Not")
+_OTHERS += ("ReplaceUnaryOperator_Delete_USub", "ReplaceUnaryOperator_Delete_Invert")
+
+OPERATORS: dict[str, Operator] = {
+    name: get_operator(f"core/{name}")()
+    for name in (
+        *(f"ReplaceBinaryOperator_{pair}" for pair in _BINARY),
+        *(f"ReplaceComparisonOperator_{pair}" for pair in _COMPARISONS),
+        *_OTHERS,
+    )
+} | {"RemoveCall": RemoveCall(), "ReplaceAugmented": ReplaceAugmented()}
+
+
+class Excluded(ast.NodeVisitor):
+    """Where a change changes no result: annotations, `if TYPE_CHECKING`, texts, and how numba is to compile.
+
+    Texts are all strings, with what stands in their braces, and all that is handed to an exception or a warning. Of numba
+    the settings (`cache`, `nogil`, ...) and the decorators: without one a kernel is slow or does not compile.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.lines = [line.encode() for line in source.splitlines()]
+        self.spans: list[tuple[tuple[int, int], tuple[int, int]]] = []
+        self.visit(ast.parse(source))
+
+    def __contains__(self, position: tuple[int, int]) -> bool:
+        return any(start <= position < end for start, end in self.spans)
+
+    def _add(self, node: ast.AST | None) -> None:
+        if isinstance(node, ast.expr | ast.stmt):
+            assert node.end_lineno is not None
+            assert node.end_col_offset is not None
+            start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+            self.spans.append((self._characters(*start), self._characters(*end)))
+
+    def _characters(self, line: int, offset: int) -> tuple[int, int]:
+        return line, len(self.lines[line - 1][:offset].decode())
+
+    def _add_arguments(self, call: ast.Call) -> None:
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            self._add(argument)
+
+    def visit_arg(self, node: ast.arg) -> None:
+        self._add(node.annotation)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._add(node.returns)
+        for decorator in node.decorator_list:
+            if any(
+                word in ast.unparse(decorator) for word in ("numba", "_kernel", "_inlined", "_any_order", "intrinsic")
+            ):
+                start, end = (decorator.lineno, 0), (decorator.lineno + 1, 0)
+                self.spans.append((start, end))
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._add(node.annotation)
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        if ast.unparse(node.test) == "TYPE_CHECKING":
+            self._add(node)
+        self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        self._add(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str):
+            self._add(node)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        if isinstance(node.exc, ast.Call):
+            self._add_arguments(node.exc)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if ast.unparse(node.func).endswith((".warn", "_warn", "njit")):
+            self._add_arguments(node)
+        self.generic_visit(node)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mistake."""
+
+    path: str
+    line: int
+    column: int
+    operator: str
+    occurrence: int
+    before: str
+    after: str
+
+    @property
+    def name(self) -> str:
+        """Its place, and which one of that place."""
+        return f"{self.path}:{self.line}:{self.column} {self.operator} {self.occurrence}"
+
+
+def mutants_of(path: str, source: str) -> list[tuple[str, int, tuple[int, int]]]:
+    """Operator, occurrence and position of all mistakes in a file."""
+    excluded = Excluded(source)
+    nodes = list(ast_nodes(get_ast(source)))
+    found = []
+    for name, operator in OPERATORS.items():
+        positions = (start for node in nodes for start, _ in operator.mutation_positions(node))
+        found += [(name, i, start) for i, start in enumerate(positions) if start not in excluded]
+    return sorted(found, key=lambda site: (site[2], site[0], site[1]))
+
+
+def mutated(source: str, operator: str, occurrence: int) -> str:
+    """The file with that mistake."""
+    code = mutate_code(source, OPERATORS[operator], occurrence)
+    assert code is not None
+    return str(code)
+
+
+def draw(root: Path, sample: int, seed: int, only: str) -> tuple[list[Mutant], dict[str, int]]:
+    """The sample, and how many there are of each file.
+
+    Of each file its share, by largest remainders, and at least one. A larger sample of one seed holds the smaller.
+    """
+    paths = sorted(str(file.relative_to(root)) for package in PACKAGES for file in (root / package).rglob("*.py"))
+    sources = {path: (root / path).read_text() for path in paths}
+    sites = {path: mutants_of(path, source) for path, source in sources.items()}
+    totals = {path: len(found) for path, found in sites.items() if found}
+    exact = {path: sample * total / sum(totals.values()) for path, total in totals.items()}
+    counts = {path: max(1, math.floor(share)) for path, share in exact.items()}
+    for path in sorted(exact, key=lambda path: math.floor(exact[path]) - exact[path]):
+        if sum(counts.values()) < sample:
+            counts[path] += 1
+    mutants = []
+    for path, count in counts.items():
+        if only not in path:
+            continue
+        order = list(sites[path])
+        random.Random(f"{seed} {path}").shuffle(order)
+        lines = sources[path].splitlines()
+        # the star behind which arguments are named is no product, though cosmic-ray takes it for one
+        order = [site for site in order if lines[site[2][0] - 1][site[2][1] :][:2] != "*,"]
+        for operator, occurrence, (line, column) in order[:count]:
+            before, after = difference(sources[path], mutated(sources[path], operator, occurrence))
+            mutants.append(Mutant(path, line, column, operator, occurrence, before, after))
+    return mutants, totals
+
+
+def difference(source: str, other: str) -> tuple[str, str]:
+    """The first line that differs, in both."""
+    for before, after in zip(source.splitlines(), other.splitlines(), strict=False):
+        if before != after:
+            return before.strip(), after.strip()
+    raise ValueError("the mutant is the original")
+
+
+# ------------------------------------------------------------------------------------------------------------ the tests
+
+
+@dataclass
+class TestMap:
+    """How long each test takes, and which tests run which line."""
+
+    seconds: dict[str, float]
+    lines: dict[str, dict[str, list[int]]]  # path -> line -> tests, by their place in `seconds`
+
+    def covering(self, path: str, line: int) -> set[str]:
+        """The tests that run the line; where none is known to (a constant, a kernel), those that run the file."""
+        lines = self.lines.get(KERNELS.get(path, path), {})
+        places = set() if path in KERNELS else set(lines.get(str(line), ()))
+        names = list(self.seconds)
+        return {names[place] for place in places or {place for some in lines.values() for place in some}}
+
+
+def own_tests(path: str) -> list[str]:
+    """The test files of a file, by name."""
+    folder = "callbacks" if "/callbacks/" in path else "functional"
+    stem = Path(path).stem
+    names = (stem.lstrip("_"), *OWN_TESTS.get(stem, ()))
+    return [*FOR_ALL, *(f"tests/{folder}/test_{name}" for name in names)]  # a prefix: test_ranks_more.py is one too
+
+
+class Recorder:
+    """A pytest plugin: what came of each test, and which was the first to fail."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.failed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] += report.duration
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+class Chooser(Recorder):
+    """A pytest plugin: only these tests and those that are not on the map, in this order."""
+
+    def __init__(self, order: list[str], known: dict[str, float]) -> None:
+        super().__init__()
+        self.place, self.known = {test: place for place, test in enumerate(order)}, known
+        self.chosen = 0
+
+    def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
+        chosen = [item for item in items if item.nodeid in self.place or item.nodeid not in self.known]
+        items[:] = sorted(chosen, key=lambda item: self.place.get(item.nodeid, -1))
+        self.chosen = len(items)
+
+
+def choose_tests(mutant: Mutant, tests: TestMap, budget: float) -> tuple[list[str], int]:
+    """The tests that run the line, in the order in which they are tried, and how many the budget leaves out."""
+    own = (*own_tests(mutant.path), mutant.path)
+    covering = sorted(
+        tests.covering(mutant.path, mutant.line),
+        key=lambda test: (not test.startswith(own), tests.seconds.get(test, 0.0), test),
+    )
+    total, chosen = 0.0, []
+    for test in covering:
+        if total + tests.seconds.get(test, 0.0) <= budget or not chosen:
+            chosen.append(test)
+            total += tests.seconds.get(test, 0.0)
+    left_out = len(covering) - len(chosen)
+    if "/callbacks/" in mutant.path:
+        chosen += [test for test in tests.seconds if test.startswith(UNSEEN) and test not in chosen]
+    return chosen, left_out
+
+
+def files_of(tests: list[str], mutant: Mutant, root: Path) -> list[str]:
+    """Where these tests are, and all test files of the mutant's own."""
+    files = {test.split("::")[0] for test in tests}
+    for prefix in own_tests(mutant.path):
+        files |= {str(file.relative_to(root)) for file in (root / prefix).parent.glob(f"{Path(prefix).name}*.py")}
+    return sorted(files)
+
+
+# ------------------------------------------------------------------------------------------------------------- the runs
+
+
+def copy_working_tree(folder: Path) -> None:
+    """What git tracks, or would; what is the same already keeps its time, so that compiled files stay valid."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=True,
+    )  # fmt: skip
+    names = {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
+    for name in names:
+        source, copy = ROOT / name, folder / name
+        if not copy.exists() or copy.read_bytes() != source.read_bytes():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+    for copy in folder.rglob("*.py"):
+        if str(copy.relative_to(folder)) not in names:
+            copy.unlink()
+
+
+def preload() -> None:
+    """Import what every test run imports, but nothing of the package."""
+    for name in ("beartype", "hypothesis", "jaxtyping", "lightning.pytorch", "numba", "pytest", "scipy.stats"):
+        importlib.import_module(name)
+    for name in ("torch", "torchmetrics", "torchvision"):
+        importlib.import_module(name)
+    assert not any(name.startswith("fewshot_callbacks") for name in sys.modules)
+
+
+def in_fork(work: Callable[[], Any], seconds: float, log: Path) -> tuple[str, Any]:
+    """Do the work in a fork: ("done", its result), ("timed out", None) or ("died", the signal or status)."""
+    result = log.with_suffix(".json")
+    result.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            answer = work()
+            result.write_text(json.dumps(answer))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(70)
+        os._exit(0)
+    status = None
+    try:
+        waited, last = 0.0, time.monotonic()
+        while status is None and waited < seconds:
+            now = time.monotonic()
+            waited, last = waited + min(now - last, 1.0), now  # the time in which a machine sleeps does not count
+            pid, code = os.waitpid(child, os.WNOHANG)
+            if pid:
+                status = code
+            else:
+                time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # what it started goes with it
+            os.killpg(child, signal.SIGKILL)
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    if status is None:
+        return "timed out", None
+    return ("done", json.loads(result.read_text())) if result.exists() else ("died", status)
+
+
+def _enter(folder: Path, *, unchanged: bool) -> None:
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = str(folder)
+    if not unchanged:  # two mutants of one second and one size would pass for the same
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        sys.dont_write_bytecode = True
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
+def _pytest(*arguments: str, plugin: Recorder) -> int:
+    import pytest  # noqa: PLC0415 - preloaded
+
+    # hypothesis always draws the same and sets no deadline; what is preloaded cannot be rewritten, nor need it be
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--hypothesis-profile=ci",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]
+    return int(pytest.main([*options, *arguments], plugins=[plugin]))
+
+
+def map_tests(folder: Path, log: Path) -> TestMap:
+    """Run all tests with their coverage recorded."""
+
+    def work() -> Any:
+        _enter(folder, unchanged=True)
+        _pytest("tests/functional/test_compiled.py", "tests/functional/test_codes.py", plugin=Recorder())  # compiles
+
+    def recorded() -> Any:
+        _enter(folder, unchanged=True)
+        recorder = Recorder()
+        options = ["--cov=fewshot_callbacks", "--cov-context=test", "--cov-report="]
+        status = _pytest(*options, *TESTS, *PACKAGES, plugin=recorder)
+        return {"status": status, "seconds": recorder.seconds, "failed": recorder.failed}
+
+    in_fork(work, 1800, log)
+    outcome, answer = in_fork(recorded, 3600, log)
+    if outcome != "done" or answer["failed"] or answer["status"]:
+        sys.exit(f"The tests must pass before anything is changed: {answer}\n{log.read_text()[-3000:]}")
+    return TestMap(answer["seconds"], read_coverage(folder, list(answer["seconds"])))
+
+
+def read_coverage(folder: Path, names: list[str]) -> dict[str, dict[str, list[int]]]:
+    """Path -> line -> tests, by their place among the names."""
+    from coverage import CoverageData  # noqa: PLC0415 - only where tests are mapped
+
+    data = CoverageData(str(folder / ".coverage"))
+    data.read()
+    place = {name: number for number, name in enumerate(names)}
+    lines: dict[str, dict[str, list[int]]] = {}
+    for file in data.measured_files():
+        path = str(Path(file).relative_to(folder))
+        if path.startswith(PACKAGES):
+            contexts = {
+                line: {name.split("|")[0] for name in some} for line, some in data.contexts_by_lineno(file).items()
+            }
+            lines[path] = {
+                str(line): sorted(place[name] for name in some & place.keys()) for line, some in contexts.items()
+            }
+    return lines
+
+
+def try_mutant(mutant: Mutant, folder: Path, tests: TestMap, budget: float, log: Path, *, control: bool = False) -> Any:
+    """What the tests say to it."""
+    file = folder / mutant.path
+    source, stamp = file.read_text(), file.stat()
+    kernel = mutant.path in KERNELS and not control
+    cache = folder / ".numba_of_mutant"
+    chosen, left_out = choose_tests(mutant, tests, budget)
+
+    def work() -> Any:
+        _enter(folder, unchanged=control)
+        if kernel:  # the compiled original stays where it is
+            import numba  # noqa: PLC0415 - preloaded
+
+            os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(cache)
+        chooser = Chooser(chosen, tests.seconds)
+        status = _pytest("-x", *files_of(chosen, mutant, folder), plugin=chooser)
+        return {"status": status, "failed": chooser.failed, "chosen": chooser.chosen}
+
+    start = time.monotonic()
+    try:
+        if not control:
+            file.write_text(mutated(source, mutant.operator, mutant.occurrence))
+        outcome, answer = in_fork(work, 60 + 3 * budget + (90 if kernel else 0), log)
+    finally:
+        file.write_text(source)
+        os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        shutil.rmtree(cache, ignore_errors=True)
+        shutil.rmtree(folder / ".hypothesis", ignore_errors=True)
+    record = {"seconds": round(time.monotonic() - start, 1), "left_out": left_out, "by": ""}
+    if outcome == "timed out":
+        return record | {"outcome": "timed out"}
+    if outcome == "died":
+        return record | {"outcome": "killed", "by": f"the process ended with status {answer}"}
+    if answer["status"] == 0:
+        return record | {"outcome": "survived", "by": f"{answer['chosen']} tests passed"}
+    if answer["status"] == 5:  # pytest chose no test
+        return record | {"outcome": "survived", "by": "no test runs this line"}
+    return record | {"outcome": "killed", "by": answer["failed"][0] if answer["failed"] else "the import fails"}
+
+
+# ----------------------------------------------------------------------------------------------------------- the report
+
+
+def wilson(killed: int, drawn: int, z: float = 1.959964) -> tuple[float, float]:
+    """The 95 % interval of a share."""
+    share = killed / drawn
+    centre = share + z * z / (2 * drawn)
+    half = z * math.sqrt(share * (1 - share) / drawn + z * z / (4 * drawn * drawn))
+    return (centre - half) / (1 + z * z / drawn), (centre + half) / (1 + z * z / drawn)
+
+
+def read_reasons() -> list[dict[str, str]]:
+    """Of the survivors that someone has looked at."""
+    return tomllib.loads(REASONS.read_text())["survivor"] if REASONS.exists() else []
+
+
+def reason_of(mutant: Mutant, reasons: list[dict[str, str]]) -> str:
+    """Why it lives, where someone has looked."""
+    for entry in reasons:
+        if (entry["path"], entry["before"], entry["after"]) == (mutant.path, mutant.before, mutant.after):
+            return f"{entry['kind']}: {entry['reason']}"
+    return "not yet looked at"
+
+
+def report(tried: list[tuple[Mutant, dict[str, Any]]], totals: dict[str, int]) -> str:
+    """The table and the survivors."""
+    reasons = read_reasons()
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for mutant, record in tried:
+        counts[mutant.path][record["outcome"]] += 1
+    lines = ["| file | mutants | drawn | killed | timed out | survived |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    whole: Counter[str] = Counter()
+    for path, count in sorted(counts.items()):
+        whole += count
+        numbers = (totals[path], count.total(), count["killed"], count["timed out"], count["survived"])
+        lines.append(f"| {path.removeprefix('fewshot_callbacks/')} | " + " | ".join(map(str, numbers)) + " |")
+    numbers = (sum(totals.values()), whole.total(), whole["killed"], whole["timed out"], whole["survived"])
+    lines.append("| **all** | " + " | ".join(f"**{number:,}**" for number in numbers) + " |")
+    dead = whole["killed"] + whole["timed out"]
+    low, high = wilson(dead, whole.total())
+    lines += [
+        "",
+        f"{dead} of {whole.total()} killed: {dead / whole.total():.1%} (95 % interval {low:.1%} to {high:.1%}).",
+        "",
+    ]
+    survivors = [mutant for mutant, record in tried if record["outcome"] == "survived"]
+    kinds = Counter(reason_of(mutant, reasons).split(":")[0] for mutant in survivors)
+    changing = whole.total() - sum(kinds[kind] for kind in HARMLESS)
+    low, high = wilson(dead, changing)
+    lines += [f"Of the {changing} that change a result: {dead / changing:.1%} ({low:.1%} to {high:.1%}).", ""]
+    lines += ["Survivors: " + ", ".join(f"{number} {kind}" for kind, number in kinds.most_common()) + ".", ""]
+    for mutant in survivors:
+        place = f"{mutant.path.removeprefix('fewshot_callbacks/')}:{mutant.line}"
+        lines += [f"- `{place}` `{mutant.before}` → `{mutant.after}`", f"  {reason_of(mutant, reasons)}"]
+    return "\n".join(lines)
+
+
+def digest(root: Path, *folders: str) -> str:
+    """Of all Python files in these folders."""
+    files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def settings(arguments: list[str] | None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sample", type=int, default=300, help="mutants to draw")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="only files whose path contains this")
+    parser.add_argument(
+        "--budget", type=float, default=30, help="seconds of tests for one mutant, by their recorded times"
+    )
+    parser.add_argument("--later", default=" ", help="try files whose path contains this last, such as kernels")
+    parser.add_argument("--controls", type=int, default=5, help="places of the sample that are first tried unchanged")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long; the next call goes on")
+    parser.add_argument("--state", type=Path, default=ROOT / ".mutants", help="where records are kept, to go on later")
+    parser.add_argument(
+        "--again",
+        choices=["survived", "open", "timed out", "all"],
+        help="try these once more; open: survivors that change a result",
+    )
+    parser.add_argument("--keep-map", action="store_true", help="do not map the tests anew though they have changed")
+    parser.add_argument("--list", action="store_true", help="print the sample and try nothing")
+    parser.add_argument("--report", action="store_true", help="print what is known of the sample and try nothing")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Draw, try, report."""
+    options = settings(arguments)
+    if options.list or options.report:
+        mutants, totals = draw(ROOT, options.sample, options.seed, options.only)
+    else:
+        options.state.mkdir(exist_ok=True)
+        lock = (options.state / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two at a time would change one tree
+        except BlockingIOError:
+            sys.exit(f"Another run uses {options.state}. Wait for it, or pass another --state.")
+        copy_working_tree(options.state / "tree")
+        mutants, totals = draw(options.state / "tree", options.sample, options.seed, options.only)
+    if options.list:
+        print("\n".join(f"{m.path}:{m.line} {m.operator}\n  {m.before}\n  {m.after}" for m in mutants))
+        return 0
+    hashes = {path: hashlib.sha256((ROOT / path).read_bytes()).hexdigest()[:16] for path in totals}
+    keys = {mutant: f"{hashes[mutant.path]} {mutant.name}" for mutant in mutants}
+    records_file = options.state / "records.json"
+    records = json.loads(records_file.read_text()) if records_file.exists() else {}
+    if not options.report:
+        try_all(keys, records, records_file, options)
+    tried = [(mutant, records[key]) for mutant, key in keys.items() if key in records]
+    if tried:
+        print(report(tried, totals))
+    return 0
+
+
+def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, options: argparse.Namespace) -> None:
+    """Try those mutants of which nothing is known, and keep what is found after each."""
+    began, reasons = time.monotonic(), read_reasons()
+    wanted = [
+        mutant for mutant, key in keys.items()
+        if key not in records or options.again in ("all", records[key]["outcome"])
+        or (options.again == "open" and records[key]["outcome"] == "survived"
+            and not reason_of(mutant, reasons).startswith(HARMLESS))
+    ]  # fmt: skip
+    if not wanted:
+        return
+    random.Random(options.seed).shuffle(wanted)  # what is known when the time is up is a sample too
+    wanted.sort(key=lambda mutant: (keys[mutant] not in records, options.later in mutant.path))
+    folder, log = options.state.resolve() / "tree", options.state.resolve() / "log.txt"
+    preload()
+    tests = load_map(folder, log, options)
+    for mutant in wanted[: options.controls]:
+        record = try_mutant(mutant, folder, tests, options.budget, log, control=True)
+        if record["outcome"] != "survived":
+            sys.exit(f"{mutant.name}: the tests fail without a mutant: {record}\n{log.read_text()}")
+    for number, mutant in enumerate(wanted, 1):
+        if time.monotonic() - began > 60 * options.minutes:
+            print(f"Stopped; {len(wanted) - number + 1} of the sample are still to be tried.")
+            break
+        record = try_mutant(mutant, folder, tests, options.budget, log)
+        records[keys[mutant]] = asdict(mutant) | record
+        file.write_text(json.dumps(records, indent=1))
+        print(f"{number}/{len(wanted)} {record['outcome']:9} {record['seconds']:6.1f} s  {mutant.name}", flush=True)
+        if record["outcome"] != "killed":
+            print(f"    {mutant.before}\n    {mutant.after}", flush=True)
+
+
+def load_map(folder: Path, log: Path, options: argparse.Namespace) -> TestMap:
+    """The kept map of the tests, or a new one."""
+    file = options.state / "tests.json"
+    state = digest(folder, *PACKAGES, "tests")
+    if file.exists():
+        kept = json.loads(file.read_text())
+        if options.keep_map or kept["state"] == state:
+            return TestMap(kept["seconds"], kept["lines"])
+    print("Running all tests with their coverage, once.", flush=True)
+    tests = map_tests(folder, log)
+    file.write_text(json.dumps({"state": state, "seconds": tests.seconds, "lines": tests.lines}))
+    return tests
+
+
+if __name__ == "__main__":
+    sys.exit(main())

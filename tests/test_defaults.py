@@ -1,0 +1,88 @@
+"""What a user gets who sets nothing. A changed default changes results unasked: it belongs in the changelog."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+import fewshot_callbacks
+from fewshot_callbacks import functional
+from fewshot_callbacks.functional.settings import RetrievalSettings
+
+RETRIEVAL = {
+    "similarity": "cosine",
+    "recall_k": (1, 5, 10),
+    "map_k": (),
+    "precision_k": (),
+    "ndcg_k": (),
+    "macro": False,
+    "per_class": False,
+    "precisions": (0.95,),
+    "threshold": None,
+    "threshold_bounds": None,
+    "false_match_rates": (),
+    "equal_error_rate": False,
+    "auc_pr": False,
+    "prototype_accuracy": False,
+    "grouped_k": (1,),
+    "group_size": 10,
+    "group_seed": 0,
+    "ties": "expected",
+    "query_ids": None,
+    "gallery_ids": None,
+    "query_groups": None,
+    "gallery_groups": None,
+    "max_queries": None,
+    "query_seed": 0,
+    "confidence": 0.95,
+    "memory_mb": 512,
+    "device": "cpu",
+    "device_memory_mb": None,
+}
+"""Of every function and callback that has a setting of that name."""
+
+OTHERS = {
+    "evaluate_multilabel": {"ndcg_k": (10,)},
+    "grouped_recall": {"k": 1, "repeats": 1, "seed": 0},
+    "label_groups": {"seed": 0, "repeats": 1},
+    "class_subset": {"seed": 0},
+    "plan_evaluation": {"relevant": 64},
+    "discriminant_ratio": {"eps": 1e-12, "normalize": False, "skip_singletons": False},
+    "sample_episodes": {"ways": 5, "shots": 1, "queries": 15, "episodes": 600, "seed": 0},
+    "EpisodeProtocol": {"ways": 5, "shots": 1, "queries": 15, "episodes": 600, "seed": 0},
+    "summarize_accuracies": {"batch_statistics": False},
+    "training_dynamics": {"episodes": 1},
+    "DiscriminantRatioMonitor": {
+        "every_n_steps": 1, "normalize": False, "skip_singletons": False, "eps": 1e-12, "prog_bar": True, "strict": False,
+    },
+    "GeneralizationGapMonitor": {
+        "val_loader": 0, "classes": 100, "items_per_class": None, "k": (1,), "seed": 0, "every_n_epochs": 1,
+        "max_share": 0.1, "prefix": "gap", "prog_bar": False, "strict": False,
+    },
+    "RetrievalMonitor": {"prog_bar": True, "strict": False, "prefix": None, "gallery_loader": None, "gallery_flag": None},
+    "TrainingDynamicsMonitor": {"every_n_steps": 100, "strict": False},
+}  # fmt: skip
+
+
+def defaults(name: str) -> dict[str, Any]:
+    thing = getattr(functional, name, None) or getattr(fewshot_callbacks, name)
+    if not callable(thing):
+        return {}
+    parameters = inspect.signature(thing).parameters.values()
+    return {entry.name: entry.default for entry in parameters if entry.default is not inspect.Parameter.empty}
+
+
+@pytest.mark.parametrize("name", ["evaluate_retrieval", "evaluate_multilabel", "grouped_recall", *OTHERS])
+def test_what_is_not_set(name: str) -> None:
+    found, wanted = defaults(name), OTHERS.get(name, {})
+    known = RETRIEVAL | wanted
+    assert {key: value for key, value in found.items() if key in known} == {
+        key: known[key] for key in known if key in found
+    }
+    assert wanted.keys() <= found.keys()
+
+
+def test_evaluate_retrieval_and_its_settings_have_all_of_them() -> None:
+    assert RETRIEVAL.keys() <= defaults("evaluate_retrieval").keys()
+    fields = inspect.signature(RetrievalSettings).parameters
+    assert {name: field.default for name, field in fields.items()} == {name: RETRIEVAL[name] for name in fields}
