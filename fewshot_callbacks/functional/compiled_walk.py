@@ -178,6 +178,7 @@ class CompiledWalk:
             run_tasks([self._task(rows, some, both, observer, edges) for rows, some, both in tasks], spaces, walk.done)
         finally:
             self.sides = {}  # they hold on to the counters
+            self.scores, self.pairs = walk.scores, None  # and these to a guest's vectors
             guests = {(panel.first, False) for panel in columns} - {(panel.first, False) for panel in panels}
             for key in guests:  # others will come; the queries stay
                 self.kept_margins.pop(key, None)

@@ -120,6 +120,7 @@ class HighestPairs:
             for part, index in open_pairs.get(place, []):
                 keys = self._keys(scores, part.rows[index], part.columns[index])
                 tally.add(keys, _weights(part, 2 if self.walk.both else 1)[index])
+            del scores  # before the next guest comes
 
     def _keys(self, scores: ScoreTiles, rows: NDArray[np.int32], columns: NDArray[np.int32]) -> Floats:
         keys = np.empty(len(rows))

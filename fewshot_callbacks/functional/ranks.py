@@ -510,6 +510,7 @@ class RankingPass:
             with self._threads():
                 for meeting in self.meetings(panels, counting=counting):
                     self.walker.walk(self, meeting, look, counting=counting)
+                    del meeting  # before the next guest comes
         finally:
             self.walker.forget()
 

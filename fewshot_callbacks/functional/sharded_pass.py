@@ -172,6 +172,7 @@ class ShardedPass(RankingPass):
             tasks = [Task(frozenset(), partial(fill, number), 1) for number in range(len(panels))]
             if tasks:
                 run_tasks(tasks, [None] * (min(self.threads, len(tasks)) if keys.compiled else 1), lambda _: None)
+            del keys, fill, tasks  # before the next guest comes
         whole = []
         for number in range(len(parts)):
             whole.append(without_last_columns(torch.cat(parts[number], dim=1).sort(dim=1).values))
@@ -187,6 +188,7 @@ class ShardedPass(RankingPass):
                 yield from self.keys.near(stretches)
                 for keys in self._guests_keys():
                     yield from keys.near(stretches)
+                    del keys  # before the next guest comes
             return
         for block in self.blocks():
             for panel in self.query_panels(block):
@@ -199,10 +201,13 @@ class ShardedPass(RankingPass):
             some = _piece(range(len(order)), visit.piece)
             theirs = self._exchange(visit, order[some], [classes[some]])
             if theirs is not None:
-                vectors, classes_of, *codes = theirs
-                guests = self._candidates(classes_of, codes)
-                scores = self.scores.against(vectors)
-                yield RelevantKeys(scores, guests, self.memory_bytes, self.threads, repeats=self.repeats)
+                guests = self._candidates(theirs[1], theirs[2:])
+                scores = self.scores.against(theirs[0])
+                del theirs
+                keys = RelevantKeys(scores, guests, self.memory_bytes, self.threads, repeats=self.repeats)
+                del scores
+                yield keys
+                del keys
 
     # --------------------------------------------------------------------------------------------------------- meetings
 
@@ -220,6 +225,7 @@ class ShardedPass(RankingPass):
             counted = None
             if theirs is not None:
                 meeting = self._meeting(visit, panels, theirs, both=both, counting=counting)
+                del theirs
                 yield meeting
                 if both and counting:
                     counted = [_joined_counters(meeting.columns, "hits"), _joined_counters(meeting.columns, "ties")]
@@ -237,7 +243,10 @@ class ShardedPass(RankingPass):
         for visit in self._visits():
             theirs = self._exchange(visit, self._gallery_entries.index[self._leaving(visit, both=self.both)], [])
             if theirs is not None:
-                yield visit.place, self.scores.against(theirs[0])
+                scores = self.scores.against(theirs[0])
+                del theirs
+                yield visit.place, scores
+                del scores
 
     def _leaving(self, visit: _Visit, *, both: bool) -> slice:
         """Which entries visit that process now."""

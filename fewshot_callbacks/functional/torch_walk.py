@@ -71,6 +71,7 @@ class TorchWalk:
                     self._count(tile)
                 pairs = int(rows.weight.sum()) * int(columns.weight.sum())
                 walk.done(2 * pairs if both else pairs)
+        del self.meeting
 
     def _tile(self, rows: Panel, columns: Panel, *, both: bool) -> Tile:
         walk, meeting = self.walk_, self.meeting
