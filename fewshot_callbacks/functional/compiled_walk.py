@@ -374,7 +374,8 @@ class CompiledWalk:
         if forced == HALF and walk.candidates.across_classes:
             forced = SINGLE  # a screen cannot tell who is excluded
         observer = look if isinstance(look, PooledLook) else None
-        if walk.pairs < PILOT_PAIRS or (forced is not None and observer is None):
+        nothing_here = not walk.entry_pairs  # queries in one process, and the gallery in another
+        if walk.pairs < PILOT_PAIRS or nothing_here or (forced is not None and observer is None):
             return SINGLE if forced is None else forced
         few = walk.pairs < MANY_PAIRS
         rows, columns = walk.sample(PILOT_ROWS // (2 if few else 1), PILOT_COLUMNS // (2 if few else 1))

@@ -333,8 +333,8 @@ class RankingPass:
         )
 
     def _find_repeats(self, numbers: Int[Tensor, "gallery"]) -> None:
-        self.distinct_rows = int(numbers.max()) + 1
-        self.repeats = self.distinct_rows <= 0.9 * len(numbers)
+        self.distinct_rows = int(numbers.max()) + 1 if len(numbers) else 0
+        self.repeats = 0 < self.distinct_rows <= 0.9 * len(numbers)
 
     def _count(self) -> None:
         """What there is in all: pairs, relevant ones, queries, gallery items of each class, entries to be held at once."""

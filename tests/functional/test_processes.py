@@ -1,6 +1,7 @@
 """However the items are spread over processes: the report is that of one process."""
 
 import math
+import threading
 import warnings
 from contextlib import ExitStack
 from dataclasses import fields
@@ -223,6 +224,64 @@ def test_many_groups_of_labels_are_brought_together(similarity, two, options):
     for count in (2, 3):
         for other in evaluated(spread(300, count, 5), sets, spread(200, count, 6), **options):
             assert_same(alone, other)
+
+
+@pytest.mark.parametrize("kernel", ["compiled", "reference"])
+def test_budgets_that_differ(kernel, monkeypatch):
+    """By default the budget on a device is half of what is free there, which is another one in each process."""
+    from fewshot_callbacks.functional import retrieval
+
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % 40
+    embeddings = torch.randn(40, 24, generator=generator)[labels] + 3 * torch.randn(400, 24, generator=generator)
+    options = {"auc_pr": True, "equal_error_rate": True, "group_size": 5}
+    parts = spread(400, 2, 3)
+    with use(kernel):
+        alone = evaluate_retrieval(embeddings, labels, **options)
+        budgets = iter((20, 12))  # to whoever asks first
+        monkeypatch.setattr(retrieval, "memory_bytes", lambda *_: next(budgets) * 10**6)
+        for other in evaluated(parts, {"embeddings": embeddings, "labels": labels}, **options):
+            assert_same(alone, other)
+
+
+def test_threads_that_differ(monkeypatch):
+    """With this budget the counters of all queries fit beside what one thread needs, but not beside what 64 need."""
+    from fewshot_callbacks.functional import ranks
+
+    embeddings, labels = torch.randn(400, 24, generator=torch.Generator().manual_seed(0)), torch.arange(400) % 40
+    alone = evaluate_retrieval(embeddings, labels)
+    threads, parts = threading.local(), spread(400, 2, 3)
+    monkeypatch.setattr(ranks, "available_threads", lambda: threads.number)
+
+    def work(processes: Thread):
+        threads.number = 1 if processes.rank == 0 else 64
+        own = parts[processes.rank]
+        return evaluate_retrieval(embeddings[own], labels[own], query_places=own, processes=processes, memory_mb=16)
+
+    for other in in_threads(2, work):
+        assert_same(alone, other)
+
+
+def test_queries_in_one_process_and_the_gallery_in_another():
+    generator = torch.Generator().manual_seed(0)
+    sets = {"embeddings": torch.randn(1100, 8, generator=generator), "labels": torch.arange(1100) % 50}
+    sets |= {"gallery": torch.randn(1000, 8, generator=generator), "gallery_labels": torch.arange(1000) % 50}
+    alone = evaluate_retrieval(**sets)
+    parts = [torch.arange(1100), torch.arange(0)]
+    for gallery_parts in ([torch.arange(0), torch.arange(1000)], [torch.arange(1000), torch.arange(0)]):
+        for other in evaluated(parts, sets, gallery_parts):
+            assert_same(alone, other)
+
+
+def test_groups_of_labels_without_an_item_in_the_gallery():
+    """They are brought together in a process that then holds no item of the gallery at all."""
+    generator = torch.Generator().manual_seed(0)
+    sets = {"embeddings": torch.randn(600, 8, generator=generator), "labels": torch.arange(600) % 300}
+    sets |= {"gallery": torch.randn(40, 8, generator=generator), "gallery_labels": torch.arange(40) % 3}
+    alone = evaluate_retrieval(**sets, group_size=3)
+    assert "has a match" in alone.notes[-1]
+    for other in evaluated(spread(600, 2, 1), sets, spread(40, 2, 2), group_size=3):
+        assert_same(alone, other)
 
 
 def test_items_of_one_process_follow_those_of_the_one_before():
