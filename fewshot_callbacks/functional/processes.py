@@ -6,6 +6,8 @@ handed to all, so that none ever holds the whole set.
 
 from __future__ import annotations
 
+import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +41,32 @@ class _Failure:
         return cls(f"{type(error).__name__}: {error}", RemoteError)
 
 
+@contextmanager
+def to_the_end() -> Iterator[None]:
+    """An interrupt (Ctrl-C) inside the block is raised after it: the others would wait for the rest of a call.
+
+    A second one is raised at once.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield  # no signal is handled here
+        return
+    interrupts: list[tuple[Any, ...]] = []
+
+    def handle(*arguments: Any) -> None:
+        interrupts.append(arguments)
+        if len(interrupts) > 1:
+            before(*interrupts.pop())
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if interrupts:
+            before(*interrupts[0])
+
+
 class Processes(ABC):
     """What `evaluate_retrieval` needs of a group of processes. `metrics.TorchProcesses` has it from `torch.distributed`."""
 
@@ -66,10 +94,12 @@ class Processes(ABC):
             RemoteError: any other error of another process.
             KeyboardInterrupt: if another process was interrupted.
         """
-        everyone: list[Any] = self._gather(mine)
-        failures = [held for held in everyone if isinstance(held, _Failure)]
+        with to_the_end():
+            everyone: list[Any] = self._gather(mine)
+            failures = [held for held in everyone if isinstance(held, _Failure)]
+            if failures:
+                self._failed = True  # they are not waiting for our own
         if failures:
-            self._failed = True  # they are not waiting for our own
             raise failures[0].kind(failures[0].words)
         return everyone
 
@@ -82,7 +112,8 @@ class Processes(ABC):
         except BaseException as error:
             if self.count > 1 and not self._failed:
                 self._failed = True
-                self._gather(_Failure.of(error))
+                with to_the_end():
+                    self._gather(_Failure.of(error))
             raise
 
     def largest(self, values: Sequence[float]) -> list[float]:
@@ -122,10 +153,11 @@ class Processes(ABC):
             source: rank from which others come.
         """
         mine = None if mine is None else [tensor.contiguous() for tensor in mine]
-        shapes = self.gather(None if mine is None else [(tensor.shape, tensor.dtype) for tensor in mine])
-        coming = shapes[source]
-        theirs = None if coming is None else [torch.empty(shape, dtype=dtype) for shape, dtype in coming]
-        self._swap(mine or (), to if mine else None, theirs or (), source if theirs else None)
+        with to_the_end():
+            shapes = self.gather(None if mine is None else [(tensor.shape, tensor.dtype) for tensor in mine])
+            coming = shapes[source]
+            theirs = None if coming is None else [torch.empty(shape, dtype=dtype) for shape, dtype in coming]
+            self._swap(mine or (), to if mine else None, theirs or (), source if theirs else None)
         return theirs
 
 

@@ -86,7 +86,7 @@ class ShardedPass(RankingPass):
     ) -> None:
         self.processes, self.everyone = processes, candidates
         own = candidates.share(*(index.to(candidates.query_order.device) for index in share))
-        # what is free on a device, and how many threads there are, is not the same everywhere; what follows from it has to be
+        # what is free on a device, and how many threads there are, differs; what follows from it must not
         memory_bytes = -int(processes.largest([-memory_bytes])[0])
         super().__init__(tiles, own, memory_bytes, walker, **options)
         self.both = not processes.largest([float(not self.both)])[0]

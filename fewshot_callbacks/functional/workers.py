@@ -113,5 +113,6 @@ def run_tasks(tasks: Sequence[Task], spaces: Sequence[Any], done: Callable[[int]
             busy.clear()
             free.notify_all()
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:  # an interrupt may come before all have started
+                thread.join()
         torch.set_num_threads(before)  # some libraries have one number for all threads

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.functional.processes import ALONE, Processes
+from fewshot_callbacks.functional.processes import ALONE, Processes, to_the_end
 
 T = TypeVar("T")
 
@@ -66,9 +66,10 @@ class TorchProcesses(Processes):
 
     def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum of each number over all processes, without the numbers of all in each."""
-        self.gather(None)  # if one has failed, the others learn of it here
         total = torch.from_numpy(np.array(values, np.int64))
-        torch.distributed.all_reduce(total, group=self._group)
+        with to_the_end():
+            self.gather(None)  # if one has failed, the others learn of it here
+            torch.distributed.all_reduce(total, group=self._group)
         return total.numpy()
 
 

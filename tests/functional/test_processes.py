@@ -1,6 +1,7 @@
 """However the items are spread over processes: the report is that of one process."""
 
 import math
+import signal
 import threading
 import warnings
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.kernels import use
-from fewshot_callbacks.functional.processes import ALONE, RemoteError
+from fewshot_callbacks.functional.processes import ALONE, Alone, RemoteError, _Failure
 from fewshot_callbacks.functional.ranks import first_rung
 from fewshot_callbacks.functional.sharded_pass import PIECES, Share
 from fewshot_callbacks.functional.similarity import ScoreTiles
@@ -386,6 +387,41 @@ class TestErrors:
 
         outcomes = in_threads(2, work)
         assert [type(error) for error in outcomes] == [KeyboardInterrupt, KeyboardInterrupt]
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda processes: processes.gather(1),
+            lambda processes: processes.exchange([torch.ones(2)], 0, 0),
+            lambda processes: processes.summed(np.ones(2, np.int64)),
+        ],
+    )
+    def test_an_interrupt_in_a_call_is_raised_after_it(self, call):
+        """What is begun with the others is brought to its end with them; then they are told."""
+
+        class Interrupted(Alone):
+            count = 2
+
+            def __init__(self):
+                self.calls = []
+
+            def _gather(self, mine):
+                signal.raise_signal(signal.SIGINT)
+                self.calls.append(mine if isinstance(mine, _Failure) else "gathered")
+                return [mine]
+
+            def _swap(self, mine, to, theirs, source):
+                signal.raise_signal(signal.SIGINT)
+                super()._swap(mine, to, theirs, source)
+                self.calls.append("swapped")
+
+        processes, handler = Interrupted(), signal.getsignal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), processes.together():
+            call(processes)
+        *calls, told = processes.calls
+        assert calls in (["gathered"], ["gathered", "swapped"])
+        assert told.kind is KeyboardInterrupt
+        assert signal.getsignal(signal.SIGINT) is handler
 
     def test_what_is_not_finite_is_named_by_its_place_among_all(self):
         embeddings = torch.randn(10, 3)
