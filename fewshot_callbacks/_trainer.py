@@ -15,6 +15,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torch.utils.data import DistributedSampler
 
+from fewshot_callbacks.metrics.processes import process_count
+
 
 def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
     """The loaders of the validation or test that runs now, in the order of `dataloader_idx`, by name.
@@ -40,15 +42,17 @@ def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
 
 
 def dealt_items(loader: Any) -> int | None:
-    """How many items a `DistributedSampler` deals out to the ranks, before it repeats some; None without one."""
+    """How many items a `DistributedSampler` deals out to all ranks, before it repeats some; None without one."""
     sampler = getattr(loader, "sampler", None)
-    return len(sampler.dataset) if isinstance(sampler, DistributedSampler) else None  # type: ignore[arg-type]
+    if not isinstance(sampler, DistributedSampler) or sampler.num_replicas != process_count():
+        return None
+    return len(sampler.dataset)  # type: ignore[arg-type]
 
 
-def items_of_batches(loader: Any, batches: int) -> int | None:
-    """How many samples a `DistributedSampler` gives a rank in so many batches; None where their size is not known."""
+def items_of_batches(loader: Any, batches: int) -> int:
+    """How many samples a `DistributedSampler` gives a rank in so many batches; without a batch size each is a sample."""
     size = getattr(loader, "batch_size", None)
-    return None if size is None else min(batches * size, len(loader.sampler))
+    return min(batches * (1 if size is None else size), len(loader.sampler))
 
 
 def on_device(trainer: Trainer, batch: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.utils.data import DistributedSampler
 
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, FailurePolicy, LabelSource
@@ -162,17 +163,17 @@ class EvaluationMonitor(Callback, ABC):
                 self._check_loaders(trainer)
             except ValueError as error:
                 self._failed.setdefault(0, error)
-            for failure in self._failed.values():
-                self._policy.handle(failure, "The sanity check shows that validation cannot be measured.")
-            self._begin()
-        else:
-            everywhere = gather_objects({loader: portable(error) for loader, error in self._failed.items()})
-            # the lowest rank's error, the same one everywhere
-            failed = {loader: error for errors in reversed(everywhere) for loader, error in errors.items()}
-            try:
+        everywhere = gather_objects({loader: portable(error) for loader, error in self._failed.items()})
+        # the lowest rank's error, the same one everywhere
+        failed = {loader: error for errors in reversed(everywhere) for loader, error in errors.items()}
+        try:
+            if trainer.sanity_checking:
+                for failure in failed.values():
+                    self._policy.handle(failure, "The sanity check shows that validation cannot be measured.")
+            else:
                 self._measure(trainer, pl_module, stage, failed)
-            finally:
-                self._begin()
+        finally:
+            self._begin()
 
     def _check_loaders(self, trainer: Trainer) -> None:
         """Refuse loaders that the settings do not fit; a monitor with such settings says how."""
@@ -188,18 +189,20 @@ class EvaluationMonitor(Callback, ABC):
         dataloader = list(evaluation_loaders(trainer).values())[loader]
         dealt, seen = dealt_items(dataloader), self._seen.get(loader, 0)
         expected = None if dealt is None else items_of_batches(dataloader, self._batches.get(loader, 0))
-        known = gather_objects((dealt is not None, expected in (None, seen), seen))
-        if all(is_dealt and as_expected for is_dealt, as_expected, _ in known):
+        known = gather_objects((expected, seen))
+        others = [(wanted, given) for wanted, given in known if wanted != given]
+        if not others:
             return dealt
         if not ids and not self._said_unknown:
             self._said_unknown = True
+            wanted, given = others[0]  # perhaps those of another process
             sampler = getattr(dataloader, "sampler", None)
-            why = (
-                f"the {type(self).__name__} was given {seen} embeddings for {expected} samples"
-                if dealt is not None
-                else f"the sampler ({type(sampler).__name__}) is not Lightning's DistributedSampler"
-            )
-            total = sum(items for *_, items in known)
+            why = f"the sampler ({type(sampler).__name__}) is not Lightning's DistributedSampler"
+            if wanted is not None:
+                why = f"the {type(self).__name__} was given {given} embeddings for {wanted} samples"
+            elif isinstance(sampler, DistributedSampler):
+                why = f"there are {process_count()} processes, and the sampler deals to {sampler.num_replicas}"
+            total = sum(items for _, items in known)
             self._policy.say(
                 f"Whether some of the {total} items of loader {loader} came to several processes cannot be told, because "
                 f"{why}; such items count more than once. {self._remedy_for_repeats} (Said once.)"

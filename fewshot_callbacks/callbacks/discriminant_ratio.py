@@ -141,7 +141,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             embeddings = torch.nn.functional.normalize(embeddings.double(), dim=1)
         dataloader = list(evaluation_loaders(self._trainer).values())[loader]
         dealt = dealt_items(dataloader)
-        if dealt is not None and items_of_batches(dataloader, self._batches[loader]) in (None, positions.stop):
+        if dealt is not None and items_of_batches(dataloader, self._batches[loader]) == positions.stop:
             # leave out what a DistributedSampler repeats, to even out the ranks, at the end
             mine = len(range(self._trainer.global_rank, dealt, process_count()))
             fresh = slice(max(0, mine - positions.start))

@@ -175,9 +175,18 @@ def evaluate_retrieval(
         memory_mb=memory_mb,
         device=device,
     )
-    settings.check(_CALL)
-    normal_quantile(confidence)  # refuses what is no probability, before the work is done
     with processes.together():
+        settings.check(_CALL)
+        normal_quantile(confidence)  # refuses what is no probability, before the work is done
+        tensors = {
+            "gallery": gallery,
+            "query_ids": query_ids,
+            "gallery_ids": gallery_ids,
+            "query_groups": query_groups,
+            "gallery_groups": gallery_groups,
+        }
+        given = {name: "left out" if tensor is None else "given" for name, tensor in tensors.items()}
+        _check_calls(processes, settings.arguments() | {"threshold_bounds": threshold_bounds} | given)
         sets = collect_sets(
             _CALL,
             processes,
@@ -213,6 +222,19 @@ def evaluate_retrieval(
         report = _evaluated(sets, settings, request, processes, where, budget, confidence, per_class, progress)
         seconds = processes.largest([time.perf_counter() - started])[0]
     return replace(report, seconds=seconds)
+
+
+def _check_calls(processes: Processes, arguments: dict[str, Any]) -> None:
+    """Refuse processes that were called with different arguments; only the device may be another one."""
+    own = {name: str(value) for name, value in arguments.items() if name != "device"}
+    calls = processes.gather(own)
+    for rank, call in enumerate(calls):
+        for name, value in calls[0].items():
+            if call[name] != value:
+                raise ValueError(
+                    f"{_CALL}: {name} is {value} in process 0, {call[name]} in process {rank}. Call it in the same way in "
+                    "every process; one that holds no item passes empty tensors."
+                )
 
 
 def _evaluated(

@@ -100,12 +100,12 @@ def collect_sets(
     same_set = gallery is None
     if processes.count == 1:
         if query_places is not None:
-            order = as_tensor(query_places, "query_places", call).argsort()
+            order = _order(call, "embeddings", embeddings, query_places)
             embeddings, labels, query_ids, query_groups = _in_order(
                 call, order, embeddings, labels, query_ids, query_groups
             )
         if gallery_places is not None:
-            order = as_tensor(gallery_places, "gallery_places", call).argsort()
+            order = _order(call, "gallery", gallery, gallery_places)
             gallery, gallery_labels, gallery_ids, gallery_groups = _in_order(
                 call, order, gallery, gallery_labels, gallery_ids, gallery_groups
             )
@@ -197,15 +197,28 @@ def _part(
     if places is None:
         places = torch.arange(first, first + items)
     places = check_labels(as_tensor(places, "places", call), items, "places", name, call)
-    everywhere = torch.cat(processes.gather(places)).sort().values
-    if not torch.equal(everywhere, torch.arange(length)):
-        raise ValueError(
-            f"{call}: the places of {name} must be 0 to {length - 1}, each once over all processes. Drop repeated "
-            "items first."
-        )
+    _check_places(call, name, torch.cat(processes.gather(places)))
     bad = torch.empty(0, dtype=torch.int64) if as_codes else places[non_finite_rows(vectors)]
     refuse_non_finite(torch.cat(processes.gather(bad)).sort().values, length, name, call)
     return _Part(vectors, holders[0][2], processes.placed(own_labels, places, length), places, length)
+
+
+def _order(call: str, name: str, vectors: Any, places: Any) -> Int[Tensor, "items"]:
+    """Which item comes first, second and so on in one process, which holds all."""
+    vectors = as_tensor(vectors, name, call)
+    places = check_labels(as_tensor(places, "places", call), len(vectors) if vectors.ndim else 0, "places", name, call)
+    _check_places(call, name, places)
+    order: Tensor = places.argsort()
+    return order
+
+
+def _check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
+    """Refuse places of all items that are not each of 0, 1, 2, ... once."""
+    if not torch.equal(places.sort().values, torch.arange(len(places))):
+        raise ValueError(
+            f"{call}: the places of {name} must be 0 to {len(places) - 1}, each once over all processes. Drop repeated "
+            "items first."
+        )
 
 
 def _in_order(call: str, order: Tensor, *tensors: Any) -> list[Any]:

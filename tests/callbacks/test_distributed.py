@@ -13,7 +13,7 @@ import torch
 
 from fewshot_callbacks.functional import class_subset, discriminant_ratio, evaluate_retrieval, generalization_gap
 from tests.callbacks import two_processes
-from tests.callbacks.models import measured, scripted
+from tests.callbacks.models import items, measured, scripted
 from tests.callbacks.test_generalization_gap import TRAINING, Embeds
 from tests.callbacks.two_processes import ITEMS, QUALITY, seeded, shorter, uneven
 
@@ -45,6 +45,7 @@ def several(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pyte
 def run(folder: Path, count: int) -> list[dict[str, Any]]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PL_TORCH_DISTRIBUTED_BACKEND": "gloo"}
     environment["PROCESSES"] = str(count)
+    environment.pop("PL_GLOBAL_SEED", None)  # of another test: Lightning would seed all random numbers with it
     process = subprocess.run(
         [sys.executable, two_processes.__file__, folder],
         cwd=folder,
@@ -131,6 +132,27 @@ def test_samples_that_give_several_embeddings_are_all_kept(several: list[dict[st
     assert "DiscriminantRatioMonitor was given" in of_j
 
 
+def test_samples_that_are_batches_are_all_kept(several: list[dict[str, Any]]) -> None:
+    """A sampler of five samples has not dealt five items."""
+    points, labels = items().tensors
+    count = len(several)
+    some = torch.arange(20).view(5, 4)[torch.arange(5 + -5 % count) % 5].flatten()
+    expected = reported(points[some], labels[some])
+    for seen in several:
+        assert seen["in batches"]["report"]["mean"] == pytest.approx(expected["mean"], rel=1e-12)
+    assert "RetrievalMonitor was given" in several[0]["in batches"]["said"][0]
+
+
+def test_a_sampler_that_deals_to_other_processes_is_said(several: list[dict[str, Any]]) -> None:
+    points, labels = (tensor.repeat(len(several), *[1] * (tensor.ndim - 1)) for tensor in uneven().tensors)
+    expected = reported(points, labels)
+    for seen in several:
+        assert seen["all to each"]["report"]["mean"] == pytest.approx(expected["mean"], rel=1e-12)
+    words = f"there are {len(several)} processes, and the sampler deals to 1"
+    assert all(words in said for said in several[0]["all to each"]["said"])
+    assert len(several[0]["all to each"]["said"]) == 2
+
+
 def test_a_repeated_item_would_be_noticed() -> None:
     """The values are those of 25 items, and would be others with the first one twice."""
     data = uneven()
@@ -206,6 +228,7 @@ def test_a_failure_of_one_process_is_nan_in_both_and_said_by_the_first(
 def test_a_strict_error_of_one_process_stops_all(ranks: list[dict[str, Any]]) -> None:
     for seen in ranks:
         assert "12 of 25 rows of embeddings hold NaN or Inf, the first at index 1" in seen["strict"]
+        assert "found no embeddings: validation_step returned None" in seen["strict sanity check"]
 
 
 def test_the_state_of_python_random_is_left_alone(ranks: list[dict[str, Any]]) -> None:

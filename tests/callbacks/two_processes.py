@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
 from fewshot_callbacks.data import EpisodicBatchSampler
@@ -86,6 +86,17 @@ class TwoViews(AsGiven):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         return {"embeddings": torch.cat([batch[0], batch[0] + 0.1]), "labels": batch[1].repeat(2)}
+
+
+class InBatches(Dataset[Any]):
+    """Each sample is a batch of its own, of four items."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, number: int) -> Any:
+        points, labels = items().tensors
+        return points[4 * number : 4 * number + 4], labels[4 * number : 4 * number + 4]
 
 
 class OwnSampler(Sampler[int]):
@@ -160,10 +171,13 @@ def dynamics(*monitors: TrainingDynamicsMonitor) -> dict[str, Any]:
 def main(folder: Path) -> None:
     random_state = random.getstate()
     own = DataLoader(numbered(), batch_size=4, sampler=OwnSampler())
+    everything = DataLoader(uneven(), sampler=DistributedSampler(uneven(), num_replicas=1, rank=0, shuffle=False))
     options = {"labels": 1, "source": lambda outputs, batch: (batch[0], batch[1])}
     seen: dict[str, Any] = {
         "exact": exact(AsGiven(), loader(uneven())),
         "two views": exact(TwoViews(), loader(uneven())),
+        "in batches": exact(AsGiven(), DataLoader(InBatches(), batch_size=None)),
+        "all to each": exact(AsGiven(), everything, owns_sampler=True),
         "ids": exact(AsGiven(), own, owns_sampler=True, ids=lambda outputs, batch: batch[2], **options),
         "no ids": exact(AsGiven(), own, owns_sampler=True, **options),
         "no data": exact(AsGiven(), DataLoader(Streamed(), batch_size=6)) if PARALLEL["devices"] == 2 else None,
@@ -203,6 +217,11 @@ def more(folder: Path) -> dict[str, Any]:
         validate(FailsOnRankOne("nan"), loader(uneven()), retrieval(strict=True))
     except ValueError as error:
         seen["strict"] = str(error)
+    run = trainer(retrieval(strict=True), **PARALLEL, max_epochs=1, num_sanity_val_steps=1)
+    try:
+        run.fit(FailsOnRankOne("nothing"), loader(uneven()), loader(uneven()))
+    except ValueError as error:
+        seen["strict sanity check"] = str(error)
     return seen
 
 

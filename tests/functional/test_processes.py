@@ -1,6 +1,7 @@
 """However the items are spread over processes: the report is that of one process."""
 
 import math
+import re
 import signal
 import threading
 import warnings
@@ -440,6 +441,29 @@ class TestErrors:
 
         for error in in_threads(2, work):
             assert "embeddings is empty (shape (0, 0)) in every process" in str(error)
+
+    @pytest.mark.parametrize(
+        ("setting", "words"),
+        [
+            ({"similarity": "dot"}, "similarity is cosine in process 0, dot in process 1"),
+            ({"recall_k": (1, 2)}, r"recall_k is \(1, 5, 10\) in process 0, \(1, 2\) in process 1"),
+            ({"query_groups": torch.arange(8)}, "query_groups is left out in process 0, given in process 1"),
+            ({"memory_mb": -1}, "memory_mb=-1 must be positive"),
+        ],
+    )
+    def test_processes_that_are_called_in_different_ways(self, setting, words):
+        def work(processes: Thread):
+            more = setting if processes.rank == 1 else {}
+            return evaluate_retrieval(torch.randn(8, 3), torch.arange(8) % 2, processes=processes, **more)
+
+        for error in in_threads(2, work):
+            assert type(error) is ValueError
+            assert re.search(words, str(error)), error
+
+    @pytest.mark.parametrize("places", [torch.arange(3), torch.tensor([0, 1, 1, 3]), torch.tensor([1, 2, 3, 4])])
+    def test_places_that_are_none_in_one_process(self, places):
+        with pytest.raises(ValueError, match=r"places of embeddings must be 0 to 3|4 embeddings, but 3 places"):
+            evaluate_retrieval(torch.randn(4, 2), torch.zeros(4, dtype=torch.int64), query_places=places)
 
     def test_places_that_are_none(self):
         def work(processes: Thread):
