@@ -118,6 +118,22 @@ def test_an_interrupt_in_the_caller_stops_the_threads(spaces):
     assert alive() <= before
 
 
+def test_an_interrupt_before_all_threads_have_started_stays_one(monkeypatch):
+    started = []
+
+    def start(self):
+        if started:
+            raise KeyboardInterrupt
+        started.append(self)
+        original(self)
+
+    original = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks([Task(frozenset(), nothing, 1)] * 4, [None] * 3, nothing)
+    assert not started[0].is_alive()
+
+
 def test_one_space_or_one_task_runs_in_the_calling_thread():
     threads = []
     for tasks, spaces in ((4, 1), (1, 4)):
