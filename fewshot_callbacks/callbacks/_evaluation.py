@@ -233,6 +233,6 @@ def suffixes(trainer: Trainer) -> list[str]:
 
 def portable(error: Exception) -> Exception:
     """An error that another process can be sent; on one process the error itself, with its traceback."""
-    return (
-        error if type(error) is ValueError or process_count() == 1 else RuntimeError(f"{type(error).__name__}: {error}")
-    )
+    if process_count() == 1:
+        return error
+    return ValueError(str(error)) if type(error) is ValueError else RuntimeError(f"{type(error).__name__}: {error}")

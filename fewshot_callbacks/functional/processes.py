@@ -73,6 +73,7 @@ class Processes(ABC):
     rank: int = 0
     count: int = 1
     _failed = False
+    _depth = 0
 
     # --------------------------------------------------------------------------------------------- what a group fills in
 
@@ -105,16 +106,24 @@ class Processes(ABC):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """If this process fails inside the block, the others learn of it at their next call, instead of waiting for ever."""
+        """If this process fails inside the block, the others learn of it at their next call, instead of waiting for ever.
+
+        None leaves the outermost block before all have come to its end.
+        """
         self._failed = False
+        self._depth += 1
         try:
             yield
+            if self._depth == 1 and self.count > 1:
+                self.gather(None)
         except BaseException as error:
             if self.count > 1 and not self._failed:
                 self._failed = True
                 with to_the_end():
                     self._gather(_Failure.of(error))
             raise
+        finally:
+            self._depth -= 1
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """The largest of each number over all processes."""

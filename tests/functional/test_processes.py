@@ -377,6 +377,23 @@ class TestErrors:
         assert [type(error) for error in outcomes] == [RemoteError, ArithmeticError, RemoteError]
         assert str(outcomes[0]) == str(outcomes[2]) == "ArithmeticError: no more numbers"
 
+    def test_an_error_behind_the_last_call_is_an_error_of_all(self):
+        """A process that has nothing more to ask must not go on to something else meanwhile."""
+        embeddings, labels = torch.randn(20, 4), torch.arange(20) % 4
+
+        def work(processes: Thread):
+            own = torch.arange(processes.rank, 20, 2)
+            try:
+                with processes.together():
+                    evaluate_retrieval(embeddings[own], labels[own], processes=processes)
+                    if processes.rank == 0:
+                        raise ArithmeticError("the bar does not close")
+            except (ArithmeticError, RemoteError) as error:
+                return str(error), processes.gather(processes.rank)
+
+        words = "the bar does not close"
+        assert in_threads(2, work) == [(words, [0, 1]), (f"ArithmeticError: {words}", [0, 1])]
+
     def test_an_interrupt_reaches_the_others(self):
         def work(processes: Thread):
             def progress(done: int, total: int) -> None:
