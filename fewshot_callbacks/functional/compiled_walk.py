@@ -225,7 +225,6 @@ class CompiledWalk:
             panel.weight.numpy(),
             panel.relevant.numpy(),
             counts.thresholds.numpy(),
-            self.scores.error(panel.index, DOUBLE, of_query=of_query).numpy(),
             counts.hits.numpy(),
             counts.ties.numpy(),
             _NO_OPERAND,
@@ -499,8 +498,7 @@ def _edge_side(edges: EdgesLook) -> compiled.Side:
     keys = edges.edges()
     one = np.zeros(1, np.int64)
     nothing = np.zeros((1, 1), np.int32)
-    error = np.zeros(1)
-    return compiled.Side(one, one + 1, one + len(keys), keys[None], error, nothing, nothing, _NO_OPERAND, error)
+    return compiled.Side(one, one + 1, one + len(keys), keys[None], nothing, nothing, _NO_OPERAND, np.zeros(1))
 
 
 def _from(arrays: Any, first: int) -> Any:
