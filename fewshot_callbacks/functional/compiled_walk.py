@@ -150,7 +150,7 @@ class CompiledWalk:
         }
         if self.rung != self.kept_rung:
             self.kept_margins, self.kept_operands, self.kept_rung = {}, {}, self.rung
-        budget = walk.memory_bytes * SHARE_OF_KEPT
+        budget = walk.free_bytes * SHARE_OF_KEPT
         budget -= sum(len(panel) * table_bytes(self.sides[panel.first, True].thresholds.shape[1]) for panel in panels)
         self.keeps_margins = budget >= 0
         # with two sets, or for distances, the two sides of a product are not the same

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._checks import rows_at_once
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import row_numbers, starts_of
 from fewshot_callbacks.functional.processes import ALONE, Processes
@@ -139,7 +140,7 @@ class _Grid:
         bits = min(FRACTION_BITS, 60 - items.bit_length())
         unit = 1.0
         if similarity != "cosine":
-            parts = [part for side in (queries, gallery) for part in side.split(16384) if len(part)]
+            parts = [part for side in (queries, gallery) for part in side.split(rows_at_once(side)) if len(part)]
             largest = processes.largest([max((float(part.abs().max()) for part in parts), default=0.0)])[0]
             unit = math.ldexp(1.0, min(math.frexp(largest)[1], 1023)) if largest else 1.0
         return cls(similarity, unit, bits, queries.shape[1])

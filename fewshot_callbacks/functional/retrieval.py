@@ -291,7 +291,9 @@ def _evaluated(
         if not bool(matched.any()):
             raise ValueError(_no_match(len(asked_labels), asked_labels, item_labels, same_set, any_code=any_code))
         pooled = decide(look)
-        notes = _notes(walk, per_query, matched, processes)
+        if isinstance(walk, RankingPass):
+            walk.release()
+        notes = _notes(walk, per_query, matched, processes, budget)
         if chosen is not None:
             notes.insert(
                 0,
@@ -345,7 +347,7 @@ def _observed(walk: RankingPass | CodePass, request: PooledRequest, per_query: _
         for ranks in walk.run():
             per_query.add(ranks)
         return CodeCounts(walk, request)
-    look = PooledCounts(walk, request, max(10_000, int(walk.memory_bytes * SHARE_OF_KEYS / 8)))
+    look = PooledCounts(walk, request, max(1000, int(walk.free_bytes * SHARE_OF_KEYS / 8)))
     for ranks in walk.run(look):
         per_query.add(ranks)
     look.settle()
@@ -511,8 +513,17 @@ def _no_match(queries: int, query_labels: Tensor, item_labels: Tensor, same_set:
     )
 
 
-def _notes(walk: RankingPass | CodePass, per_query: _PerQuery, matched: Tensor, processes: Processes) -> list[str]:
+def _notes(
+    walk: RankingPass | CodePass, per_query: _PerQuery, matched: Tensor, processes: Processes, budget: int
+) -> list[str]:
     notes = []
+    taken, asked = processes.largest([walk.memory_bytes, -budget])
+    if taken > -asked:
+        needed = math.ceil(taken / 1e5) / 10
+        notes.append(
+            f"The budget of {-asked / 1e6:g} MB cannot be kept: this evaluation takes about {needed:g} MB beyond the "
+            f"embeddings. Pass memory_mb={needed:g} or more."
+        )
     left_out = int((~matched).sum())
     if left_out:
         notes.append(f"{left_out} of {len(matched)} queries have no match and are left out of every mean.")
