@@ -159,8 +159,11 @@ class Layout:
     """queries whose counters are held at once"""
     bytes: int
     """memory that this takes, beyond the embeddings"""
-    holds_all: bool
-    """the counters of all queries are held, and panels of rows are as long as those of columns"""
+
+    @property
+    def square(self) -> bool:
+        """Panels of rows are as long as those of columns."""
+        return self.rows == min(self.columns, self.block)
 
 
 PART_ROWS = 256
@@ -224,8 +227,11 @@ def choose_layout(
     working = threads * panel_bytes(panel)
     # a sorted copy of a panel's relevant keys, its ranks and the metrics made of them: some 160 bytes for each
     ranks = min(min(queries, panel) * 160 * (relevant + 1), free * SHARE_OF_RANKS)
-    left = max(0.0, free * SHARE_OF_LAYOUT - max(working, ranks))
-    block = int(min(queries, max(LEAST_BLOCK, left // per_query)))
+
+    def fitting(working: float) -> int:
+        return int(min(queries, max(LEAST_BLOCK, (free * SHARE_OF_LAYOUT - max(working, ranks)) // per_query)))
+
+    block = fitting(working)
     if (block < queries or panel < LEAST_SQUARE) and not whole_tiles:
         # a tile serves its rows alone: the more columns, the more often what is known of a row is used while it is at hand
         while 2 * columns <= min(8192, gallery) and (
@@ -234,12 +240,12 @@ def choose_layout(
         ):
             columns *= 2
         working = threads * panel_bytes(panel, columns=columns)
+        block = min(block, fitting(working))
     return Layout(
         rows=min(panel, block),
         columns=columns,
         block=block,
         bytes=int(item_bytes(queries, gallery) + max(working, ranks) + block * per_query),
-        holds_all=block == queries and (whole_tiles or columns == panel),
     )
 
 
@@ -337,7 +343,7 @@ class RankingPass:
         self.layout = self._layout(relevant)
         # one tile serves both of its items, where nobody is excluded by a code; of ranks, where all counters are held
         self.turns = self.same_set and not candidates.across_classes
-        self.both = self.turns and self.layout.holds_all
+        self.both = self.turns and self.layout.block >= self.most_entries[0] and self.layout.square
         self.pairs_done, self.pairs_total = 0, self.pairs
         self._held: list[Panel] | None = None
         self.keys = RelevantKeys(tiles, candidates, self.free_bytes, self.threads, repeats=self.repeats)

@@ -53,8 +53,8 @@ class RetrievalReport:
     """`auc_pr` was asked for, and its bounds meet up to rounding; only then is it among the metrics"""
     similarity: Similarity
     ties: Ties
-    notes: tuple[str, ...]
-    """what a reader of the numbers should know"""
+    notes: tuple[str, ...] = field(compare=False)
+    """what a reader of the numbers should know, also of a budget that could not be kept, which changes no number"""
     auc_pr: Enclosure = field(compare=False)
     """area under the pooled precision-recall curve, as the sum of precision times the step in recall: between proved
     bounds, which a single look at all pairs gives and which depend on the machine; exact if that was asked for"""

@@ -112,15 +112,8 @@ def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int]
     try:
         for thread in threads:
             thread.start()
-        working = len(threads)
-        while working:
-            result = finished.get()
-            if isinstance(result, BaseException):
-                raise result
-            if result is None:
-                working -= 1
-            else:
-                done(result)
+        for size in _sizes(finished, len(threads)):
+            done(size)
     finally:
         with free:
             pending.clear()
@@ -131,3 +124,15 @@ def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int]
             if thread.ident is not None:  # an interrupt may come before all have started
                 thread.join()
         torch.set_num_threads(before)  # some libraries have one number for all threads
+
+
+def _sizes(finished: SimpleQueue[int | BaseException | None], threads: int) -> Iterator[int]:
+    """The sizes of finished tasks, until each thread has put None; what a thread has put as an error is raised."""
+    while threads:
+        result = finished.get()
+        if isinstance(result, BaseException):
+            raise result
+        if result is None:
+            threads -= 1
+        else:
+            yield result
