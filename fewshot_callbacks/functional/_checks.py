@@ -64,9 +64,14 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
         )
 
 
+def rows_at_once(embeddings: Tensor) -> int:
+    """How many rows hold 2**18 numbers, 1 MB in float32: what is made of so many at a time takes little memory."""
+    return max(1, 2**18 // max(1, embeddings.shape[1]))
+
+
 def non_finite_rows(embeddings: Tensor) -> Tensor:
     """Indices of the rows with a NaN or an Inf, found in slices so that no second copy of the matrix is made."""
-    slices = [~part.isfinite().all(dim=1) for part in embeddings.split(16384)]
+    slices = [~part.isfinite().all(dim=1) for part in embeddings.split(rows_at_once(embeddings))]
     return torch.cat(slices).nonzero().flatten()
 
 

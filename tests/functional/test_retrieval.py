@@ -498,3 +498,17 @@ def test_progress_ends_at_the_total():
     assert seen == sorted(seen)
     assert len(seen) > 3
     assert seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize("memory_mb", [3.0, 0.4, 1e-6])
+def test_small_budgets_change_no_number_and_one_that_cannot_be_kept_is_told(memory_mb):
+    embeddings, labels = made(600, 20, 6, noise=2.0)
+    report = evaluate_retrieval(embeddings, labels, memory_mb=memory_mb, group_size=5)
+    assert report == evaluate_retrieval(embeddings, labels, group_size=5)
+    told = report.memory_note
+    assert (told is not None) == (memory_mb < 0.5)
+    if told is not None:
+        assert report.messages[-1] == told
+        assert f"budget of {memory_mb:g} MB cannot be kept" in told
+        enough = float(told.split("memory_mb=")[1].split(" ")[0])
+        assert evaluate_retrieval(embeddings, labels, memory_mb=enough).memory_note is None
