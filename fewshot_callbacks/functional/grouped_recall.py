@@ -346,8 +346,8 @@ def check_unmatched(unmatched: str) -> None:
     """
     if unmatched not in get_args(Unmatched):
         raise ValueError(
-            f"grouped_recall: there is no unmatched={unmatched!r}. Pass 'exclude' to leave queries without a match out of the "
-            "mean, or 'miss' to count them as misses."
+            f"grouped_recall: there is no unmatched={unmatched!r}. Pass 'exclude' to leave queries without a match out "
+            "of the mean, or 'miss' to count them as misses."
         )
 
 
