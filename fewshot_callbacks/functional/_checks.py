@@ -13,9 +13,10 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 
 
 def as_tensor(value: Any, name: str, call: str) -> Tensor:
-    """`value` as a detached tensor: a tensor, a NumPy array or a list of numbers."""
+    """`value` as a detached tensor: a tensor, a NumPy array or a list of numbers; refuse masked values."""
     if isinstance(value, Tensor):
         return value.detach()
+    _refuse_masked(value, name, call)
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         # torch takes no negative strides, no foreign byte order, and warns of arrays that cannot be written to
         native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
@@ -27,6 +28,18 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
             f"{call}: {name} is a {type(value).__name__} that no tensor can be made of ({error}). "
             "Pass a tensor or a NumPy array."
         ) from error
+
+
+def _refuse_masked(value: Any, name: str, call: str) -> None:
+    """Refuse a masked array, or a list of them, of which something is masked: a tensor would hold what lies below."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    masked = sum(int(np.ma.getmaskarray(part).sum()) for part in parts if isinstance(part, np.ma.MaskedArray))
+    if masked:
+        raise ValueError(
+            f"{call}: {name} is a masked array with {masked} masked values, which a tensor would take for valid ones. Drop "
+            f"the items with a masked value from all arguments, keep = ~np.ma.getmaskarray({name}).reshape(len({name}), "
+            f"-1).any(axis=1), then {name}.data[keep]; or choose what stands in their place, {name}.filled(0)."
+        )
 
 
 def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
