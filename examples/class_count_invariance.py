@@ -7,6 +7,9 @@ It trains six small networks in two or three minutes on two cores, and writes to
 2. The difference between two random halves of the unseen classes, and whether it stays inside its bound.
 3. Both metrics of many checkpoints of one training, and how much their rankings agree.
 4. The gap between training and unseen classes in both metrics, with more and more dropout.
+5. With --model-size, the same gap of networks of 8 to 128 filters a layer, several trainings of each: TIME more.
+
+The weights of each training are kept beside the tables: a second run, or one that was interrupted, goes on from there.
 
 It follows the experiments of Zhdanov and Karpukhin, who proposed the metric, on data that needs no download.
 docs/class_count_invariance.md shows what came out.
@@ -23,12 +26,14 @@ import matplotlib.pyplot as plt
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from rich.console import Console
+from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.functional import spearman_corrcoef
 
 from fewshot_callbacks import Conv4, GeneralizationGapMonitor, GlyphSet, evaluate_retrieval
-from fewshot_callbacks.functional import GroupedRecall, class_subset
+from fewshot_callbacks.functional import GeneralizationGap, GroupedRecall, class_subset
+from fewshot_callbacks.functional.intervals import Interval
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings: change them here, or some on the command line.
@@ -36,6 +41,7 @@ training_classes = 100  # so few that a network can learn them by heart
 epochs = 30
 dropouts = (0.0, 0.2, 0.5, 0.7, 0.9, 0.99)  # on the embedding that the classifier sees
 width = 32  # filters of each layer of Conv4
+widths, seeds = (8, 16, 32, 64, 128), (0, 1, 2)  # of --model-size
 group_size = 10
 halvings = 20
 seed = 0
@@ -43,8 +49,15 @@ seed = 0
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--epochs", type=int, default=epochs)
 parser.add_argument("--dropouts", type=float, nargs="+", default=dropouts)
+parser.add_argument("--model-size", action="store_true", help="also the gap of small and of large networks")
+parser.add_argument("--widths", type=int, nargs="+", default=widths, help="filters of each layer, for --model-size")
+parser.add_argument(
+    "--seeds", type=int, nargs="+", default=seeds, help="of the trainings for --model-size, two or more"
+)
 parser.add_argument("--output", type=Path, default=Path("runs/class_count_invariance"))
 options = parser.parse_args()
+if options.model_size and len(options.seeds) < 2:
+    parser.error(f"--seeds {options.seeds[0]}: the spread over trainings needs at least two seeds.")
 options.output.mkdir(parents=True, exist_ok=True)
 console = Console()
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -53,7 +66,7 @@ logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 class Classifier(LightningModule):
     """An ordinary classifier of the training characters; the layer before the last one is the embedding."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, width: int) -> None:
         super().__init__()
         self.encoder = Conv4(in_channels=1, width=width)
         self.head = nn.Sequential(nn.Dropout(dropout), nn.LazyLinear(training_classes))
@@ -83,6 +96,43 @@ class Snapshots(Callback):
     def on_train_batch_start(self, trainer: Trainer, module: Classifier, batch: object, batch_idx: int) -> None:
         if trainer.current_epoch < self.epochs and batch_idx % self.every == 0:
             self.taken.append(embed(module))
+
+
+def trained(dropout: float, width: int, seed: int, *callbacks: Callback) -> Classifier:
+    """The network after its training: from the file of an earlier run, or trained now."""
+    module = untrained(dropout, width, seed)
+    file = options.output / "weights" / f"width{width}_dropout{dropout:g}_seed{seed}_epochs{options.epochs}.pt"
+    if file.exists() and not callbacks:
+        module.load_state_dict(torch.load(file, weights_only=True))
+        return module
+    trainer = Trainer(
+        max_epochs=options.epochs,
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=console.is_terminal,
+        limit_val_batches=0,  # measured once, after the training
+    )
+    trainer.fit(
+        module, DataLoader(known, batch_size=64, shuffle=True, drop_last=True), DataLoader(unseen, batch_size=256)
+    )
+    save(module.state_dict(), file)
+    return module
+
+
+def untrained(dropout: float, width: int, seed: int) -> Classifier:
+    seed_everything(seed, verbose=False)
+    return Classifier(dropout, width)
+
+
+def gap_of(module: Classifier) -> GeneralizationGap:
+    """What GeneralizationGapMonitor measures in a validation, here after the training instead of at every epoch."""
+    monitor = GeneralizationGapMonitor(training_data=known, classes=None, group_size=group_size)
+    trainer = Trainer(callbacks=[monitor], logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.validate(module, DataLoader(unseen, batch_size=256), verbose=False)
+    assert monitor.gap is not None
+    return monitor.gap
 
 
 def labelled(glyphs: GlyphSet, chosen: torch.Tensor) -> TensorDataset:
@@ -119,6 +169,37 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def with_ends(value: float, interval: Interval) -> str:
+    return f"{percent(value)} ({percent(interval.low)} to {percent(interval.high)})"
+
+
+def bars(values: list[float], intervals: list[Interval]) -> list[list[float]]:
+    """How far an error bar reaches below and above each value; no recall or difference is larger than 1."""
+    pairs = list(zip(values, intervals, strict=True))
+    return [[value - ends.low for value, ends in pairs], [min(ends.high, 1.0) - value for value, ends in pairs]]
+
+
+def over_seeds(values: list[float]) -> tuple[float, Interval]:
+    """The mean over trainings, and its 95 % interval by Student's t."""
+    values = torch.tensor(values, dtype=torch.float64)
+    centre, error = float(values.mean()), float(values.std() / len(values) ** 0.5)
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * error
+    return centre, Interval(centre - half, centre + half)
+
+
+def mean_interval(intervals: list[Interval]) -> Interval:
+    """Of several trainings, which are measured on the same classes."""
+    return Interval(*(sum(ends) / len(intervals) for ends in zip(*intervals, strict=True)))
+
+
+def save(content: object, file: Path) -> None:
+    """An interrupted run leaves no half of a file."""
+    file.parent.mkdir(exist_ok=True)
+    incomplete = file.with_suffix(".incomplete")
+    torch.save(content, incomplete)
+    incomplete.replace(file)
+
+
 # ------------------------------------------------------------------------------------------------------------- the data
 seed_everything(seed, verbose=False)
 train_glyphs = GlyphSet.load("train")
@@ -135,34 +216,27 @@ console.print(
 )
 
 # ------------------------------------------------------------------------------------------------------------ trainings
-rows, snapshots, first_embeddings = [], Snapshots(every_n_steps=4, epochs=4), None
-untrained = None
+# Figure 2 needs the embeddings of the first training on its way, which are kept in a file, too.
+checkpoint_file = options.output / "weights" / f"checkpoints_dropout{options.dropouts[0]:g}_epochs{options.epochs}.pt"
+if checkpoint_file.exists():
+    taken = torch.load(checkpoint_file, weights_only=True)
+else:
+    snapshots = Snapshots(every_n_steps=4, epochs=4)
+    trained(options.dropouts[0], width, seed, snapshots)
+    taken = snapshots.taken
+    save(taken, checkpoint_file)
+first_embeddings = embed(trained(options.dropouts[0], width, seed))
+before_training = gap_of(untrained(options.dropouts[0], width, seed))  # what is a gap by then is no overfitting
+rows = []
 for dropout in options.dropouts:
-    seed_everything(seed, verbose=False)
-    module = Classifier(dropout)
-    gap = GeneralizationGapMonitor(training_data=known, classes=None, group_size=group_size)
-    trainer = Trainer(
-        max_epochs=options.epochs,
-        check_val_every_n_epoch=options.epochs,  # at the end alone
-        callbacks=[gap] if rows else [gap, snapshots],
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=console.is_terminal,
-        num_sanity_val_steps=0,
-    )
-    if untrained is None:  # what is a gap before any training is no overfitting
-        trainer.validate(module, DataLoader(unseen, batch_size=256), verbose=False)
-        untrained = gap.gap
-    trainer.fit(
-        module,
-        DataLoader(known, batch_size=64, shuffle=True, drop_last=True),
-        DataLoader(unseen, batch_size=256),
-    )
-    rows.append((dropout, gap.gap))
-    console.print(f"dropout {dropout:g}: {gap.gap.in_words()}")
-    if first_embeddings is None:
-        first_embeddings = embed(module)
+    rows.append((dropout, gap_of(trained(dropout, width, seed))))
+    console.print(f"dropout {dropout:g}: {rows[-1][1].in_words()}")
+of_width = {}  # filters of a layer -> the gap before and after the training, for each seed
+for filters in options.widths if options.model_size else ():
+    of_width[filters] = []
+    for number in options.seeds:
+        of_width[filters].append((gap_of(untrained(0.0, filters, number)), gap_of(trained(0.0, filters, number))))
+        console.print(f"width {filters}, seed {number}: {of_width[filters][-1][1].in_words()}")
 
 # ------------------------------------------------------------------------- figure 1: fewer classes, and the same network
 fractions, draws = (8, 4, 2, 1), 20
@@ -175,8 +249,8 @@ for fraction in fractions:
     by_fraction[fraction] = subsets
     one = subsets[0]
     console.print(
-        f"{one.classes} classes: Recall@1 {percent(one.recall_at[1])} ±{percent(one.intervals['recall@1'].half_width)}, "
-        f"Grouped Recall@1 {percent(one.grouped.at[1])} ±{percent(one.grouped.intervals[1].half_width)}"
+        f"{one.classes} classes: Recall@1 {with_ends(one.recall_at[1], one.intervals['recall@1'])}, "
+        f"Grouped Recall@1 {with_ends(one.grouped.at[1], one.grouped.intervals[1])}"
     )
 whole = by_fraction[1][0]
 covered = [
@@ -194,13 +268,13 @@ for halved in halves(unseen.labels):
     assert isinstance(one.grouped, GroupedRecall)
     grouped = one.grouped.minus(other.grouped)[1]
     plain = one.recall_at[1] - other.recall_at[1]
-    differences.append((abs(grouped.value), grouped.interval.half_width, abs(plain)))
-inside = sum(difference <= bound for difference, bound, _ in differences)
-mean_difference, mean_bound, mean_plain = (sum(column) / halvings for column in zip(*differences, strict=True))
+    differences.append((not grouped.is_beyond_chance, abs(grouped.value), grouped.interval.half_width, abs(plain)))
+inside, *sums = (sum(column) for column in zip(*differences, strict=True))
+mean_difference, mean_bound, mean_plain = (total / halvings for total in sums)
 
 # ----------------------------------------------------------------------------------- figure 2: checkpoints of one training
 everything = torch.arange(len(unseen))
-checkpoints = [measure(embeddings, everything) for embeddings in snapshots.taken]
+checkpoints = [measure(embeddings, everything) for embeddings in taken]
 points = torch.tensor([(report.recall_at[1], report.grouped.at[1]) for report in checkpoints], dtype=torch.float64)
 correlation = float(spearman_corrcoef(*points.T))
 
@@ -215,7 +289,7 @@ for name, value, interval in (
     line = left.errorbar(
         sizes,
         [value(r) for r in shown],
-        yerr=[interval(r).half_width for r in shown],
+        yerr=bars([value(r) for r in shown], [interval(r) for r in shown]),
         marker="o",
         capsize=4,
         linewidth=1.8,
@@ -228,6 +302,7 @@ left.set_xscale("log", base=2)
 left.set_xticks(sizes, [str(size) for size in sizes])
 left.minorticks_off()
 left.set_xlabel("unseen classes that are searched")
+left.set_ylabel("recall of unseen classes")
 left.set_title(
     "One network, fewer and more classes (bars: 95 % intervals;\ndots: other draws of as many classes)", fontsize=10
 )
@@ -246,7 +321,7 @@ for name, differences_of in (("Recall@1", lambda gap: gap.recall[1]), ("Grouped 
     axes.errorbar(
         places,
         [differences_of(gap).value for _, gap in rows],
-        yerr=[differences_of(gap).interval.half_width for _, gap in rows],
+        yerr=bars(*zip(*((differences_of(gap).value, differences_of(gap).interval) for _, gap in rows), strict=True)),
         marker="o",
         capsize=4,
         linewidth=1.8,
@@ -263,6 +338,41 @@ axes.grid(alpha=0.3)
 axes.legend(frameon=False)
 spread.savefig(options.output / "dropout_gap.png", dpi=110)
 
+if of_width:
+    by_size, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for axes, name, colour, difference in (
+        (panels[0], "Grouped Recall@1", "#0072B2", lambda gap: gap.grouped[1]),
+        (panels[1], "Recall@1", "#D55E00", lambda gap: gap.recall[1]),
+    ):
+        filters = list(of_width)
+        after = [[difference(gap) for _, gap in of_width[number]] for number in filters]
+        centres = [over_seeds([one.value for one in ones])[0] for ones in after]
+        ends = [mean_interval([one.interval for one in ones]) for ones in after]
+        axes.errorbar(
+            filters,
+            centres,
+            yerr=bars(centres, ends),
+            marker="o",
+            capsize=4,
+            linewidth=1.8,
+            color=colour,
+            label="trained",
+        )
+        for number, ones in zip(filters, after, strict=True):
+            axes.plot([number * 1.06] * len(ones), [one.value for one in ones], ".", color=colour, alpha=0.5)
+        before = [over_seeds([difference(gap).value for gap, _ in of_width[number]])[0] for number in filters]
+        axes.plot(filters, before, marker="s", markerfacecolor="white", linestyle=":", color="0.35", label="untrained")
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(filters, [str(number) for number in filters])
+        axes.minorticks_off()
+        axes.set_xlabel("filters of each layer of Conv4")
+        axes.set_ylabel(f"{name}: training minus unseen classes")
+        axes.set_title(f"{name} (bars: 95 % intervals over classes; dots: {len(options.seeds)} trainings)", fontsize=10)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+    by_size.savefig(options.output / "model_size_gap.png", dpi=110)
+
 # ---------------------------------------------------------------------------------------------------------------- tables
 lines = [
     "| classes | Recall@1 | Grouped Recall@1 | draws whose interval holds the value of all classes |",
@@ -271,8 +381,8 @@ lines = [
 for fraction, held in zip(fractions, [*covered, None], strict=True):
     one = by_fraction[fraction][0]
     lines.append(
-        f"| {one.classes} | {percent(one.recall_at[1])} ±{percent(one.intervals['recall@1'].half_width)} "
-        f"| {percent(one.grouped.at[1])} ±{percent(one.grouped.intervals[1].half_width)} "
+        f"| {one.classes} | {with_ends(one.recall_at[1], one.intervals['recall@1'])} "
+        f"| {with_ends(one.grouped.at[1], one.grouped.intervals[1])} "
         f"| {'' if held is None else f'{held} of {draws}'} |"
     )
 lines += [
@@ -287,11 +397,41 @@ lines += [
     "| dropout | training (grouped) | unseen (grouped) | training (plain) | unseen (plain) | gap (grouped) | gap (plain) |",
     "| --- | --- | --- | --- | --- | --- | --- |",
 ]
-for name, gap in [("untrained", untrained), *((f"{dropout:g}", gap) for dropout, gap in rows)]:
+for name, gap in [("untrained", before_training), *((f"{dropout:g}", gap) for dropout, gap in rows)]:
     grouped, plain = gap.grouped[1], gap.recall[1]
     cells = [name, *(percent(v) for v in (grouped.first, grouped.second, plain.first, plain.second))]
-    cells += [f"{percent(d.value)} ±{percent(d.interval.half_width)}" for d in (grouped, plain)]
+    cells += [with_ends(d.value, d.interval) for d in (grouped, plain)]
     lines.append(f"| {' | '.join(cells)} |")
+if of_width:
+    lines += [
+        "",
+        "| filters | parameters | training (grouped) | unseen (grouped) | gap (grouped) | smallest to largest of the seeds "
+        "| untrained | gap (plain) |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+for filters, gaps in of_width.items():
+    grouped, plain = ([getattr(gap, metric)[1] for _, gap in gaps] for metric in ("grouped", "recall"))
+    values = [one.value for one in grouped]
+    cells = [str(filters), f"{sum(p.numel() for p in Conv4(1, filters).parameters()):,}"]
+    cells += [percent(over_seeds([getattr(one, side) for one in grouped])[0]) for side in ("first", "second")]
+    cells.append(with_ends(over_seeds(values)[0], mean_interval([one.interval for one in grouped])))
+    cells.append(f"{percent(min(values))} to {percent(max(values))}")
+    cells.append(percent(over_seeds([gap.grouped[1].value for gap, _ in gaps])[0]))
+    cells.append(with_ends(over_seeds([one.value for one in plain])[0], mean_interval([one.interval for one in plain])))
+    lines.append(f"| {' | '.join(cells)} |")
+if len(of_width) > 1:
+    first, last = min(of_width), max(of_width)
+    lines += [
+        "",
+        f"| {last} filters minus {first}, mean over {len(options.seeds)} seeds and its 95 % interval | |",
+        "| --- | --- |",
+    ]
+    for name, difference in (("grouped", lambda gap: gap.grouped[1]), ("plain", lambda gap: gap.recall[1])):
+        changes = [
+            difference(large).value - difference(small).value
+            for (_, large), (_, small) in zip(of_width[last], of_width[first], strict=True)
+        ]
+        lines.append(f"| gap ({name}), percentage points | {with_ends(*over_seeds(changes))} |")
 (options.output / "tables.md").write_text("\n".join(lines) + "\n")
 (options.output / "results.json").write_text(
     json.dumps(
@@ -301,6 +441,7 @@ for name, gap in [("untrained", untrained), *((f"{dropout:g}", gap) for dropout,
             "covered": dict(zip(map(str, sizes), covered, strict=False)),
             "rank_correlation": None if math.isnan(correlation) else correlation,
             "gaps": {f"{dropout:g}": gap.metrics() for dropout, gap in rows},
+            "gaps_of_widths": {filters: [gap.metrics() for _, gap in gaps] for filters, gaps in of_width.items()},
         },
         indent=2,
     )

@@ -1,0 +1,148 @@
+"""How the cost of Grouped Recall grows with the items, and with the size of the groups.
+
+    python benchmarks/grouped_growth.py --threads 1
+
+Zhdanov and Karpukhin, who propose the metric, count n log(n / r) operations for r groups, with a search tree in each group.
+`grouped_recall` compares all pairs inside the groups instead, n^2 / r of them: linear in n, too, where groups have a
+fixed size, but linear in the size of the groups where a tree's cost grows with its logarithm.
+
+Times are processor seconds, so that a busy machine moves them little; all sizes take turns in one process, and a row is
+the median over the rounds of its ratio to the first row of the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _embeddings import make
+
+from fewshot_callbacks import grouped_recall
+
+
+@dataclass(frozen=True)
+class Size:
+    """One row: a set of items, and the labels in each group."""
+
+    items: int
+    classes: int
+    group_size: int
+
+    @property
+    def groups(self) -> int:
+        return self.classes // self.group_size
+
+    @property
+    def pairs_in_groups(self) -> float:
+        return self.items**2 / self.groups
+
+    @property
+    def tree_operations(self) -> float:
+        return self.items * math.log(self.items / self.groups)
+
+
+def processor_seconds(run: Callable[[], object]) -> float:
+    started = time.process_time()
+    run()
+    return time.process_time() - started
+
+
+def growth(sets: Mapping[int, tuple[Tensor, Tensor]], sizes: Sequence[Size], rounds: int) -> dict[Size, list[float]]:
+    """Processor seconds of each size in each round; the sizes take turns."""
+    taken: dict[Size, list[float]] = {size: [] for size in sizes}
+    for number in range(-1, rounds):  # the first round warms up and is dropped
+        for size in sizes:
+            embeddings, labels = sets[size.items]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # one group, which is plain recall, has no interval
+                spent = processor_seconds(lambda: grouped_recall(embeddings, labels, group_size=size.group_size))  # noqa: B023 - called at once
+            if number >= 0:
+                taken[size].append(spent)
+        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+    return taken
+
+
+def table(taken: Mapping[Size, Sequence[float]]) -> str:
+    """Markdown; the last three columns are multiples of the first row."""
+    first = next(iter(taken))
+    lines = [
+        "| items n | classes in a group | groups r | processor s | x first (range) | n^2 / r | n log(n / r) |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for size, spent in taken.items():
+        ratios = [mine / base for mine, base in zip(spent, taken[first], strict=True)]
+        cells = [
+            f"{size.items:,}",
+            str(size.group_size),
+            str(size.groups),
+            f"{statistics.median(spent):.3f}",
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            f"{size.pairs_in_groups / first.pairs_in_groups:.2f}",
+            f"{size.tree_operations / first.tree_operations:.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, nargs="+", default=[4000, 8000, 16000, 32000], metavar="N")
+    parser.add_argument("--per-class", type=int, default=50, help="items of each class")
+    parser.add_argument("--group-size", type=int, default=10, help="classes in a group, while the items grow")
+    parser.add_argument(
+        "--group-sizes",
+        type=int,
+        nargs="+",
+        default=[5, 10, 20, 40, 80, 160],
+        help="classes in a group, of --items-of-groups items",
+    )
+    parser.add_argument("--items-of-groups", type=int, default=16000, metavar="N")
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--difficulty", default="middling")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+
+    def size(items: int, group_size: int | None) -> Size:
+        classes = round(items / options.per_class)
+        return Size(items, classes, group_size or classes)
+
+    sets = {
+        items: make(items, options.dim, options.difficulty, per_class=options.per_class)
+        for items in {*options.items, options.items_of_groups}
+    }
+    print(f"d = {options.dim}, {options.per_class} items a class, {options.threads} threads, {options.rounds} rounds\n")
+    for title, sizes in (
+        (
+            f"Groups of {options.group_size} classes, more and more items",
+            [size(n, options.group_size) for n in options.items],
+        ),
+        ("One group of all classes, which is plain Recall@1", [size(n, None) for n in options.items]),
+        (
+            f"{options.items_of_groups:,} items, larger and larger groups",
+            [size(options.items_of_groups, number) for number in options.group_sizes],
+        ),
+    ):
+        print(f"{title}:\n\n{table(growth(sets, sizes, options.rounds))}\n", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
