@@ -16,7 +16,7 @@ import argparse
 import json
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.functional import spearman_corrcoef
 
 from fewshot_callbacks import Conv4, GeneralizationGapMonitor, GlyphSet, evaluate_retrieval
-from fewshot_callbacks.functional import GroupedRecall, class_subset
+from fewshot_callbacks.functional import GroupedRecall, Interval, class_subset
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings: change them here, or some on the command line.
@@ -119,6 +119,16 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def with_ends(value: float, interval: Interval) -> str:
+    return f"{percent(value)} ({percent(interval.low)} to {percent(interval.high)})"
+
+
+def bars(values: Sequence[float], intervals: Sequence[Interval]) -> list[list[float]]:
+    """How far each interval reaches below and above its value."""
+    pairs = list(zip(values, intervals, strict=True))
+    return [[value - interval.low for value, interval in pairs], [interval.high - value for value, interval in pairs]]
+
+
 # ------------------------------------------------------------------------------------------------------------- the data
 seed_everything(seed, verbose=False)
 train_glyphs = GlyphSet.load("train")
@@ -175,8 +185,8 @@ for fraction in fractions:
     by_fraction[fraction] = subsets
     one = subsets[0]
     console.print(
-        f"{one.classes} classes: Recall@1 {percent(one.recall_at[1])} ±{percent(one.intervals['recall@1'].half_width)}, "
-        f"Grouped Recall@1 {percent(one.grouped.at[1])} ±{percent(one.grouped.intervals[1].half_width)}"
+        f"{one.classes} classes: Recall@1 {with_ends(one.recall_at[1], one.intervals['recall@1'])}, "
+        f"Grouped Recall@1 {with_ends(one.grouped.at[1], one.grouped.intervals[1])}"
     )
 whole = by_fraction[1][0]
 covered = [
@@ -194,9 +204,11 @@ for halved in halves(unseen.labels):
     assert isinstance(one.grouped, GroupedRecall)
     grouped = one.grouped.minus(other.grouped)[1]
     plain = one.recall_at[1] - other.recall_at[1]
-    differences.append((abs(grouped.value), grouped.interval.half_width, abs(plain)))
-inside = sum(difference <= bound for difference, bound, _ in differences)
-mean_difference, mean_bound, mean_plain = (sum(column) / halvings for column in zip(*differences, strict=True))
+    differences.append((abs(grouped.value), grouped.interval.half_width, abs(plain), not grouped.is_beyond_chance))
+mean_difference, mean_bound, mean_plain, share_inside = (
+    sum(column) / halvings for column in zip(*differences, strict=True)
+)
+inside = round(halvings * share_inside)
 
 # ----------------------------------------------------------------------------------- figure 2: checkpoints of one training
 everything = torch.arange(len(unseen))
@@ -215,7 +227,7 @@ for name, value, interval in (
     line = left.errorbar(
         sizes,
         [value(r) for r in shown],
-        yerr=[interval(r).half_width for r in shown],
+        yerr=bars([value(r) for r in shown], [interval(r) for r in shown]),
         marker="o",
         capsize=4,
         linewidth=1.8,
@@ -246,7 +258,7 @@ for name, differences_of in (("Recall@1", lambda gap: gap.recall[1]), ("Grouped 
     axes.errorbar(
         places,
         [differences_of(gap).value for _, gap in rows],
-        yerr=[differences_of(gap).interval.half_width for _, gap in rows],
+        yerr=bars(*zip(*((differences_of(gap).value, differences_of(gap).interval) for _, gap in rows), strict=True)),
         marker="o",
         capsize=4,
         linewidth=1.8,
@@ -271,8 +283,8 @@ lines = [
 for fraction, held in zip(fractions, [*covered, None], strict=True):
     one = by_fraction[fraction][0]
     lines.append(
-        f"| {one.classes} | {percent(one.recall_at[1])} ±{percent(one.intervals['recall@1'].half_width)} "
-        f"| {percent(one.grouped.at[1])} ±{percent(one.grouped.intervals[1].half_width)} "
+        f"| {one.classes} | {with_ends(one.recall_at[1], one.intervals['recall@1'])} "
+        f"| {with_ends(one.grouped.at[1], one.grouped.intervals[1])} "
         f"| {'' if held is None else f'{held} of {draws}'} |"
     )
 lines += [
@@ -290,7 +302,7 @@ lines += [
 for name, gap in [("untrained", untrained), *((f"{dropout:g}", gap) for dropout, gap in rows)]:
     grouped, plain = gap.grouped[1], gap.recall[1]
     cells = [name, *(percent(v) for v in (grouped.first, grouped.second, plain.first, plain.second))]
-    cells += [f"{percent(d.value)} ±{percent(d.interval.half_width)}" for d in (grouped, plain)]
+    cells += [with_ends(d.value, d.interval) for d in (grouped, plain)]
     lines.append(f"| {' | '.join(cells)} |")
 (options.output / "tables.md").write_text("\n".join(lines) + "\n")
 (options.output / "results.json").write_text(
