@@ -264,9 +264,7 @@ class CodeCounts:
         """The score of the negative that `rank - 1` others follow from above."""
         reached = np.cumsum(self.negatives)
         distance = int(np.searchsorted(reached, rank))
-        return Located(
-            -distance, -distance, int(reached[distance]), int(reached[distance] - self.negatives[distance])
-        )
+        return Located(-distance, -distance, int(reached[distance]), int(reached[distance] - self.negatives[distance]))
 
 
 def _ranks(

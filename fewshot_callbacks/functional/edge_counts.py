@@ -160,7 +160,12 @@ def _merged(*stretches: Stretches) -> Stretches:
 
 
 def closer_look(
-    first: PooledCounts, cells: Cells, decisive: Bools, wanted: Sequence[float], sought: Sequence[tuple[float, float]]
+    first: PooledCounts,
+    cells: Cells,
+    decisive: Bools,
+    wanted: Sequence[float],
+    sought: Sequence[tuple[float, float]],
+    early: Sequence[tuple[float, float]],
 ) -> EdgeCounts:
     """A look at the relevant keys in the decisive cells, or, if they are too many, at some of them and at spaced keys.
 
@@ -173,6 +178,7 @@ def closer_look(
         decisive: in which of these cells a point can lie.
         wanted: more keys at which the accepted pairs are counted.
         sought: stretches in which negatives of some rank lie.
+        early: others that may be sought later, taken in where all pairs are scanned anyway.
     """
     index = np.flatnonzero(decisive)
     low, high = cells.low[index], cells.high[index]
@@ -192,9 +198,10 @@ def closer_look(
         edges = np.linspace(stretches[:, 0], stretches[:, 1], each).ravel()
         if some is not None:
             edges = np.concatenate([edges, some])
-    ranked = np.array(sought, np.float64).reshape(-1, 2)
+    lowest = min([*wanted, *stretches[:1, 0].tolist(), *(low for low, _ in sought)])
+    known = lowest >= first.highest.complete_from
+    ranked = np.array([*sought, *(() if known else early)], np.float64).reshape(-1, 2)
     if len(ranked):
-        known = min([*wanted, *stretches[:1, 0].tolist(), *ranked[:, 0].tolist()]) >= first.highest.complete_from
         # where the keys of these negatives will be listed, spaced ones only make sure that there is an end; else they
         # save scans, at a cost that is small beside a scan's
         listed = known or first.walk.scores.compiled is None

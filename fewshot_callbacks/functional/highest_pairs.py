@@ -105,7 +105,7 @@ class HighestPairs:
         """
         edges = tally.keys
         reach = self.error * (1 + 1e-9) + float(np.abs(edges[[0, -1]]).max()) * 2.0**-50
-        noting = merged(*(tally.noting + [-reach, reach]).T)
+        noting = merged(tally.noting[:, 0] - reach, tally.noting[:, 1] + reach)
         open_pairs: dict[int, list[tuple[_Part, Ints]]] = {}
         for part in self._parts:
             weights = _weights(part, 2 if self.walk.both else 1)

@@ -38,15 +38,24 @@ __all__ = [
 ]
 
 CURVE_POINTS = 200
+EARLY_RANKS = 2**14
+"""Negatives whose keys are asked for early, since one of them will matter; more cost more than another scan may."""
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
     """Decisions over all query-candidate pairs at one threshold.
 
-    `threshold` is the smallest accepted score of a relevant pair (or the one that was asked for), `true_positives`,
-    `false_positives` and `false_negatives` count pairs. Where no pair is accepted, precision is NaN; where no
-    threshold fulfils what was asked, the threshold is NaN, recall and F1 are 0.0.
+    A pair is accepted if its score is not below `threshold`; `true_positives`, `false_positives` and `false_negatives`
+    count pairs. The threshold is the one that was asked for, or one that was found:
+
+    - Of the best F1, the score of a relevant pair; where several have it, the highest.
+    - Of a precision, the smallest that has it, of the scores of all pairs and the finite bounds of thresholds. Between two
+      neighbours of these all thresholds accept the same pairs. So it can be the score of an irrelevant pair, below that
+      of the last relevant pair that is accepted, and it is the lower bound where that has the precision itself.
+
+    Precision is compared as the float64 quotient that `precision` returns: 14 of 25 has 0.56. Where no pair is accepted,
+    precision is NaN; where no threshold fulfils what was asked, the threshold is NaN, recall and F1 are 0.0.
     """
 
     threshold: float
@@ -76,8 +85,10 @@ class OperatingPoint:
 class ErrorRatePoint:
     """Verification at a fixed false match rate: a pair of different classes is accepted at most so often.
 
-    `threshold` is the smallest accepted score of a relevant pair; NaN where not even the highest may be accepted. All is
-    NaN where there is a single class, and so no pair to be falsely matched.
+    `threshold` is the smallest score of a relevant pair at which the false match rate, as the float64 quotient below, is
+    not larger than the rate asked for. A smaller threshold may keep that rate too, but accepts no more relevant pairs. NaN
+    where not even the highest such score may be accepted. All is NaN where there is a single class, and so no pair to be
+    falsely matched.
     """
 
     threshold: float
@@ -93,7 +104,7 @@ class PooledDecisions:
 
     best_f1: OperatingPoint
     at_precision: dict[float, OperatingPoint]
-    """for each asked precision, the point of the smallest threshold that reaches it"""
+    """for each asked precision, the point of the smallest threshold that has at least this precision"""
     at_threshold: dict[float, OperatingPoint]
     at_false_match_rate: dict[float, ErrorRatePoint]
     equal_error_rate: float | None
@@ -116,7 +127,9 @@ def decide(first: PooledCounts | CodeCounts) -> PooledDecisions:
     if isinstance(first, CodeCounts):  # everything is known
         return search.decisions()
     while search.open:
-        look = closer_look(first, search.cells, search.decisive, search.wanted, sorted(search.sought))
+        look = closer_look(
+            first, search.cells, search.decisive, search.wanted, sorted(search.sought), sorted(search.early)
+        )
         for keys, weights in first.walk.positives(look.exact) if len(look.exact) else ():
             look.relevant(keys, weights)
         if look.edges()[0] >= first.highest.complete_from:
@@ -176,6 +189,7 @@ class _Search:
         self.decisive = np.zeros(len(cells.low), bool)
         self.wanted: list[float] = []
         self.sought: set[tuple[float, float]] = set()
+        self.early: set[tuple[float, float]] = set()
         if self.best_f1 is None and (chosen := self._settled(cells.best_f1())) is not None:
             self.best_f1 = self._point_of(int(chosen[-1]))
         for precision in self.request.precisions:
@@ -232,8 +246,10 @@ class _Search:
         Only precision matters there: between two relevant keys no threshold has more true positives or fewer false ones
         than the upper key.
         """
-        chosen = self._settled(self.cells.at_precision(precision, self.low, self.high))
+        possible = self.cells.at_precision(precision, self.low, self.high)
+        chosen = self._settled(possible)
         if chosen is None:
+            self._foresee(precision, possible)
             return
         if len(chosen):
             self._start(precision, self._point_of(int(chosen[0])))
@@ -245,6 +261,16 @@ class _Search:
             self._start(precision, point)
         else:
             self.at_precision[precision] = self._point(math.nan, 0, 0)
+
+    def _foresee(self, precision: float, possible: Bools) -> None:
+        """Note between which keys the negative lies that will be sought from a start in one of some cells."""
+        cells = self.cells.of(possible)
+        fewest = cells.tp - np.where(cells.single, 0, cells.positives - 1)
+        ranks = [
+            min(most_false_positives(int(tp), precision), cells.negatives) for tp in (fewest.min(), cells.tp.max())
+        ]
+        if ranks[0] > 0 and ranks[1] - ranks[0] <= EARLY_RANKS:
+            self.early.add((self._locate(ranks[1]).low, self._locate(ranks[0]).high))
 
     def _start(self, precision: float, point: OperatingPoint) -> None:
         most = min(most_false_positives(point.true_positives, precision), self.initial.negatives)

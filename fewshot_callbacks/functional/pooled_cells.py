@@ -223,7 +223,8 @@ class Tally:
         above = reached - tied
         last = int(np.count_nonzero(reached >= rank)) - 1
         if last >= 0 and above[last] < rank:
-            return Located(*self.keys[[last, last]].tolist(), int(reached[last]), int(above[last]))
+            key = float(self.keys[last])
+            return Located(key, key, int(reached[last]), int(above[last]))
         low = float(np.nextafter(self.keys[last], np.inf)) if last >= 0 else -math.inf
         if last + 1 == len(self.keys):
             return Located(low, math.inf)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import evaluate_retrieval, pooled_counts
+from fewshot_callbacks.functional.kernels import use
 from fewshot_callbacks.functional.pooled_cells import (
     Tally,
     false_match_rate,
@@ -18,7 +19,6 @@ from fewshot_callbacks.functional.pooled_cells import (
     spaced,
 )
 from tests.functional.brute_force import BruteForce
-from fewshot_callbacks.functional.kernels import use
 from tests.functional.test_compiled import ALL, engine
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
@@ -63,11 +63,13 @@ def same(found, expected):
 
 
 BOUNDS = st.sampled_from([-math.inf, math.inf, -3.0, -0.5, 0.0, 1.0, 2.5])
-PAIRS = st.lists(st.tuples(st.sampled_from([-2, -1, -0.5, 0, 0.25, 1, 2, 3, 4, 5]), st.booleans()), min_size=1, max_size=30)
+PAIRS = st.lists(
+    st.tuples(st.sampled_from([-2, -1, -0.5, 0, 0.25, 1, 2, 3, 4, 5]), st.booleans()), min_size=1, max_size=30
+)
 
 
 @pytest.mark.parametrize("kernel", ["compiled", "reference"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=PAIRS, low=BOUNDS, high=BOUNDS)
 @example(pairs=[(4, True), (3, False), (2, True), (2, False), (1, False), (0, False)], low=0.0, high=math.inf)
 @example(pairs=[(5, True)] * 3 + [(4, False)] * 2 + [(-1, True)], low=-math.inf, high=math.inf)
@@ -85,7 +87,7 @@ def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(kernel, p
         assert recall == expected[1] / sum(relevant)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pairs=PAIRS, rates=st.lists(st.fractions(0, 1, max_denominator=30).filter(lambda r: 0 < r < 1), max_size=4))
 def test_false_match_rates_are_compared_as_they_are_reported(pairs, rates):
     scores, relevant = zip(*pairs, strict=True)
@@ -156,7 +158,7 @@ def all_scores(case):
     return -np.round(np.concatenate(brute.scores) ** 2 / 4), np.concatenate(brute.relevance)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(case=embedding_cases(), kernel=st.sampled_from(["compiled", "reference"]))
 def test_points_of_embeddings_have_the_counts_of_the_smallest_threshold(case, kernel):
     scores, relevant = all_scores(case)
@@ -219,17 +221,15 @@ def lowest_point_fast(scores, relevant, precision):
     return (thresholds[reaching[0]], tp[reaching[0]], fp[reaching[0]]) if len(reaching) else (math.nan, 0, 0)
 
 
-FINITE = st.floats(allow_nan=False, allow_infinity=False, width=64)
+FINITE = st.floats(-1e300, 1e300)
 
 
 @given(FINITE, FINITE, st.integers(2, 2000))
 @example(-1.0, 1.0, 50)
 @example(-0.0, 0.0, 3)
-@example(-1e308, 1e308, 5)
+@example(-1e300, 1e300, 5)
 def test_spaced_keys_lie_in_between_and_leave_few_numbers(low, high, count):
     low, high = min(low, high), max(low, high)
-    if not math.isfinite(high - low):
-        return
     keys = spaced(low, high, count)
     assert (np.diff(keys) > 0).all()
     assert keys[0] == low
