@@ -256,7 +256,7 @@ def spaced(low: float, high: float, count: int) -> Floats:
     The latter leave one number in `count` even where those of interest are next to zero, and so far from evenly spaced.
     """
     # the bits of float64 numbers, as integers, are in the order of their magnitudes
-    first, last = (int(np.copysign(np.abs(end).view(np.int64), end)) for end in (np.float64(low), np.float64(high)))
+    first, last = (int(np.float64(abs(end)).view(np.int64)) * (-1 if end < 0 else 1) for end in (low, high))
     offsets = np.linspace(0, last - first, count).astype(np.uint64)
     number = (offsets + np.uint64(first % 2**64)).view(np.int64)
     by_number = np.copysign(np.abs(number).view(np.float64), number)

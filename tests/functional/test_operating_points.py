@@ -235,7 +235,7 @@ def test_spaced_keys_lie_in_between_and_leave_few_numbers(low, high, count):
     assert keys[0] == low
     assert keys[-1] == high
     assert len(keys) <= 2 * count
-    numbers = [int(np.copysign(np.abs(key).view(np.int64), key)) for key in keys]
+    numbers = [int(np.abs(key).view(np.int64)) * (-1 if key < 0 else 1) for key in keys]
     widest = max((b - a for a, b in itertools.pairwise(numbers)), default=0)
     assert widest <= (numbers[-1] - numbers[0]) / (count - 1) * (1 + 1e-9) + 2
 
