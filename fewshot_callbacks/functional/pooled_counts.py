@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,6 +83,7 @@ class PooledCounts:
         self.holds_positives = walk.relevant_pairs * 40 <= walk.memory_bytes * self.processes.count
         self.screened = False
         self._coarsest = SINGLE
+        self._bounds: tuple[Floats, Floats, Ints, Ints] | None = None
 
     def _lay(self, low: float, high: float, error: float) -> None:
         """Cut a range of keys into cells. The first and the last hold what lies beyond, too."""
@@ -253,7 +253,7 @@ class PooledCounts:
     def cells(self) -> Cells:
         """What is known: of each relevant key in some cells above the cut, and of the other cells of the histogram."""
         negatives = self.negative_pairs()
-        known, (low_edges, high_edges, fewest, most) = self._known_cells(), self._cell_bounds
+        known, (low_edges, high_edges, fewest, most) = self._known_cells(), self._cell_bounds()
         keys, positives = distinct(*self._positives_in(known), in_runs=self.processes.count > 1)
         tp = from_above(self.positives)
         beyond = int(tp[known.stop]) if known.stop < self.cells_count else 0
@@ -281,13 +281,17 @@ class PooledCounts:
 
     def locate(self, rank: int) -> Located:
         """Between which keys the negative lies that `rank - 1` others follow from above."""
-        low_edges, high_edges, fewest, most = self._cell_bounds
+        low_edges, high_edges, fewest, most = self._cell_bounds()
         possible = np.flatnonzero((fewest < rank) & (most >= rank))
         return Located(float(low_edges[possible[0]]), float(high_edges[possible[-1]]))
 
-    @cached_property
     def _cell_bounds(self) -> tuple[Floats, Floats, Ints, Ints]:
         """Where each cell begins and ends, and how many negatives a threshold in it accepts at least, and at most."""
+        if self._bounds is None:
+            self._bounds = self._find_cell_bounds()
+        return self._bounds
+
+    def _find_cell_bounds(self) -> tuple[Floats, Floats, Ints, Ints]:
         away, known = self._away(), self._known_cells()
         accepted = from_above(self.negatives)
         padded = np.pad(accepted, (away, away + 1))
