@@ -101,7 +101,8 @@ def evaluate_retrieval(
         ndcg_k: the K of nDCG@K, with relevance 0 or 1.
         macro: also the mean over classes of each metric of a query (`macro_mAP`), so that large classes do not rule.
         per_class: also each of these metrics for each class.
-        precisions: for each, the pooled recall at the smallest threshold that reaches this precision.
+        precisions: for each, the pooled recall at the smallest threshold with at least this precision (R@P), compared as
+            the rounded quotient of two counts.
         threshold: score from which a pair is accepted, for pooled precision, recall and F1; by default the one of the
             best F1.
         threshold_bounds: smallest and largest threshold that may be chosen for recall at fixed precision; by default
