@@ -43,7 +43,8 @@ def test_the_command_line_takes_it_for_what_its_name_says(cell, capsys):
     assert settings["class_path"] == f"fewshot_callbacks.data.{CLASS[data]}"
     values = settings["init_args"]
     assert values["image_size"] == {"conv4": 84, "resnet18": 224}[backbone]
-    assert values["resize"] == [math.floor(1.15 * values["image_size"])] * 2  # a square, whatever the shape of the image
+    square = math.floor(1.15 * values["image_size"])
+    assert values["resize"] == [square, square]  # whatever the shape of the image
     assert [values[key] for key in ("augment", "min_area", "flip", "jitter")] == [True, 0.08, 0.5, 0.4]
     assert [values[key] for key in ("ways", "shots", "queries", "episodes_per_batch")] == [5, shots, 16, 1]
     assert [values[f"test_{key}"] for key in ("ways", "shots", "queries", "episodes")] == [5, shots, 15, 600]
