@@ -21,8 +21,8 @@ class Conv4(nn.Module):
         init: How the 3x3 weights are drawn. `"pytorch"`: uniform, PyTorch's default, with the standard deviation
             1 / sqrt(3 * 9 * inputs), 0.024 for 64 inputs. `"he_fan_out"`: normal with sqrt(2 / (9 * width)), 0.059
             for 64 filters, as in ResNet and in the programs of Chen et al. and of the distance-ratio paper. Batch norm
-            takes the scale out of the features, so both begin as equally good networks; but Adam's steps have the same
-            size for both, and turn larger weights less.
+            takes the scale out of the features, so both begin as equally good networks; but Adam's first steps have the
+            same size for both: a learning rate of 1e-3 is 4 % of a weight of the one and 1.7 % of the other.
 
     Raises:
         ValueError: If `in_channels` or `width` is not positive, or `init` is unknown.
