@@ -315,16 +315,20 @@ for head, title in heads.items():
 
 comparisons = {}
 for task in tasks:
-    pooled = []
-    for head in heads:  # the seeds one after the other, as one long run
+    pooled, late = [], []
+    for head, title in heads.items():  # the seeds one after the other, as one long run
         steps, measures = [], []
         for seed in options.seeds:
             for step, measure in DynamicsHistory.from_dict(results[task, head, seed]["dynamics"]):
                 steps.append(len(options.seeds) * step + options.seeds.index(seed))
                 measures.append(measure)
         pooled.append(DynamicsHistory(tuple(steps), tuple(measures)))
+        half = len(options.seeds) * options.episodes / 2
+        ratios = [measure.norm_ratio for step, measure in pooled[-1] if step > half]
+        late.append(f"{title} {statistics.geometric_mean(ratios):.5f}")
     comparisons[task] = compare_dynamics(*pooled, names=("softmax", "DR"))
     lines += ["", f"{ways}-way {task}", "```", *str(comparisons[task]).splitlines(), "```"]
+    lines.append(f"Norm ratio of the second half of the training: {', '.join(late)}")
 (output / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 (output / "results.json").write_text(
     json.dumps(
