@@ -2,14 +2,18 @@
 
 Run it as it is:    python examples/reproduce_distance_ratio.py --quick      (two or three minutes on two cores)
 All of it:          python examples/reproduce_distance_ratio.py              (an hour; stop and start it as you like)
+The early lead:     python examples/reproduce_distance_ratio.py --early      (ten seeds, 120 episodes a network)
+The other backbone: python examples/reproduce_distance_ratio.py --backbone resnet18 --tasks 1-shot --seeds 0
 
-It trains 5-way prototypical networks (Conv4) with the softmax and the DR head: 1-shot, 5-shot, and 5-shot with the nearest
+It trains 5-way prototypical networks with the softmax and the DR head: 1-shot, 5-shot, and 5-shot with the nearest
 support point in place of the mean (with one shot both are the same network). It writes to runs/distance_ratio:
 
     maps_*.png       figures 1, 7 and 8: the probability of one class over the plane and over the sphere
+                     (distance_ratio_maps.py draws them alone, in seconds)
     accuracy.png     figures 2, 3 and 6: accuracy and loss of training, accuracy of validation
     norm_ratio.png   figures 4 and 5: how much of each step was more than a change of scale
-    tables.md        table 2: 600 test episodes with intervals; tables 3 to 10: the measures of training and their tests
+    tables.md        table 2: 600 test episodes with intervals, and with several seeds the paired difference of the heads;
+                     tables 3 to 10: the measures of training and their tests
     results.json     all of these as numbers
 
 A run that was finished is not repeated, and one that was stopped goes on from its last checkpoint. docs/distance_ratio.md
@@ -29,9 +33,11 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from distance_ratio_maps import draw_plane, draw_sphere  # beside this file
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
+from scipy import stats
 
 from fewshot_callbacks import (
     DistanceRatioHead,
@@ -60,19 +66,34 @@ parser.add_argument(
     "--quick", action="store_true", help="one seed and 120 episodes a network, into a folder of its own"
 )
 parser.add_argument(
+    "--early", action="store_true", help="ten seeds and 120 episodes a network: is the lead of DR more than luck?"
+)
+parser.add_argument("--backbone", choices=("conv4", "resnet18"), default="conv4")
+parser.add_argument(
+    "--tasks", nargs="+", choices=tuple(tasks), default=tuple(tasks), metavar="TASK", help=", ".join(tasks)
+)
+parser.add_argument(
     "--episodes", type=int, default=None, help=f"of training, for each network; by default {episodes:,}"
 )
-parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
+parser.add_argument(
+    "--seeds", type=int, nargs="+", default=None, help="by default 0 1 2; 0 with --quick; 0 to 9 with --early"
+)
 parser.add_argument("--output", type=Path, default=None, help="by default runs/distance_ratio")
 parser.add_argument("--threads", type=int, default=None, help="of torch; by default all cores")
 options = parser.parse_args()
-if options.quick:
-    episodes, options.seeds, validate_every, measure_every = 120, options.seeds[:1], 60, 2
+if options.quick and options.early:
+    parser.error("--quick trains one seed and --early ten. Use one of them.")
+if options.quick or options.early:
+    episodes, seeds, validate_every, measure_every = 120, tuple(range(1 if options.quick else 10)), 60, 2
+options.seeds = options.seeds or seeds
+tasks = {task: tasks[task] for task in options.tasks}
 options.episodes = options.episodes or episodes
-validate_every = min(validate_every, options.episodes)
+validate_every, measure_every = min(validate_every, options.episodes), min(measure_every, options.episodes)
 if options.episodes % validate_every:
     parser.error(f"--episodes {options.episodes} must be a multiple of {validate_every}, after which it validates.")
-output = options.output or Path("runs") / ("distance_ratio_quick" if options.quick else "distance_ratio")
+kind = "_quick" if options.quick else "_early" if options.early else ""
+kind += f"_{options.backbone}" if options.backbone != "conv4" else ""
+output = options.output or Path("runs") / f"distance_ratio{kind}"
 output.mkdir(parents=True, exist_ok=True)
 if options.threads:
     torch.set_num_threads(options.threads)
@@ -82,7 +103,6 @@ warnings.filterwarnings(
     "ignore", ".*does not have many workers.*|.*Checkpoint directory.*|.*GPU available but not used.*"
 )
 colours = {"softmax": "tab:orange", "dr": "tab:blue"}
-point_colours = ("red", "lime", "deepskyblue")
 
 
 class Curves(Callback):
@@ -114,9 +134,11 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
     done, last = folder / "result.json", folder / "last.ckpt"
     if done.exists():
         result = json.loads(done.read_text())
-        if result["episodes"] != options.episodes:
+        trained = (result.get("backbone", "conv4"), result["episodes"])
+        if trained != (options.backbone, options.episodes):
             parser.error(
-                f"{folder} was trained for {result['episodes']} episodes, not {options.episodes}. Use another --output."
+                f"{folder} is a {trained[0]} of {trained[1]} episodes, not a {options.backbone} of {options.episodes}. "
+                "Use another --output."
             )
         return result
     shots, representation = tasks[task]
@@ -126,7 +148,9 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
         test_ways=ways, test_shots=shots, test_queries=test_queries, test_episodes=test_episodes,
     )  # fmt: skip
     protocol = {"ways": ways, "shots": shots, "queries": test_queries, "episodes": test_episodes, "seed": 0}
-    net = ProtoNet("conv4", head, in_channels=1, shots=shots, representation=representation, evaluation=protocol)
+    net = ProtoNet(
+        options.backbone, head, in_channels=1, shots=shots, representation=representation, evaluation=protocol
+    )
     curves = Curves(every=max(1, options.episodes // 60))
     dynamics = TrainingDynamicsMonitor(every_n_steps=measure_every, file=None)
     best = ModelCheckpoint(
@@ -164,7 +188,8 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
         accuracy = evaluate_episodes(embeddings, glyphs.labels, best_net.head, drawn, representation=representation)
         test[str(number)] = {"mean": accuracy.mean, "ci95": accuracy.ci95, "hash": accuracy.episodes_hash}
     result = {
-        "task": task, "head": head, "seed": seed, "episodes": options.episodes, "test": test,
+        "task": task, "head": head, "seed": seed, "test": test,
+        "backbone": options.backbone, "episodes": options.episodes,
         "train": curves.train, "val": curves.val, "dynamics": dynamics.history.to_dict(),
         "rho": best_net.head.rho.item() if head == "dr" else None,
     }  # fmt: skip
@@ -176,95 +201,6 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
 
 
 # -------------------------------------------------------------------------------- figures 1, 7 and 8: maps of probability
-def draw_plane(path: Path) -> None:
-    """The probability of the red class over the plane, for two and for three prototypes."""
-    prototypes = torch.tensor([[0.0, 0.5], [-0.6, -0.5], [0.6, -0.5]])
-    side = torch.linspace(-2, 2, 401)
-    grid = torch.cartesian_prod(side, side)  # (points, 2)
-    models = {
-        "softmax": SoftmaxHead(),
-        "DR, ρ = 1": DistanceRatioHead(0.0),
-        "DR, ρ = 2": DistanceRatioHead(math.log(2)),
-    }
-    figure, axes = plt.subplots(2, 3, figsize=(10, 6.6), layout="constrained")
-    for row, classes in zip(axes, (2, 3), strict=True):
-        for place, (name, head) in zip(row, models.items(), strict=True):
-            with torch.no_grad():
-                red = head(grid.double(), prototypes[:classes].double()).softmax(-1)[:, 0].reshape(401, 401)
-            shown = place.imshow(
-                red.T, origin="lower", extent=(-2, 2, -2, 2), cmap="magma", vmin=0, vmax=1, interpolation="bilinear"
-            )
-            place.contour(side, side, red.T, levels=[0.1, 0.25, 0.5, 0.75, 0.9], colors="white", linewidths=0.5)
-            for point, colour in zip(prototypes[:classes], point_colours, strict=False):
-                place.plot(*point, "o", color=colour, markeredgecolor="white", markersize=7)
-            highest = grid[red.flatten().argmax()]
-            place.plot(*highest, "x", color="cyan", markersize=9, markeredgewidth=2, clip_on=False)
-            place.set_title(f"{name}, {classes} prototypes", fontsize=10)
-            place.set_xticks([])
-            place.set_yticks([])
-    figure.colorbar(shown, ax=axes, shrink=0.7, label="probability of the red class")
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
-
-
-def draw_sphere(path: Path) -> dict[str, dict[str, list[float]]]:
-    """The same over the unit sphere, seen from outside as a map of the world; where it is highest and lowest.
-
-    The vectors of the classes are red (0, 0, 1), green (0, 1, 0) and blue (1, 0, 0). A margin counts for the red class.
-    """
-    vectors = torch.eye(3, dtype=torch.float64)[[2, 1, 0]]
-    latitude = torch.linspace(-math.pi / 2, math.pi / 2, 241).double()
-    longitude = torch.linspace(-math.pi, math.pi, 481).double()  # 0 lies between green and blue
-    up, around = torch.meshgrid(latitude, longitude, indexing="ij")
-    turned = around + math.pi / 4
-    points = torch.stack([up.cos() * turned.cos(), up.cos() * turned.sin(), up.sin()], dim=-1).reshape(-1, 3)
-    cosines = (points @ vectors.T).clamp(-1, 1)  # (points, classes)
-    angle = cosines[:, 0].acos()
-    sphereface = torch.where(angle <= math.pi / 2, (2 * angle).cos(), -(2 * angle).cos() - 2)  # margin 2
-
-    def with_margin(red_logit: torch.Tensor) -> torch.Tensor:
-        return 2 * torch.cat([red_logit[:, None], cosines[:, 1:]], dim=1)  # scale 2
-
-    two = math.log(2)
-    with torch.no_grad():
-        models = {
-            "NormFace (softmax of chords)": 2 * cosines,  # -|q - v|^2 = 2 cos - 2
-            "SphereFace, margin 2": with_margin(sphereface),
-            "CosFace, margin 0.25": with_margin(cosines[:, 0] - 0.25),
-            "ArcFace, margin 0.25": with_margin((angle + 0.25).cos()),
-            "softmax of angles": SoftmaxHead("angular")(points, vectors),
-            "DR of chords, ρ = 2": DistanceRatioHead(two, "unit_euclidean")(points, vectors),
-            "DR of angles, ρ = 2": DistanceRatioHead(two, "angular")(points, vectors),
-        }
-    figure = plt.figure(figsize=(13, 4.6), layout="constrained")
-    extremes = {}
-    for number, (name, logits) in enumerate(models.items(), start=1):
-        red = logits.softmax(-1)[:, 0]
-        ends = {kind: int(getattr(red, f"arg{kind}")()) for kind in ("max", "min")}
-        extremes[name] = {kind: [round(x, 2) + 0.0 for x in points[at].tolist()] for kind, at in ends.items()}
-        place = figure.add_subplot(2, 4, number, projection="mollweide")
-        place.pcolormesh(around, up, red.reshape(up.shape), cmap="magma", vmin=0, vmax=1, shading="gouraud")
-        place.contour(around, up, red.reshape(up.shape), levels=[0.25, 0.5, 0.75], colors="white", linewidths=0.5)
-        for (x, y), colour in zip(((0, math.pi / 2), (math.pi / 4, 0), (-math.pi / 4, 0)), point_colours, strict=True):
-            place.plot(x, y, "o", color=colour, markeredgecolor="white", markersize=8, clip_on=False)
-        for kind, mark in (("max", "x"), ("min", "v")):
-            x, y = around.flatten()[ends[kind]], up.flatten()[ends[kind]]
-            x = 0.0 if abs(y) > math.pi / 2 - 1e-6 else x  # a pole has any longitude
-            place.plot(x, y, mark, color="cyan", markersize=8, markeredgewidth=2, fillstyle="none", clip_on=False)
-        place.set_title(name, fontsize=10)
-        place.set_xticks([])
-        place.set_yticks([])
-    note = figure.add_subplot(2, 4, 8)
-    note.axis("off")
-    note.text(
-        0, 0.5, "probability of the red class\n(black 0, light 1)\n\n● vectors of the classes\n× highest, ▽ lowest",
-        fontsize=11, va="center",
-    )  # fmt: skip
-    figure.savefig(path, dpi=85)
-    plt.close(figure)
-    return extremes
-
-
 draw_plane(output / "maps_plane.png")
 extremes = draw_sphere(output / "maps_sphere.png")
 far = squared_distances(torch.tensor([[0.0]]), torch.tensor([[1.0], [-2.0]]))  # table 1: distances 1 and 2
@@ -285,7 +221,7 @@ for number, (seed, task, head) in enumerate(cells, start=1):
     )
 
 # ----------------------------------------------------------------------------------- figures 2, 3 and 6: accuracy and loss
-figure, axes = plt.subplots(3, len(tasks), figsize=(12, 9), layout="constrained", sharex=True)
+figure, axes = plt.subplots(3, len(tasks), figsize=(12, 9), layout="constrained", sharex=True, squeeze=False)
 for column, task in zip(axes.T, tasks, strict=True):
     for head, title in heads.items():
         for number, seed in enumerate(options.seeds):
@@ -307,7 +243,8 @@ figure.savefig(output / "accuracy.png", dpi=80)
 plt.close(figure)
 
 # ------------------------------------------------------------------------------------------- figures 4 and 5: norm ratio
-figure, axes = plt.subplots(1, len(tasks), figsize=(12, 3.4), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, len(tasks), figsize=(12, 3.4), layout="constrained", sharey=True, squeeze=False)
+axes = axes[0]
 for place, task in zip(axes, tasks, strict=True):
     for head, title in heads.items():
         for number, seed in enumerate(options.seeds):
@@ -344,6 +281,26 @@ for head, title in heads.items():
         shown = " | ".join(f"**{100 * statistics.mean(m):.2f}** (s {100 * statistics.stdev(m):.2f})" for m in means)
         lines.append(f"| **{title}, mean of seeds** | {shown} |")
 
+paired = {}  # the heads of one seed began with the same weights and saw the same episodes
+if len(options.seeds) > 1:
+    for number, task in product((ways, hard_ways), tasks):
+        dr, softmax = (
+            np.array([100 * results[task, head, seed]["test"][str(number)]["mean"] for seed in options.seeds])
+            for head in ("dr", "softmax")
+        )
+        interval = stats.ttest_rel(dr, softmax).confidence_interval(0.95)  # Student's t over the seeds
+        paired[f"{number}-way {task}"] = {
+            "mean": float((dr - softmax).mean()),
+            "low": float(interval.low),
+            "high": float(interval.high),
+            "s": float((dr - softmax).std(ddof=1)),
+            "DR ahead": int((dr > softmax).sum()),
+        }
+    shown = " | ".join(f"{d['mean']:+.2f} [{d['low']:+.2f}, {d['high']:+.2f}]" for d in paired.values())
+    lines.append(f"| DR - softmax, paired, 95 % interval over {len(options.seeds)} seeds | {shown} |")
+    shown = " | ".join(f"{d['DR ahead']} of {len(options.seeds)}" for d in paired.values())
+    lines.append(f"| seeds with DR ahead | {shown} |")
+
 steps = [step for step, _ in results[next(iter(tasks)), "dr", options.seeds[0]]["val"]]
 early = sorted({0, len(steps) // 2, len(steps) - 1})  # the first validation, the one in the middle, the last
 columns = [f"{task}, {steps[place]} episodes" for task in tasks for place in early]
@@ -358,16 +315,20 @@ for head, title in heads.items():
 
 comparisons = {}
 for task in tasks:
-    pooled = []
-    for head in heads:  # the seeds one after the other, as one long run
+    pooled, late = [], []
+    for head, title in heads.items():  # the seeds one after the other, as one long run
         steps, measures = [], []
         for seed in options.seeds:
             for step, measure in DynamicsHistory.from_dict(results[task, head, seed]["dynamics"]):
                 steps.append(len(options.seeds) * step + options.seeds.index(seed))
                 measures.append(measure)
         pooled.append(DynamicsHistory(tuple(steps), tuple(measures)))
+        half = len(options.seeds) * options.episodes / 2
+        ratios = [measure.norm_ratio for step, measure in pooled[-1] if step > half]
+        late.append(f"{title} {statistics.geometric_mean(ratios):.5f}")
     comparisons[task] = compare_dynamics(*pooled, names=("softmax", "DR"))
     lines += ["", f"{ways}-way {task}", "```", *str(comparisons[task]).splitlines(), "```"]
+    lines.append(f"Norm ratio of the second half of the training: {', '.join(late)}")
 (output / "tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 (output / "results.json").write_text(
     json.dumps(
@@ -375,6 +336,7 @@ for task in tasks:
             "test": [
                 {key: result[key] for key in ("task", "head", "seed", "test", "rho")} for result in results.values()
             ],
+            "paired": paired,
             "dynamics": {task: comparison.to_dict() for task, comparison in comparisons.items()},
             "sphere": extremes,
         },

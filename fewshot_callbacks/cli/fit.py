@@ -27,6 +27,9 @@ class FewshotCLI(LightningCLI):
             "data", "model.episodes_per_batch", compute_fn=_episodes_per_batch, apply_on="instantiate"
         )
         parser.link_arguments("data", "model.evaluation", compute_fn=_protocol, apply_on="instantiate")
+        parser.link_arguments(
+            "data", "model.validation_episodes", compute_fn=_validation_episodes, apply_on="instantiate"
+        )
         parser.link_arguments("data", "model.evaluation_batches", compute_fn=_batches, apply_on="instantiate")
 
     def before_fit(self) -> None:
@@ -50,6 +53,10 @@ def _episodes_per_batch(data: LightningDataModule) -> int:
 def _protocol(data: LightningDataModule) -> dict[str, int]:
     sizes = ("ways", "shots", "queries", "episodes", "seed")
     return {size: getattr(data, f"test_{size}") for size in sizes if hasattr(data, f"test_{size}")}
+
+
+def _validation_episodes(data: LightningDataModule) -> int | None:
+    return getattr(data, "val_episodes", None)
 
 
 def _batches(data: LightningDataModule) -> str:

@@ -67,13 +67,19 @@ class EpisodicDataModule(LightningDataModule):
         test_queries: int,
         test_episodes: int,
         test_seed: int,
+        val_episodes: int | None,
     ) -> None:
         super().__init__()
         check_episode_sizes(
             ways=ways, shots=shots, queries=queries, episodes=episodes, episodes_per_batch=episodes_per_batch
         )
+        val_episodes = test_episodes if val_episodes is None else val_episodes
         check_episode_sizes(
-            test_ways=test_ways, test_shots=test_shots, test_queries=test_queries, test_episodes=test_episodes
+            test_ways=test_ways,
+            test_shots=test_shots,
+            test_queries=test_queries,
+            test_episodes=test_episodes,
+            val_episodes=val_episodes,
         )
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}. Use batch_size >= 1.")
@@ -93,6 +99,7 @@ class EpisodicDataModule(LightningDataModule):
         self.test_queries = test_queries
         self.test_episodes = test_episodes
         self.test_seed = test_seed
+        self.val_episodes = val_episodes
 
     @abstractmethod
     def _split(self, name: Split) -> LabelledSplit:
@@ -156,7 +163,7 @@ class EpisodicDataModule(LightningDataModule):
             ways=self.test_ways,
             shots=self.test_shots,
             queries=self.test_queries,
-            episodes=self.test_episodes,
+            episodes=self.val_episodes if name == "val" else self.test_episodes,
             seed=self.test_seed,
             fixed=True,
             class_names=split.class_names,

@@ -199,7 +199,7 @@ class PhotoDataModule(ImageDataModule):
         self,
         *,
         image_size: int,
-        resize: int | None,
+        resize: int | tuple[int, int] | None,
         augment: bool,
         min_area: float,
         flip: float,
@@ -246,9 +246,15 @@ class PhotoDataModule(ImageDataModule):
 
 
 def _check_photographs(
-    *, image_size: int, resize: int, min_area: float, flip: float, jitter: float, std: tuple[float, float, float]
+    *,
+    image_size: int,
+    resize: int | tuple[int, int],
+    min_area: float,
+    flip: float,
+    jitter: float,
+    std: tuple[float, float, float],
 ) -> None:
-    if resize < image_size:
+    if (resize if isinstance(resize, int) else min(resize)) < image_size:
         raise ValueError(
             f"resize is {resize}, smaller than image_size {image_size}, so the centre would be padded with black. Use "
             f"resize >= {image_size}."

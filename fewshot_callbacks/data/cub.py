@@ -71,7 +71,8 @@ class CUBDataModule(PhotoDataModule):
         partial: Use what is there of an incomplete set: missing images are left out, and so are classes without one.
             The split of the others stays the same.
         image_size: Height and width of the images that the model sees, in pixels.
-        resize: Shorter side of an evaluation image before its centre is cut out; 8/7 of `image_size` without one.
+        resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
+            of just that size, whatever its shape was; a shorter side of 8/7 of `image_size` without one.
         augment: Whether training images are augmented; if not, they are treated as evaluation images.
         min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
         flip: Probability of the horizontal flip.
@@ -93,6 +94,7 @@ class CUBDataModule(PhotoDataModule):
         test_queries: Query images of each class in an evaluation episode.
         test_episodes: Length of the fixed lists.
         test_seed: Of the fixed lists.
+        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
@@ -129,7 +131,7 @@ class CUBDataModule(PhotoDataModule):
         *,
         partial: bool = False,
         image_size: int = 84,
-        resize: int | None = None,
+        resize: int | tuple[int, int] | None = None,
         augment: bool = True,
         min_area: float = 0.35,
         flip: float = 0.5,
@@ -150,6 +152,7 @@ class CUBDataModule(PhotoDataModule):
         test_queries: int = 15,
         test_episodes: int = 600,
         test_seed: int = 0,
+        val_episodes: int | None = None,
     ) -> None:
         super().__init__(
             image_size=image_size,
@@ -174,6 +177,7 @@ class CUBDataModule(PhotoDataModule):
             test_queries=test_queries,
             test_episodes=test_episodes,
             test_seed=test_seed,
+            val_episodes=val_episodes,
         )
         root = str(root)  # what a checkpoint holds: with a Path it would not load
         self.save_hyperparameters()

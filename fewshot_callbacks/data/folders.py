@@ -81,7 +81,7 @@ class ImageFolderDataModule(PhotoDataModule):
 
     Training images get a random resized crop, a horizontal flip and a colour jitter, drawn from PyTorch's random state
     in the process that loads them (`seed_everything(seed, workers=True)` makes a run repeatable). Evaluation images are
-    resized so that the shorter side is `resize`, and the centre is cut out.
+    resized so that the shorter side is `resize`, or to the pair `resize`, and the centre is cut out.
 
     Args:
         root: The folder that holds the splits.
@@ -89,7 +89,8 @@ class ImageFolderDataModule(PhotoDataModule):
         val_folder: The folder of the validation classes; None for no validation.
         test_folder: The folder of the test classes.
         image_size: Height and width of the images that the model sees, in pixels.
-        resize: Shorter side of an evaluation image before its centre is cut out; 8/7 of `image_size` without one.
+        resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
+            of just that size, whatever its shape was; a shorter side of 8/7 of `image_size` without one.
         augment: Whether training images are augmented; if not, they are treated as evaluation images.
         min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
         flip: Probability of the horizontal flip.
@@ -111,6 +112,7 @@ class ImageFolderDataModule(PhotoDataModule):
         test_queries: Query images of each class in an evaluation episode.
         test_episodes: Length of the fixed lists.
         test_seed: Of the fixed lists.
+        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range. Folders are checked in `setup`: a missing one is a FileNotFoundError; a
@@ -133,7 +135,7 @@ class ImageFolderDataModule(PhotoDataModule):
         val_folder: str | None = "val",
         test_folder: str = "test",
         image_size: int = 84,
-        resize: int | None = None,
+        resize: int | tuple[int, int] | None = None,
         augment: bool = True,
         min_area: float = 0.35,
         flip: float = 0.5,
@@ -154,6 +156,7 @@ class ImageFolderDataModule(PhotoDataModule):
         test_queries: int = 15,
         test_episodes: int = 600,
         test_seed: int = 0,
+        val_episodes: int | None = None,
     ) -> None:
         super().__init__(
             image_size=image_size,
@@ -178,6 +181,7 @@ class ImageFolderDataModule(PhotoDataModule):
             test_queries=test_queries,
             test_episodes=test_episodes,
             test_seed=test_seed,
+            val_episodes=val_episodes,
         )
         root = str(root)  # what a checkpoint holds: with a Path it would not load
         self.save_hyperparameters()

@@ -297,6 +297,7 @@ class GlyphDataModule(EpisodicDataModule):
         test_queries: Query images of each class in an evaluation episode.
         test_episodes: Length of the fixed lists.
         test_seed: Of the fixed lists.
+        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range.
@@ -330,6 +331,7 @@ class GlyphDataModule(EpisodicDataModule):
         test_queries: int = 9,
         test_episodes: int = 600,
         test_seed: int = 0,
+        val_episodes: int | None = None,
     ) -> None:
         super().__init__(
             ways=ways,
@@ -346,6 +348,7 @@ class GlyphDataModule(EpisodicDataModule):
             test_queries=test_queries,
             test_episodes=test_episodes,
             test_seed=test_seed,
+            val_episodes=val_episodes,
         )
         _check_drawing(size, min_faces)
         self.save_hyperparameters()

@@ -214,6 +214,7 @@ class LogoDet3KDataModule(PhotoDataModule):
         test_queries: Query images of each class in an evaluation episode.
         test_episodes: Length of the fixed lists.
         test_seed: Of the fixed lists.
+        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
@@ -274,6 +275,7 @@ class LogoDet3KDataModule(PhotoDataModule):
         test_queries: int = 15,
         test_episodes: int = 600,
         test_seed: int = 0,
+        val_episodes: int | None = None,
     ) -> None:
         super().__init__(
             image_size=image_size,
@@ -298,6 +300,7 @@ class LogoDet3KDataModule(PhotoDataModule):
             test_queries=test_queries,
             test_episodes=test_episodes,
             test_seed=test_seed,
+            val_episodes=val_episodes,
         )
         if not 0 <= margin < math.inf:
             raise ValueError(f"margin is {margin}; it is a part of the box's side. Use 0 for none, 0.1 for a tenth.")
@@ -450,7 +453,7 @@ def _box(thing: ElementTree.Element, width: int, height: int) -> tuple[int, int,
     return (left, top, right, bottom) if left < right and top < bottom else None
 
 
-def _squeezed_to(side: int) -> list[Callable[[Any], Any]]:
+def _squeezed_to(side: int | tuple[int, int]) -> list[Callable[[Any], Any]]:
     from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
-    return [transforms.Resize((side, side))]
+    return [transforms.Resize((side, side) if isinstance(side, int) else side)]

@@ -66,6 +66,7 @@ class OmniglotDataModule(ImageDataModule):
         test_queries: Query images of each class in an evaluation episode.
         test_episodes: Length of the fixed lists.
         test_seed: Of the fixed lists.
+        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range. The files are checked in `setup`: a missing folder is a
@@ -115,6 +116,7 @@ class OmniglotDataModule(ImageDataModule):
         test_queries: int = 15,
         test_episodes: int = 600,
         test_seed: int = 0,
+        val_episodes: int | None = None,
     ) -> None:
         super().__init__(
             image_size=image_size,
@@ -133,6 +135,7 @@ class OmniglotDataModule(ImageDataModule):
             test_queries=test_queries,
             test_episodes=test_episodes,
             test_seed=test_seed,
+            val_episodes=val_episodes,
         )
         root = str(root)  # what a checkpoint holds: with a Path it would not load
         self.save_hyperparameters()

@@ -1,10 +1,12 @@
 """Backbones: from images to embeddings."""
 
-from typing import cast
+from typing import Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+
+ConvolutionInit = Literal["pytorch", "he_fan_out"]
 
 
 class Conv4(nn.Module):
@@ -16,12 +18,19 @@ class Conv4(nn.Module):
     Args:
         in_channels: Channels of the images: 3 for colour, 1 for gray.
         width: Filters of each convolution.
+        init: How the 3x3 weights are drawn. `"pytorch"`: uniform, PyTorch's default, with the standard deviation
+            1 / sqrt(3 * 9 * inputs), 0.024 for 64 inputs. `"he_fan_out"`: normal with sqrt(2 / (9 * width)), 0.059
+            for 64 filters, as in ResNet and in the programs of Chen et al. and of the distance-ratio paper. Batch norm
+            takes the scale out of the features, so both begin as equally good networks; but Adam's first steps have the
+            same size for both: a learning rate of 1e-3 is 4 % of a weight of the one and 1.7 % of the other.
 
     Raises:
-        ValueError: If `in_channels` or `width` is not positive.
+        ValueError: If `in_channels` or `width` is not positive, or `init` is unknown.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
+        He, Zhang, Ren, Sun, "Delving Deep into Rectifiers", ICCV 2015: the normal draw.
+        Chen, Liu, Kira, Wang, Huang, "A Closer Look at Few-shot Classification", ICLR 2019.
 
     Examples:
         >>> import torch
@@ -31,18 +40,19 @@ class Conv4(nn.Module):
         256
     """
 
-    def __init__(self, in_channels: int = 3, width: int = 64) -> None:
+    def __init__(self, in_channels: int = 3, width: int = 64, *, init: ConvolutionInit = "pytorch") -> None:
         super().__init__()
         _check_channels(in_channels)
         if width < 1:
             raise ValueError(f"width={width}: Conv4 needs at least one filter. Use width >= 1; the usual one is 64.")
+        check_convolution_init(init)
         self.in_channels = in_channels
         self.width = width
         self.blocks = nn.Sequential(
-            _conv_block(in_channels, width),
-            _conv_block(width, width),
-            _conv_block(width, width),
-            _conv_block(width, width),
+            _conv_block(in_channels, width, init),
+            _conv_block(width, width, init),
+            _conv_block(width, width, init),
+            _conv_block(width, width, init),
         )
 
     def output_dim(self, image_size: int | tuple[int, int]) -> int:
@@ -125,7 +135,7 @@ def resnet18(in_channels: int = 3) -> nn.Module:
     network.fc = nn.Identity()
     if in_channels != 3:
         network.conv1 = nn.Conv2d(in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
-        nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+        _draw_he_fan_out(network.conv1)
     return network
 
 
@@ -158,13 +168,34 @@ def make_backbone(backbone: str | nn.Module, in_channels: int = 3) -> nn.Module:
     )
 
 
-def _conv_block(in_channels: int, out_channels: int) -> nn.Sequential:
+def check_convolution_init(init: str) -> None:
+    """Refuse an unknown name of an initialisation.
+
+    Args:
+        init: The name.
+
+    Raises:
+        ValueError: If it is not one of `ConvolutionInit`.
+    """
+    if init not in get_args(ConvolutionInit):
+        raise ValueError(f"Conv4: there is no init={init!r}. Choose 'pytorch' or 'he_fan_out'.")
+
+
+def _conv_block(in_channels: int, out_channels: int, init: ConvolutionInit) -> nn.Sequential:
+    convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False)
+    if init == "he_fan_out":
+        _draw_he_fan_out(convolution)
     return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False),
+        convolution,
         nn.BatchNorm2d(out_channels),
         nn.MaxPool2d(kernel_size=2),
         nn.ReLU(inplace=True),  # the maximum commutes with it, and leaves it a quarter of the numbers, also backward
     )
+
+
+def _draw_he_fan_out(convolution: nn.Conv2d) -> None:
+    """Draw the weights with the standard deviation sqrt(2 / (kernel size * filters))."""
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
 
 
 def _check_channels(in_channels: int) -> None:

@@ -76,6 +76,7 @@ class ProtoNet(LightningModule):
         learning_rate: of Adam, positive.
         evaluation: the episodes that are drawn for validation and test; a mapping of the fields, as checkpoints hold
             it, will do.
+        validation_episodes: how many episodes are drawn for validation; as many as for the test without a number.
         batch_statistics: let batch norm use the statistics of the episode during evaluation. Then the answer to one
             query depends on the other ones (a transductive setting, which scores higher): the flag is part of the
             logged values. Running statistics are neither used nor changed.
@@ -121,6 +122,7 @@ class ProtoNet(LightningModule):
         episodes_per_batch: int = 1,
         learning_rate: float = 1e-3,
         evaluation: EpisodeProtocol | dict[str, int] = DEFAULT_PROTOCOL,
+        validation_episodes: int | None = None,
         batch_statistics: bool = False,
         evaluation_batches: Literal["images", "episodes"] = "images",
     ) -> None:
@@ -141,6 +143,8 @@ class ProtoNet(LightningModule):
                 "loader that gives whole episodes, or batch_statistics=False."
             )
         self.evaluation = EpisodeProtocol(**evaluation) if isinstance(evaluation, dict) else evaluation
+        validation_episodes = self.evaluation.episodes if validation_episodes is None else validation_episodes
+        self.validation = replace(self.evaluation, episodes=validation_episodes)
         evaluation = asdict(self.evaluation)  # what a checkpoint holds: plain numbers, which any reader can load
         modules = [name for name, given in {"backbone": backbone, "head": head}.items() if isinstance(given, nn.Module)]
         self.save_hyperparameters(ignore=modules)
@@ -366,7 +370,7 @@ class ProtoNet(LightningModule):
             values = dict.fromkeys(("accuracy", "accuracy_std", "accuracy_ci95", "episodes_hash"), math.nan)
             values["episodes"] = 0.0
             try:
-                result = self._accuracy_of(store, loader)
+                result = self._accuracy_of(store, loader, self.validation if stage == "val" else self.evaluation)
             except ValueError as error:
                 if key not in self._warned:
                     self._warned.add(key)
@@ -382,11 +386,11 @@ class ProtoNet(LightningModule):
                 shown = name == "accuracy"
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=shown, add_dataloader_idx=False)
 
-    def _accuracy_of(self, store: EmbeddingStore, loader: Any) -> EpisodeAccuracy:
+    def _accuracy_of(self, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:
         """The result of one loader; on every rank the same, because `gather` is."""
         if self.evaluation_batches == "images":
             embeddings, labels = store.gather(dataset_size=dealt_items(loader))
-            episodes = sample_episodes(labels, **asdict(self.evaluation))
+            episodes = sample_episodes(labels, **asdict(protocol))
             return evaluate_episodes(
                 embeddings, labels, self.head, episodes, representation=self.representation, device=self.device
             )

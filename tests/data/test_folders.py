@@ -54,6 +54,34 @@ def test_evaluation_images_come_once_in_order_resized_and_normalised(root: Path)
     assert torch.allclose(images, expected[:, :, None, None].expand_as(images), atol=1e-5)
 
 
+@pytest.mark.parametrize("module", [ImageFolderDataModule, CUBDataModule, MiniImageNetDataModule])
+def test_evaluation_images_may_be_resized_to_a_square_or_another_fixed_size(module: type) -> None:
+    """Against Pillow alone: resize to the pair, whatever the shape of the image, then cut the centre out."""
+    image = Image.fromarray((torch.arange(3 * 30 * 21) * 37 % 256).reshape(30, 21, 3).to(torch.uint8).numpy())
+    for height, width in ((12, 12), (10, 14)):
+        data = module("anywhere", **{**SMALL, **PLAIN}, resize=(height, width))
+        top, left = (height - 8) // 2, (width - 8) // 2
+        fitted = image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + 8, top + 8))
+        expected = torch.tensor(list(fitted.get_flattened_data())).reshape(8, 8, 3).permute(2, 0, 1) / 255
+        torch.testing.assert_close(data._transform(augment=False)(image), expected)
+
+
+def test_random_crops_have_the_area_that_is_asked_for() -> None:
+    """Each pixel knows its column and row, so a crop without a resize tells its own sides; 0.08 is torchvision's default."""
+    side, smallest, areas = 101, 0.08, []
+    column, row = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy")
+    image = Image.fromarray(torch.stack([column, row, row], dim=-1).to(torch.uint8).numpy())
+    plain = {**SMALL, **PLAIN, "image_size": 64, "flip": 0.0, "jitter": 0.0}
+    transform = ImageFolderDataModule("anywhere", **plain, min_area=smallest)._transform(augment=True)
+    torch.manual_seed(0)
+    for _ in range(400):
+        crop = 255 * transform(image)  # (channel, 64, 64); neighbouring pixels of a crop of w columns differ by w / 64
+        width, height = crop[0, 5, 59] - crop[0, 5, 4], crop[1, 59, 5] - crop[1, 4, 5]  # of 55 of its 64 steps
+        areas.append((width * height / (55 * side / 64) ** 2).item())
+    assert smallest - 0.01 < min(areas) < smallest + 0.05
+    assert max(areas) > 0.9
+
+
 def test_training_batches_are_episodes_and_augmented(root: Path) -> None:
     data = ImageFolderDataModule(root, **SMALL, **PLAIN)
     data.setup("fit")
@@ -80,6 +108,13 @@ def test_episodic_evaluation_gives_fixed_episodes_for_any_number_of_workers(root
         everything = data.images("test").__getitems__(list(range(8)))[0]
         for (images, _), episode in zip(loader, expected.indices, strict=True):
             assert torch.equal(images, everything[episode.flatten()])
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, 3), ({"val_episodes": 2}, 2)])
+def test_validation_may_have_fewer_episodes_than_the_test(root: Path, given: dict, expected: int) -> None:
+    data = ImageFolderDataModule(root, **SMALL, episodic_evaluation=True, **given)
+    assert len(list(data.val_dataloader())) == data.val_episodes == expected
+    assert len(list(data.test_dataloader())) == 3
 
 
 def test_what_a_model_needs_is_there(root: Path) -> None:
@@ -175,6 +210,8 @@ def test_shared_classes_are_named(root: Path) -> None:
     [
         ({"image_size": 0}, "image_size is 0"),
         ({"resize": 80}, "resize is 80, smaller than image_size 84"),
+        ({"resize": (96, 80)}, r"resize is \(96, 80\), smaller than image_size 84"),
+        ({"val_episodes": 0}, "val_episodes is 0"),
         ({"min_area": 0.0}, r"min_area is 0\.0"),
         ({"flip": 1.5}, r"flip is 1\.5; it is a probability"),
         ({"jitter": -0.1}, r"jitter is -0\.1"),

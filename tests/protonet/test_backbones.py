@@ -1,8 +1,11 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from fewshot_callbacks.protonet import Conv4, make_backbone, resnet18
+from fewshot_callbacks.protonet.backbones import check_convolution_init
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,30 @@ def test_conv4_equals_its_layers_written_out() -> None:
     torch.testing.assert_close(backbone(images), expected.reshape(5, -1), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("init", ["pytorch", "he_fan_out"])
+@pytest.mark.parametrize(("channels", "width"), [(3, 64), (1, 64), (3, 128)])
+def test_conv4_starts_with_the_standard_deviation_of_its_initialisation(init: str, channels: int, width: int) -> None:
+    torch.manual_seed(0)
+    convolutions = [block[0] for block in Conv4(channels, width, init=init).blocks]
+    for convolution, inputs in zip(convolutions, (channels, width, width, width), strict=True):
+        # the bounds of PyTorch's uniform draw are +-1 / sqrt(k^2 in), so its variance is a third of 1 / (k^2 in)
+        variance = 1 / (3 * 9 * inputs) if init == "pytorch" else 2 / (9 * width)
+        weights = convolution.weight.detach().double()
+        # the standard error of a standard deviation is at most s / sqrt(2 n) for a normal and less for a uniform draw
+        assert weights.std().item() == pytest.approx(math.sqrt(variance), rel=5 / math.sqrt(2 * weights.numel()))
+        assert abs(weights.mean().item()) < 5 * math.sqrt(variance / weights.numel())
+        is_normal = (weights.abs() > 2 * math.sqrt(variance)).any().item()  # a uniform draw ends at 1.73 deviations
+        assert is_normal == (init == "he_fan_out")
+
+
+def test_conv4_starts_by_default_as_pytorch_does() -> None:
+    torch.manual_seed(0)
+    expected = nn.Conv2d(3, 64, kernel_size=3, bias=False).weight
+    for backbone in (Conv4, lambda: Conv4(init="pytorch"), lambda: make_backbone("conv4")):
+        torch.manual_seed(0)
+        assert torch.equal(backbone().blocks[0][0].weight, expected)
+
+
 def test_conv4_refuses_what_it_cannot_embed() -> None:
     with pytest.raises(ValueError, match=r"halves the image four times; 15x40 pixels leave nothing. Resize .* 16x16"):
         Conv4()(torch.randn(1, 3, 15, 40))
@@ -52,6 +79,8 @@ def test_conv4_refuses_what_it_cannot_embed() -> None:
         Conv4(0)
     with pytest.raises(ValueError, match="width=0: Conv4 needs at least one filter"):
         Conv4(width=0)
+    with pytest.raises(ValueError, match=r"Conv4: there is no init='xavier'\. Choose 'pytorch' or 'he_fan_out'\."):
+        check_convolution_init("xavier")
 
 
 @pytest.mark.parametrize("channels", [1, 3])

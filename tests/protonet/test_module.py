@@ -327,6 +327,17 @@ def test_embedding_each_image_once_equals_forwarding_each_episode(head: Any, sta
     assert logged[f"{stage}/batch_statistics"] == 0
 
 
+@pytest.mark.parametrize("given", [None, 7, 50])
+def test_a_validation_has_its_own_number_of_episodes(given: int | None) -> None:
+    net, data = trained(model(validation_episodes=given)), dataset()
+    sizes = {**SIZES, "seed": PROTOCOL.seed}
+    for evaluate, stage, episodes in (("validate", "val", given or 20), ("test", "test", 20)):
+        getattr(trainer(), evaluate)(net, images_loader(data), verbose=False)
+        expected = sample_episodes(data.tensors[1], **sizes, episodes=episodes)
+        assert net.evaluation_results[stage].n == episodes
+        assert net.evaluation_results[stage].episodes_hash == expected.hash
+
+
 def test_whole_episodes_give_what_images_give() -> None:
     net = trained(model())
     trainer().test(net, images_loader(), verbose=False)
