@@ -42,3 +42,4 @@ $(READY): pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants
+	find . -name '*.nbi' -delete -o -name '*.nbc' -delete

@@ -53,6 +53,7 @@ TESTS = ("tests/test_defaults.py", "tests/functional", "tests/callbacks", "tests
 KERNELS = {
     "fewshot_callbacks/functional/kernels/compiled.py": "fewshot_callbacks/functional/compiled_walk.py",
     "fewshot_callbacks/functional/kernels/bits.py": "fewshot_callbacks/functional/codes.py",
+    "fewshot_callbacks/functional/kernels/exact.py": "fewshot_callbacks/functional/similarity.py",
 }
 """Compiled files, of which coverage sees nothing, and who calls them: what runs these lines runs the kernel."""
 
@@ -67,7 +68,8 @@ OWN_TESTS = {
     "pooled_counts": ("retrieval", "compiled"),
     "edge_counts": ("retrieval", "compiled"),
     "operating_points": ("ranking", "retrieval"),
-    "similarity": ("precision", "ranking"),
+    "exact": ("exact_scores", "compiled"),
+    "similarity": ("exact_scores", "precision", "ranking"),
     "report": ("retrieval", "comparison"),
     "settings": ("retrieval", "ranking"),
     "_checks": ("retrieval", "ranking"),

@@ -47,13 +47,13 @@ OTHERS = {
     "label_groups": {"seed": 0, "repeats": 1},
     "class_subset": {"seed": 0},
     "plan_evaluation": {"relevant": 64},
-    "discriminant_ratio": {"eps": 1e-12, "normalize": False, "skip_singletons": False},
+    "discriminant_ratio": {"eps": 1e-30, "normalize": False, "skip_singletons": False},
     "sample_episodes": {"ways": 5, "shots": 1, "queries": 15, "episodes": 600, "seed": 0},
     "EpisodeProtocol": {"ways": 5, "shots": 1, "queries": 15, "episodes": 600, "seed": 0},
     "summarize_accuracies": {"batch_statistics": False},
     "training_dynamics": {"episodes": 1},
     "DiscriminantRatioMonitor": {
-        "every_n_steps": 1, "normalize": False, "skip_singletons": False, "eps": 1e-12, "prog_bar": True, "strict": False,
+        "every_n_steps": 1, "normalize": False, "skip_singletons": False, "eps": 1e-30, "prog_bar": True, "strict": False,
     },
     "GeneralizationGapMonitor": {
         "val_loader": 0, "classes": 100, "items_per_class": None, "k": (1,), "seed": 0, "every_n_epochs": 1,

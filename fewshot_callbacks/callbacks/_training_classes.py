@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from fewshot_callbacks.functional._checks import LABEL_DTYPES
+from fewshot_callbacks.functional._checks import LABEL_DTYPES, as_tensor
 from fewshot_callbacks.functional.subsets import class_subset
 from fewshot_callbacks.metrics.processes import process_count
 
@@ -93,7 +92,7 @@ class TrainingClasses:
                 f"{self.owner}: {type(dataset).__name__} has neither labels nor targets, by which classes could be drawn "
                 " without reading every item. Pass training_labels=..., the label of each item."
             )
-        labels = torch.as_tensor(labels)
+        labels = as_tensor(labels, "training_labels", self.owner)
         if labels.shape != (len(dataset),) or labels.dtype not in LABEL_DTYPES:
             raise ValueError(
                 f"{self.owner}: the training labels are {labels.dtype} of shape {tuple(labels.shape)}; one "

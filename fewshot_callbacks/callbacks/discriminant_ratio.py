@@ -14,7 +14,7 @@ from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
 from fewshot_callbacks.functional._checks import check_labels, non_finite_rows
-from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, discriminant_ratio
+from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, discriminant_ratio, unit_rows
 from fewshot_callbacks.metrics.processes import all_processes, process_count
 
 
@@ -35,7 +35,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             a logger: let it divide the Trainer's `log_every_n_steps`, so that what is written has just been measured.
         normalize: scale each embedding to length 1 first, which changes J.
         skip_singletons: leave out classes with a single item in the batch.
-        eps: added to the scatter within classes.
+        eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
         prog_bar: show J in the progress bar.
         strict: raise an error where J cannot be computed. By default the fit goes on, J is NaN, and a warning says why.
 
@@ -138,7 +138,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                 "norm, float16 overflow."
             )
         if self.normalize:
-            embeddings = torch.nn.functional.normalize(embeddings.double(), dim=1)
+            embeddings = unit_rows(embeddings.double())
         dataloader = list(evaluation_loaders(self._trainer).values())[loader]
         dealt = dealt_items(dataloader)
         if dealt is not None and items_of_batches(dataloader, self._batches[loader]) == positions.stop:

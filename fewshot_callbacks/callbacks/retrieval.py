@@ -279,7 +279,7 @@ class RetrievalMonitor(EvaluationMonitor):
 
     def _say_notes(self, report: RetrievalReport, where: str) -> None:
         """Each kind of note once, so that a long training is not full of them."""
-        for note in report.notes:
+        for note in report.messages:
             kind = "".join(character for character in note if not character.isdigit())
             if kind not in self._noted:
                 self._noted.add(kind)

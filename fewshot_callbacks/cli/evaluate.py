@@ -126,7 +126,7 @@ def run(arguments: Sequence[str]) -> None:
             return
         console.print(comparison_table(differences, str(options.file), str(options.against)))
         for name, of_one in ((options.file, report), (options.against, other)):
-            for note in of_one.notes:
+            for note in of_one.messages:
                 console.print(f"[yellow]note[/] {name}: {note}")
         return
     j = discriminant_ratio_of(arrays)
@@ -134,7 +134,7 @@ def run(arguments: Sequence[str]) -> None:
         print(json.dumps(report.to_dict() | {"J": j}, indent=2))
         return
     console.print(report_table(report, j, title=str(options.file)))
-    for note in report.notes:
+    for note in report.messages:
         console.print(f"[yellow]note[/] {note}")
 
 

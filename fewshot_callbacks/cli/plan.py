@@ -75,8 +75,10 @@ def _table(plan: EvaluationPlan, speed: float) -> Table:
     table.add_row("evaluation", f"{low} to {high}", "as multiples of it were measured, from easy to hard (benchmarks/)")
     both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
     table.add_row("embeddings", both, "queries and gallery in float32; held once if they are one set")
-    needed = f"{_bytes(min(plan.needed_bytes, plan.memory_bytes))} of {_bytes(plan.memory_bytes)}"
-    table.add_row("memory beyond them", needed, "counters and tiles, of the budget; the rest makes it faster")
+    needed, what = f"{_bytes(plan.needed_bytes)} of {_bytes(plan.memory_bytes)}", "the rest makes it faster"
+    if plan.memory_bytes < plan.least_bytes:
+        what = f"the budget cannot be kept; the smallest that can is {_bytes(plan.least_bytes)}"
+    table.add_row("memory beyond them", needed, f"counters and tiles, of the budget; {what}")
     table.add_row("matrix avoided", _bytes(plan.matrix_bytes), "what all similarities at once would take")
     table.add_row("tiles", f"{plan.tiles:,}", f"of up to {plan.tile[0]:,} x {plan.tile[1]:,} pairs")
     return table

@@ -13,9 +13,10 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 
 
 def as_tensor(value: Any, name: str, call: str) -> Tensor:
-    """`value` as a detached tensor: a tensor, a NumPy array or a list of numbers."""
+    """`value` as a detached tensor: a tensor, a NumPy array or a list of numbers; refuse masked values."""
     if isinstance(value, Tensor):
         return value.detach()
+    _refuse_masked(value, name, call)
     if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         # torch takes no negative strides, no foreign byte order, and warns of arrays that cannot be written to
         native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
@@ -27,6 +28,18 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
             f"{call}: {name} is a {type(value).__name__} that no tensor can be made of ({error}). "
             "Pass a tensor or a NumPy array."
         ) from error
+
+
+def _refuse_masked(value: Any, name: str, call: str) -> None:
+    """Refuse a masked array, or a list of them, of which something is masked: a tensor would hold what lies below."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    masked = sum(int(np.ma.getmaskarray(part).sum()) for part in parts if isinstance(part, np.ma.MaskedArray))
+    if masked:
+        raise ValueError(
+            f"{call}: {name} is a masked array with {masked} masked values, which a tensor would take for valid ones. Drop "
+            f"the items with a masked value from all arguments, keep = ~np.ma.getmaskarray({name}).reshape(len({name}), "
+            f"-1).any(axis=1), then {name}.data[keep]; or choose what stands in their place, {name}.filled(0)."
+        )
 
 
 def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
@@ -64,9 +77,14 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
         )
 
 
+def rows_at_once(embeddings: Tensor) -> int:
+    """How many rows hold 2**18 numbers, 1 MB in float32: what is made of so many at a time takes little memory."""
+    return max(1, 2**18 // max(1, embeddings.shape[1]))
+
+
 def non_finite_rows(embeddings: Tensor) -> Tensor:
     """Indices of the rows with a NaN or an Inf, found in slices so that no second copy of the matrix is made."""
-    slices = [~part.isfinite().all(dim=1) for part in embeddings.split(16384)]
+    slices = [~part.isfinite().all(dim=1) for part in embeddings.split(rows_at_once(embeddings))]
     return torch.cat(slices).nonzero().flatten()
 
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._checks import rows_at_once
 from fewshot_callbacks.functional.kernels import compiled_kernels
 
 
@@ -184,13 +185,13 @@ def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
         pattern = bits(rows).long()
         return ((pattern ^ (pattern >> 29)) * odd).sum(dim=1)  # the low bits of short numbers are all zero
 
-    compiled = compiled_kernels() if vectors.device.type == "cpu" else None
+    compiled, at_once = compiled_kernels() if vectors.device.type == "cpu" else None, rows_at_once(vectors)
     if compiled is None:
-        hashes = torch.cat([mixed(part) for part in vectors.split(4096)])
+        hashes = torch.cat([mixed(part) for part in vectors.split(at_once)])
     else:
         hashes = torch.empty(len(vectors), dtype=torch.int64)
-        for start in range(0, len(vectors), 4096):
-            part = slice(start, start + 4096)
+        for start in range(0, len(vectors), at_once):
+            part = slice(start, start + at_once)
             compiled.row_hashes(bits(vectors[part]).numpy(), odd.numpy(), hashes[part].numpy())
     if len(hashes.unique()) == len(hashes):
         return torch.arange(len(hashes), device=hashes.device)
@@ -199,7 +200,7 @@ def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
         0, number, torch.arange(len(number), device=number.device), "amin"
     )
     start = 0
-    for part in vectors.split(4096):
+    for part in vectors.split(at_once):
         same = (bits(part) == bits(vectors[first[number[start : start + len(part)]]])).all(dim=1)
         if not bool(same.all()):  # two different rows with one hash: give each such row a number of its own
             alone = start + (~same).nonzero().flatten()

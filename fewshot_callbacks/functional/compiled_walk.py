@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -150,7 +150,7 @@ class CompiledWalk:
         }
         if self.rung != self.kept_rung:
             self.kept_margins, self.kept_operands, self.kept_rung = {}, {}, self.rung
-        budget = walk.memory_bytes * SHARE_OF_KEPT
+        budget = walk.free_bytes * SHARE_OF_KEPT
         budget -= sum(len(panel) * table_bytes(self.sides[panel.first, True].thresholds.shape[1]) for panel in panels)
         self.keeps_margins = budget >= 0
         # with two sets, or for distances, the two sides of a product are not the same
@@ -174,8 +174,12 @@ class CompiledWalk:
                 pairs_of_panels = _in_turn(panels)
             else:
                 pairs_of_panels = _each_with_each(panels, columns, both=self.both, by_column=self.keeps_margins)
-            tasks = [pair for pair in pairs_of_panels if pair[0].part == pair[1].part]
-            run_tasks([self._task(rows, some, both, observer, edges) for rows, some, both in tasks], spaces, walk.done)
+            tasks = (
+                self._task(rows, some, both, observer, edges)
+                for rows, some, both in pairs_of_panels
+                if rows.part == some.part
+            )
+            run_tasks(tasks, spaces, walk.done)
         finally:
             self.sides = {}  # they hold on to the counters
             self.scores, self.pairs = walk.scores, None  # and these to a guest's vectors
@@ -225,7 +229,6 @@ class CompiledWalk:
             panel.weight.numpy(),
             panel.relevant.numpy(),
             counts.thresholds.numpy(),
-            self.scores.error(panel.index, DOUBLE, of_query=of_query).numpy(),
             counts.hits.numpy(),
             counts.ties.numpy(),
             _NO_OPERAND,
@@ -499,8 +502,7 @@ def _edge_side(edges: EdgesLook) -> compiled.Side:
     keys = edges.edges()
     one = np.zeros(1, np.int64)
     nothing = np.zeros((1, 1), np.int32)
-    error = np.zeros(1)
-    return compiled.Side(one, one + 1, one + len(keys), keys[None], error, nothing, nothing, _NO_OPERAND, error)
+    return compiled.Side(one, one + 1, one + len(keys), keys[None], nothing, nothing, _NO_OPERAND, np.zeros(1))
 
 
 def _from(arrays: Any, first: int) -> Any:
@@ -510,7 +512,7 @@ def _from(arrays: Any, first: int) -> Any:
 
 def _each_with_each(
     rows: Sequence[Panel], columns: Sequence[Panel], *, both: bool, by_column: bool
-) -> list[tuple[Panel, Panel, bool]]:
+) -> Iterator[tuple[Panel, Panel, bool]]:
     """All pairs of panels of two sides, in the order in which to begin them.
 
     A thread stays with a column, whose operand it has, or else with a row, whose tables it has. Where both sides are
@@ -518,25 +520,24 @@ def _each_with_each(
     """
     if both:
         most = max(len(rows), len(columns), 1)
-        pairs = [(i, (i + turn) % most) for turn in range(most) for i in range(len(rows))]
-        return [(rows[i], columns[j], True) for i, j in pairs if j < len(columns)]
+        pairs = ((i, (i + turn) % most) for turn in range(most) for i in range(len(rows)))
+        return ((rows[i], columns[j], True) for i, j in pairs if j < len(columns))
     if by_column:
-        return [(row, column, False) for column in columns for row in rows]
-    return [(row, column, False) for row in rows for column in columns]
+        return ((row, column, False) for column in columns for row in rows)
+    return ((row, column, False) for row in rows for column in columns)
 
 
-def _in_turn(panels: Sequence[Panel]) -> list[tuple[Panel, Panel, bool]]:
+def _in_turn(panels: Sequence[Panel]) -> Iterator[tuple[Panel, Panel, bool]]:
     """All pairs of panels of one set, in the order in which to begin them.
 
     No two that follow each other share a panel, where that can be had: a tournament by the circle method, in each round of
     which every panel meets one other.
     """
-    pairs: list[tuple[Panel, Panel, bool]] = [(panel, panel, True) for panel in panels]
+    yield from ((panel, panel, True) for panel in panels)
     places: list[int | None] = [*range(len(panels)), *([None] if len(panels) % 2 else [])]
     for _ in range(len(places) - 1):
         half = len(places) // 2
         for one, other in zip(places[:half], reversed(places[half:]), strict=True):
             if one is not None and other is not None:
-                pairs.append((panels[min(one, other)], panels[max(one, other)], True))
+                yield panels[min(one, other)], panels[max(one, other)], True
         places = [places[0], places[-1], *places[1:-1]]
-    return pairs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fewshot_callbacks.functional.ranks import choose_layout
+from fewshot_callbacks.functional.ranks import choose_layout, least_bytes
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class EvaluationPlan:
     """the budget beyond the embeddings"""
     needed_bytes: int
     """what counters and tiles take of it; the rest serves to keep what would be made anew for each tile"""
+    least_bytes: int
+    """the smallest budget that can be kept"""
     tile: tuple[int, int]
     """queries x gallery items that are scored at once"""
     tiles: int
@@ -60,7 +62,8 @@ def plan_evaluation(
     if relevant < 0:
         raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
     memory_bytes = int(memory_mb * 10**6)
-    size = choose_layout(memory_bytes, queries, gallery, dim, relevant)
+    least = least_bytes(queries, gallery, dim, relevant)
+    size = choose_layout(max(memory_bytes, least), queries, gallery, dim, relevant)
     pairs = queries * gallery
     return EvaluationPlan(
         queries=queries,
@@ -73,6 +76,7 @@ def plan_evaluation(
         matrix_bytes=4 * pairs,
         memory_bytes=memory_bytes,
         needed_bytes=size.bytes,
+        least_bytes=least,
         tile=(min(size.rows, queries), min(size.columns, gallery)),
         tiles=math.ceil(queries / size.rows) * math.ceil(gallery / size.columns),
     )

@@ -1,24 +1,29 @@
 """The discriminant ratio J: scatter between classes over scatter within classes, by traces alone.
 
-J = Tr(S_B) / (Tr(S_W) + eps) with Tr(S_W) = sum over items of |E_i - mu_class|^2 and Tr(S_B) = sum over classes of
-n_c |mu_c - mu|^2 (Fisher's criterion; K. Fukunaga, "Introduction to Statistical Pattern Recognition", 1990, chapter 10).
-J (N - C) / (C - 1) is the index of Calinski and Harabasz (1974). Only the traces are formed, never the d x d matrices:
-O(B d) time and memory.
+J = Tr(S_B) / (Tr(S_W) + eps Tr(S_T)) with Tr(S_W) = sum over items of |E_i - mu_class|^2, Tr(S_B) = sum over classes of
+n_c |mu_c - mu|^2 and Tr(S_T) = Tr(S_B) + Tr(S_W) (Fisher's criterion; K. Fukunaga, "Introduction to Statistical Pattern
+Recognition", 1990, chapter 10). J (N - C) / (C - 1) is the index of Calinski and Harabasz (1974). Only the traces are
+formed, never the d x d matrices: O(B d) time and memory.
+
+Numbers. Each class is measured from one of its own items, its origin: an offset cancels in E_i - origin, whose rounding
+error is relative to the diameter of the class, and an outlier in one class leaves the others exact. Any item serves as
+the origin; which one, and so the order of the items, changes the last digits alone. All is in float64, which holds the
+squares of narrower types; float64 embeddings are scaled before they are squared, and may be as large as 1e300.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from fewshot_callbacks.functional._checks import LABEL_DTYPES
 from fewshot_callbacks.functional.processes import ALONE, Processes
 
-EPS = 1e-12
+EPS = 1e-30
+"""The default keeps J finite in float32 (at most 1e30) and changes no digit of a J below 1e14."""
 
 
 def discriminant_ratio(
@@ -27,20 +32,22 @@ def discriminant_ratio(
     """J of one batch, on the device of the embeddings and without waiting for it.
 
     Args:
-        embeddings: (items, dim), any floating dtype; computed in float32 at least.
+        embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
         labels: (items,) integer labels, any values, same device.
-        eps: added to the scatter within classes.
+        eps: share of the total scatter Tr(S_T) that is added to the scatter within classes: J is at most 1 / eps, its
+            value where each class is one point. Relative to the scatter, so that J does not depend on the scale.
         normalize: scale each embedding to length 1 first. J does not change when all embeddings are multiplied by one
             number, but it does change under normalisation.
         skip_singletons: leave out classes with a single item: they add scatter between classes, but can add none within.
 
     Returns:
         A scalar on the same device, >= 0, larger is better separated; no gradient flows. NaN where J says nothing: every
-        class has one item, the batch is empty, or all embeddings are equal (0 / 0).
+        class has one item, the batch is empty, or all embeddings are equal (0 / 0). float64 for float64 embeddings, else
+        float32.
 
     Raises:
         ValueError: if embeddings are not (items, dim) or labels are not one integer for each item. Values are not looked
-            at, since that would wait for the device; NaN in the embeddings makes J NaN.
+            at, since that would wait for the device; NaN or Inf in the embeddings makes J NaN.
 
     Examples:
         >>> import torch
@@ -65,32 +72,62 @@ def discriminant_ratio(
 def _discriminant_ratio(
     embeddings: Tensor, labels: Tensor, eps: float, normalize: bool, skip_singletons: bool
 ) -> Float[Tensor, ""]:
-    items = _at_least_float32(embeddings)
-    if len(items) == 0:
-        return items.new_full((), torch.nan)
+    dtype = torch.promote_types(embeddings.dtype, torch.float32)
+    if embeddings.numel() == 0:
+        return embeddings.new_full((), torch.nan, dtype=dtype)
+    items = embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
     if normalize:
-        items = torch.nn.functional.normalize(items, dim=1)
-    items = items - items[:1]  # a common offset, however large, cancels without a rounding; equal rows become zeros
-    # Number the classes without `unique`, whose result has a size that only the device knows.
-    ordered, order = (labels.long() if labels.dtype == torch.bool else labels).sort()
-    items = items[order]  # (items, dim)
-    number = torch.nn.functional.pad(ordered[1:] != ordered[:-1], (1, 0)).cumsum(0)  # (items,) 0 ... classes - 1
-    count = items.new_zeros(len(items)).index_add_(0, number, items.new_ones(len(items)))  # 0 behind the last class
-    means = torch.zeros_like(items).index_add_(0, number, items) / count.clamp(min=1).unsqueeze(1)
-    apart = items - means[number]  # (items, dim)
+        items = unit_rows(items)
+    origin = _origins(labels)
+    # The row of a class is that of its origin, so that no size depends on the number of classes; other rows count 0.
+    count = items.new_zeros(len(items)).index_add_(0, origin, items.new_ones(len(items)))
+    apart = items - items[origin]  # (items, dim)
+    offset = torch.zeros_like(items).index_add_(0, origin, apart).div_(count.clamp(min=1).unsqueeze(1))
+    apart -= offset[origin]
+    undefined = count.max() <= 1
     if skip_singletons:  # a class of one item has no scatter within, and must not move the centre
         count = count * (count > 1)
-        centre = (means * count.unsqueeze(1)).sum(dim=0) / count.sum().clamp(min=1)
-    else:
-        centre = items.mean(dim=0)
-    within = apart.square().sum()
-    between = (count * (means - centre).square().sum(dim=1)).sum()
-    undefined = (count.max() <= 1) | (within + between == 0)
-    return torch.where(undefined, torch.nan, between / (within + eps))
+    reference = count.argmax().view(1)  # its class takes part: an outlier that does not must not swallow the others
+    means = (items - items[reference]).add_(offset).sub_(offset[reference])
+    means -= (count / count.sum()) @ means
+    means *= count.sqrt().unsqueeze(1)
+    if items.dtype == embeddings.dtype:  # squares may overflow or underflow; those of narrower dtypes cannot
+        unit = torch.stack([torch.linalg.vector_norm(rows, ord=torch.inf) for rows in (apart, means)]).max()
+        unit = unit.where(unit > 0, 1)
+        apart, means = apart / unit, means / unit
+    within, between = torch.linalg.vector_norm(apart), torch.linalg.vector_norm(means)
+    return torch.where(undefined, torch.nan, _ratio(between, within, eps)).to(dtype)
 
 
-def _at_least_float32(embeddings: Tensor) -> Tensor:
-    return embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+def _origins(labels: Shaped[Tensor, "items"]) -> Int[Tensor, "items"]:
+    """For each item the index of its class's first item; without `unique`, whose size only the device knows."""
+    ordered, order = (labels.long() if labels.dtype == torch.bool else labels).sort(stable=True)
+    first = torch.searchsorted(ordered, ordered)
+    return torch.empty_like(order).scatter_(0, order, order[first])
+
+
+def _ratio(between: Float[Tensor, ""], within: Float[Tensor, ""], eps: float) -> Float[Tensor, ""]:
+    """J of the square roots of both scatters; NaN if both are 0."""
+    ratio = (between / within).square()
+    return 1 / ((1 + eps) / ratio + eps)
+
+
+def _lengths(rows: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows"]:
+    """Euclidean length along the last dimension, without an overflow or underflow of the squares."""
+    if rows.shape[-1] == 0:
+        return rows.sum(dim=-1)
+    largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=-1, keepdim=True)
+    scaled = rows / largest.where(largest > 0, 1)
+    found: Tensor = torch.linalg.vector_norm(scaled, dim=-1) * largest.squeeze(-1)
+    return found
+
+
+def unit_rows(items: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
+    """Each row at length 1, however small or large; a row of zeros stays so."""
+    largest = torch.linalg.vector_norm(items, ord=torch.inf, dim=1, keepdim=True)
+    scaled = items / largest.where(largest > 0, 1)
+    units: Tensor = scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(min=1)
+    return units
 
 
 @dataclass(frozen=True)
@@ -112,10 +149,22 @@ class ClassMoments:
     labels: Int[Tensor, "classes"]
     """ascending, each once"""
     counts: Int[Tensor, "classes"]
-    means: Float[Tensor, "classes dim"]
-    """float64"""
-    scatter: Float[Tensor, "classes"]
-    """sum of squared distances of the items of a class to its mean"""
+    origins: Float[Tensor, "classes dim"]
+    """float64; an item of each class, from which its mean is measured, so that no offset costs a digit"""
+    offsets: Float[Tensor, "classes dim"]
+    """float64; mean minus origin"""
+    spread: Float[Tensor, "classes"]
+    """square root of the scatter of each class"""
+
+    @property
+    def means(self) -> Float[Tensor, "classes dim"]:
+        """The mean of each class, rounded to float64."""
+        return self.origins + self.offsets
+
+    @property
+    def scatter(self) -> Float[Tensor, "classes"]:
+        """Sum of squared distances of the items of each class to its mean."""
+        return self.spread.square()
 
     @classmethod
     def nothing(cls, dim: int) -> ClassMoments:
@@ -127,13 +176,14 @@ class ClassMoments:
         """The moments of one batch, in float64 on its device."""
         items = embeddings.detach().double()
         present, number, counts = labels.unique(return_inverse=True, return_counts=True)
-        offset = items[:1].expand(min(len(items), 1), -1).sum(dim=0)  # the first row, or zeros if there is none
-        shifted = items - offset
-        means = torch.zeros(len(present), items.shape[1], dtype=torch.float64, device=items.device)
-        means = means.index_add_(0, number, shifted) / counts.unsqueeze(1)
-        squares = (shifted - means[number]).square().sum(dim=1)
-        scatter = torch.zeros(len(present), dtype=torch.float64, device=items.device).index_add_(0, number, squares)
-        return cls(present.long(), counts, means + offset, scatter)
+        origins = items[number.sort(stable=True).indices[counts.cumsum(0) - counts]]  # the first item of each class
+        shifted = items - origins[number]
+        offsets = torch.zeros_like(origins).index_add_(0, number, shifted) / counts.unsqueeze(1)
+        apart = _lengths(shifted - offsets[number])
+        unit = apart.new_ones(()) if len(apart) == 0 else apart.max()
+        squares = (apart / unit.where(unit > 0, 1)).square()
+        spread = unit * torch.zeros_like(offsets[:, 0]).index_add_(0, number, squares).sqrt()
+        return cls(present.long(), counts, origins, offsets, spread)
 
     def merge(self, other: ClassMoments) -> ClassMoments:
         """The moments of both sets together."""
@@ -144,13 +194,16 @@ class ClassMoments:
             return values.new_zeros(len(labels), *values.shape[1:]).index_copy_(0, at, values)
 
         counts_a, counts_b = spread(self.counts, mine), spread(other.counts, theirs)
-        means_a, means_b = spread(self.means, mine), spread(other.means, theirs)
-        counts = counts_a + counts_b
-        share = (counts_b.double() / counts).unsqueeze(1)
-        step = means_b - means_a
-        means = torch.where(share == 0, means_a, torch.where(share == 1, means_b, means_a + step * share))
-        scatter = spread(self.scatter, mine) + spread(other.scatter, theirs)
-        return ClassMoments(labels, counts, means, scatter + step.square().sum(dim=1) * counts_a * counts_b / counts)
+        share = counts_b.double() / (counts_a + counts_b)
+        origins_b = spread(other.origins, theirs)
+        origins = origins_b.index_copy(0, mine, self.origins)
+        offsets_a = spread(self.offsets, mine)
+        step = (origins_b - origins) + (spread(other.offsets, theirs) - offsets_a)
+        # where one set has no item of a class, the moments of the other stay as they are
+        offsets = offsets_a + step * share.unsqueeze(1)
+        apart = _lengths(step) * (share * counts_a).sqrt()
+        scatter = torch.stack([spread(self.spread, mine), spread(other.spread, theirs), apart], dim=1)
+        return ClassMoments(labels, counts_a + counts_b, origins, offsets, _lengths(scatter))
 
     def shared(self, processes: Processes) -> ClassMoments:
         """Of the classes that are this process's, the moments of the items of all processes: each class is one's alone.
@@ -162,13 +215,16 @@ class ClassMoments:
         for step in range(1, processes.count):
             to = (processes.rank + step) % processes.count
             leaving = self._of(owner == to)
-            tensors = [leaving.labels, leaving.counts, leaving.means, leaving.scatter]
-            theirs = processes.exchange(tensors, to=to, source=(processes.rank - step) % processes.count)
+            theirs = processes.exchange(leaving.tensors(), to=to, source=(processes.rank - step) % processes.count)
             mine = mine.merge(ClassMoments(*(theirs or ())))
         return mine
 
     def _of(self, chosen: Bool[Tensor, "classes"]) -> ClassMoments:
-        return ClassMoments(self.labels[chosen], self.counts[chosen], self.means[chosen], self.scatter[chosen])
+        return ClassMoments(*(tensor[chosen] for tensor in self.tensors()))
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Its fields, in the order in which it takes them."""
+        return self.labels, self.counts, self.origins, self.offsets, self.spread
 
     def discriminant_ratio(
         self, *, eps: float = EPS, skip_singletons: bool = False, processes: Processes = ALONE
@@ -180,14 +236,17 @@ class ClassMoments:
             skip_singletons: see `discriminant_ratio`.
             processes: those that hold the other classes of the set (see `shared`).
         """
-        keep = self.counts > (1 if skip_singletons else 0)
-        counts, means, scatter = self.counts[keep].double(), self.means[keep], self.scatter[keep]
-        first = [means for means in processes.gather(means[:1]) if len(means)]
-        if not first or processes.largest([float(counts.max()) if len(counts) else 0.0])[0] <= 1:
-            return self.means.new_full((), torch.nan)
-        shifted = means - first[0]
-        totals = processes.gather(((shifted * counts.unsqueeze(1)).sum(dim=0), counts.sum(), scatter.sum()))
-        weighted, items, within = (reduce(torch.add, parts) for parts in zip(*totals, strict=True))
-        between = (counts * (shifted - weighted / items).square().sum(dim=1)).sum()
-        between = reduce(torch.add, processes.gather(between))
-        return torch.where((within == 0) & (between == 0), torch.nan, between / (within + eps))
+        kept = self._of(self.counts > (1 if skip_singletons else 0))
+        counts = kept.counts.double()
+        sizes = processes.gather((float(counts.sum()), float(counts.max()) if len(counts) else 0.0))
+        total, largest = sum(items for items, _ in sizes), max(most for _, most in sizes)
+        if largest <= 1:
+            return self.origins.new_full((), torch.nan)
+        references = processes.gather((kept.origins[:1], kept.offsets[:1]))
+        origin, offset = next(reference for reference in references if len(reference[0]))
+        means = (kept.origins - origin) + (kept.offsets - offset)
+        centre = torch.stack(processes.gather((counts / total) @ means)).sum(dim=0)
+        between = _lengths(counts.sqrt() * _lengths(means - centre))
+        of_all = torch.stack(processes.gather(torch.stack([between, _lengths(kept.spread)])))  # (processes, 2)
+        between, within = _lengths(of_all.T)
+        return _ratio(between, within, eps)

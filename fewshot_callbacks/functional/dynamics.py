@@ -98,8 +98,8 @@ def training_dynamics(
     Returns:
         The measures, computed in float64. Distances are those to the means of the support, whatever represents a class
         in the loss. Where a value is no number, `undefined` says why: nothing moved, or something is not finite (all
-        values); the embeddings lay in one point, or alpha is 0 or less (the ratios to alpha); there is one class
-        (psi_div).
+        values); the embeddings lay in one point before the step, all of them or those of an episode (the ratios); alpha is 0
+        or less (the ratios to alpha); there is one class (psi_div).
 
     Raises:
         ValueError: if before and after have different shapes, or the rows do not form episodes.
@@ -131,8 +131,10 @@ def training_dynamics(
 
     dim = 0 if centering == "points" else 1
     x_old, x_new = (embeddings - embeddings.mean(dim=dim, keepdim=True) for embeddings in (before, after))
+    # a mean may round, so that equal rows do not tell by the length of what is left of them
+    collapsed = bool((before == before[:1]).all())
     norm = x_old.square().sum()
-    alpha = float((x_old * x_new).sum() / norm) if norm > 0 else math.nan
+    alpha = float((x_old * x_new).sum() / norm) if norm > 0 and not collapsed else math.nan
     moved = torch.linalg.vector_norm(x_new - x_old)
     if moved == 0:  # no step, which is neither good nor bad
         nothing = "the step moved no embedding, so there is nothing to measure"
@@ -150,6 +152,14 @@ def training_dynamics(
     same = torch.eye(ways, dtype=torch.bool, device=ratios.device)[:, None].expand(ratios.shape[1:])
     psi_con = float(ratios[:, same].mean().exp())
     psi_div = float(ratios[:, ~same].mean().exp()) if ways > 1 else math.nan
+    # Squared distances that are all no larger than what is added to them leave ratios of EPSILON alone.
+    without_distances = int((old <= 2 * EPSILON).flatten(1).all(dim=1).sum())
+    if without_distances:
+        psi_con = psi_div = math.nan
+        undefined.append(
+            f"all embeddings of {without_distances} of {episodes} episodes were one point before the step (collapsed), so "
+            "there are no distances to compare with"
+        )
     if ways == 1:
         undefined.append("the episode has one class, so no query has another to go away from")
     return StepDynamics(alpha, phi, psi_con, psi_div, tuple(undefined))

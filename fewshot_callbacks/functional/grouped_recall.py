@@ -9,17 +9,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._precision import full_precision
+from fewshot_callbacks.functional.averages import exact_mean
 from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.intervals import Difference, Interval, exact_mean, normal_quantile
+from fewshot_callbacks.functional.intervals import (
+    UNKNOWN,
+    Difference,
+    Interval,
+    independent_difference_interval,
+    mean_interval,
+    normal_quantile,
+)
 from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
 from fewshot_callbacks.functional.ranks import BestMatches
@@ -28,6 +36,9 @@ from fewshot_callbacks.functional.sharded_pass import PIECES
 from fewshot_callbacks.functional.similarity import Similarity, check_similarity
 from fewshot_callbacks.functional.walkers import Begin, Regroup, passes, scores_of
 from fewshot_callbacks.functional.workers import threads_for
+
+Unmatched = Literal["exclude", "miss"]
+"""What a query without a relevant candidate in its group is: left out of the mean, or a query whose search failed."""
 
 ENOUGH_GROUPS = 2
 """With so many groups for each process at a time, groups share out the items evenly enough."""
@@ -40,7 +51,7 @@ class GroupedRecall:
     at: dict[int, float]
     """K -> mean over the groups of Recall@K inside the group, in [0, 1]"""
     intervals: dict[int, Interval]
-    """K -> interval of that mean by the central limit theorem over groups; NaN for fewer than two groups"""
+    """K -> interval of that mean over groups, see `functional.intervals`; NaN for fewer than two groups"""
     group_size: int
     """labels in each group"""
     groups: int
@@ -53,25 +64,32 @@ class GroupedRecall:
     """K -> Recall@K inside each group of each split"""
     confidence: float = 0.95
     """of the intervals"""
+    unmatched: Unmatched = "exclude"
+    """whether queries without a match were left out or counted as misses"""
 
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
         """The difference to another set, of whatever classes: K -> value and interval.
 
-        The two sets are taken as independent, as the training and the validation classes are: z sqrt(s1^2/n1 + s2^2/n2).
+        The two sets are taken as independent, as the training and the validation classes are.
 
         Raises:
-            ValueError: if the groups are not of the same size, or the intervals not of the same confidence.
+            ValueError: if the groups are not of the same size, the intervals not of the same confidence, or queries without
+                a match not counted in the same way.
         """
         if (self.group_size, self.confidence) != (other.group_size, other.confidence):
             raise ValueError(
                 f"GroupedRecall.minus: groups of {self.group_size} labels at confidence {self.confidence:g} cannot be "
                 f"compared with groups of {other.group_size} at {other.confidence:g}. Compute both in the same way."
             )
+        if self.unmatched != other.unmatched:
+            raise ValueError(
+                f"GroupedRecall.minus: unmatched={self.unmatched!r} cannot be compared with unmatched={other.unmatched!r}. "
+                "Compute both in the same way."
+            )
         differences = {}
         for k in (k for k in self.at if k in other.at):
-            value = self.at[k] - other.at[k]
-            half = math.hypot(self.intervals[k].half_width, other.intervals[k].half_width)
-            differences[k] = Difference(self.at[k], other.at[k], Interval(value - half, value + half))
+            interval = independent_difference_interval(self.at[k], self.intervals[k], other.at[k], other.intervals[k])
+            differences[k] = Difference(self.at[k], other.at[k], interval)
         return differences
 
 
@@ -131,6 +149,7 @@ def grouped_recall(
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
+    unmatched: Unmatched = "exclude",
     confidence: float = 0.95,
     memory_mb: float = 512,
 ) -> GroupedRecall:
@@ -154,14 +173,17 @@ def grouped_recall(
         gallery_ids: (gallery,) identity of each gallery item.
         query_groups: (queries,) candidates of the query's own group are neither hit nor miss.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
+        unmatched: what a query counts for that has no relevant candidate, whatever the embedding: `"exclude"` leaves it out
+            of its group's mean; `"miss"` counts it as a miss, as the denominator of the paper's equations 4 and 5 does.
         confidence: of the interval.
         memory_mb: bound on the memory beyond the embeddings.
 
     Returns:
-        Values in [0, 1], larger is better. A query without a match is left out of its group's mean.
+        Values in [0, 1], larger is better.
 
     Raises:
-        ValueError: on unusable input, fewer labels than one group needs, or a group without any query with a match.
+        ValueError: on unusable input, fewer labels than one group needs, or a group without any query with a match (with
+            `unmatched="miss"`: if no query has one).
 
     Examples:
         >>> import torch
@@ -174,6 +196,7 @@ def grouped_recall(
     call = "grouped_recall"
     check_similarity(similarity)
     check_ties(ties)
+    check_unmatched(unmatched)
     ks = (k,) if isinstance(k, int) else tuple(k)
     if not ks or min(ks) < 1:
         raise ValueError(f"{call}: k={k} is no positive rank. Pass for instance k=(1, 5).")
@@ -206,7 +229,7 @@ def grouped_recall(
     cpu = torch.device("cpu")
     with full_precision(), threads_for(cpu):
         begin = passes(scores_of(sets.queries, sets.gallery, similarity), int(memory_mb * 10**6))
-        return GroupedSearch.of(sets, begin, cpu, ALONE).recall(splits, ks, ties, confidence)
+        return GroupedSearch.of(sets, begin, cpu, ALONE).recall(splits, ks, ties, confidence, unmatched)
 
 
 @dataclass(frozen=True)
@@ -252,12 +275,17 @@ class GroupedSearch:
         return cls(begin, sets.same_set, query_labels, gallery_labels, codes, best, processes, own, regroup)
 
     def recall(
-        self, splits: Int[Tensor, "repeats groups group_size"], ks: Sequence[int], ties: Ties, confidence: float
+        self,
+        splits: Int[Tensor, "repeats groups group_size"],
+        ks: Sequence[int],
+        ties: Ties,
+        confidence: float,
+        unmatched: Unmatched = "exclude",
     ) -> GroupedRecall:
         """Grouped Recall over the groups of `label_groups`.
 
         Raises:
-            ValueError: if no query of some group has a match.
+            ValueError: if no query of some group has a match; where these count as misses, if no query has one.
         """
         distinct = self.query_labels.unique()
         repeats, groups, group_size = splits.shape
@@ -283,13 +311,16 @@ class GroupedSearch:
                 places.append(own)
                 best = walk.best_matches()
             found = self.processes.placed(torch.cat(mine, dim=1), torch.cat(places), len(group))
+            if unmatched == "miss" and not bool(found[0, (group < groups).cpu()].isnan().all()):
+                found = found.nan_to_num(0.0)
             for number, members in enumerate(_members(group.cpu(), groups)):
                 matched = members[~found[0, members].isnan()]
                 if not len(matched):
                     raise without_match(number, len(members), split[number])
                 means = [exact_mean(part) for part in found[:, matched]]
                 values[repeat, number] = torch.tensor(means, dtype=torch.float64)
-        return _summary(values, ks, group_size, len(distinct) - groups * group_size, confidence)
+        summary = _summary(values, ks, group_size, len(distinct) - groups * group_size, confidence)
+        return replace(summary, unmatched=unmatched)
 
     def _rounds(
         self, group_of: Int[Tensor, "labels"], distinct: Int[Tensor, "labels"], groups: int, best: BestMatches | None
@@ -312,6 +343,19 @@ class GroupedSearch:
             inside = (group_of >= first) & (group_of < last)
             owner = torch.where(inside, (group_of - first) * count // (last - first), -1)
             yield self.regroup((owner[of_query], owner[of_item]))
+
+
+def check_unmatched(unmatched: str) -> None:
+    """Refuse what is none of `Unmatched`.
+
+    Raises:
+        ValueError: with the choices.
+    """
+    if unmatched not in get_args(Unmatched):
+        raise ValueError(
+            f"grouped_recall: there is no unmatched={unmatched!r}. Pass 'exclude' to leave queries without a match out "
+            "of the mean, or 'miss' to count them as misses."
+        )
 
 
 class GroupWithoutMatchError(ValueError):
@@ -337,23 +381,28 @@ def _summary(
     values: Float[Tensor, "repeats groups ks"], ks: Sequence[int], group_size: int, dropped: int, confidence: float
 ) -> GroupedRecall:
     repeats, groups, _ = values.shape
-    centre = values.mean(dim=(0, 1)).tolist()
-    half = [math.nan] * len(ks)
     if groups < 2:
         warnings.warn(
             f"Grouped recall over {groups} group of {group_size} labels has no interval: at least two groups are "
             f"needed. Use a smaller group_size.",
             stacklevel=3,
         )
-    else:
-        half = (normal_quantile(confidence) * values.std(dim=1).mean(dim=0) / math.sqrt(groups)).tolist()
+    per_group = {k: values[:, :, position] for position, k in enumerate(ks)}
     return GroupedRecall(
-        at=dict(zip(ks, centre, strict=True)),
-        intervals={k: Interval(c - h, c + h) for k, c, h in zip(ks, centre, half, strict=True)},
+        at={k: exact_mean(of_groups.flatten()) for k, of_groups in per_group.items()},
+        intervals={k: over_splits(mean_interval(split, confidence) for split in per_group[k]) for k in ks},
         group_size=group_size,
         groups=groups,
         dropped_labels=dropped,
         repeats=repeats,
-        per_group={k: values[:, :, place] for place, k in enumerate(ks)},
+        per_group=per_group,
         confidence=confidence,
     )
+
+
+def over_splits(intervals: Iterable[Interval]) -> Interval:
+    """The mean of the intervals of several splits: the same items return in each, so that more splits add no certainty."""
+    lows, highs = zip(*intervals, strict=True)
+    if any(map(math.isnan, lows)):
+        return UNKNOWN
+    return Interval(math.fsum(lows) / len(lows), math.fsum(highs) / len(highs))

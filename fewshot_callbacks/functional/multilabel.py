@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fewshot_callbacks.functional._checks import as_tensor, check_embeddings
 from fewshot_callbacks.functional._precision import full_precision
+from fewshot_callbacks.functional.averages import exact_mean
 from fewshot_callbacks.functional.codes import pack_codes
-from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, exact_mean, normal_quantile
+from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, normal_quantile
 from fewshot_callbacks.functional.ranking import (
     Divisor,
     Ties,
@@ -172,6 +173,7 @@ class _Block:
     ranks: RankBlock
     keys: Float[Tensor, "queries gallery"]
     gains: Float[Tensor, "queries gallery"]
+    """(2^grade - 1) / 2^(largest grade of the query)"""
 
 
 def _vectors(value: Any, similarity: Similarity, name: str, call: str) -> Tensor:
@@ -207,7 +209,11 @@ def _blocks(
         if same_set:
             itself = (torch.arange(len(index)), index)
             keys[itself], grades[itself] = -torch.inf, 0.0
-        yield _Block(_ranks(index, keys, grades > 0), keys, torch.exp2(grades) - 1)
+        # Scaled by 2^-largest grade of the query, which cancels in nDCG: 2^grade overflows beyond 1,023 shared labels.
+        # exp2 of a whole number is exact, so that one rounding is left, the same as without the scale.
+        most = grades.amax(dim=1, keepdim=True)
+        gains = torch.exp2(grades - most) - torch.exp2(-most)
+        yield _Block(_ranks(index, keys, grades > 0), keys, gains)
 
 
 def _ranks(

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from fewshot_callbacks.functional.torch_walk import Tile, TorchWalk
 
 BINS = 2**15
+CELL_BYTES = 160
+"""What a cell of the histogram takes while the operating points are found: three counters, and all that is known of it."""
+SHARE_OF_CELLS = 0.25
+"""Share of the budget for these."""
 COLLECTED_SHARE = 0.05
 """No more than this share of all pairs is collected."""
 SCREENED_SHARE = 0.001
@@ -79,13 +83,14 @@ class PooledCounts:
         self.floor = -math.inf
         self._expected_floor = self._expected_cut = math.inf
         self.processes = walk.processes
-        self.holds_positives = walk.relevant_pairs * 40 <= walk.memory_bytes * self.processes.count
+        self.holds_positives = walk.relevant_pairs * 40 <= walk.free_bytes * self.processes.count
         self.screened = False
         self._coarsest = SINGLE
 
     def _lay(self, low: float, high: float, error: float) -> None:
         """Cut a range of keys into cells. The first and the last hold what lies beyond, too."""
-        bins = max(4, min(BINS, int((high - low) / (2.5 * error)) if error else BINS))
+        most = min(BINS, int(self.walk.free_bytes * SHARE_OF_CELLS / CELL_BYTES))
+        bins = max(4, min(most, int((high - low) / (2.5 * error)) if error else most))
         # spare cells at either end, so that what matters is in none that has no neighbour
         width = max((high - low) / bins, 3 * error, 1e-300)
         self.origin, self.scale, self.cells_count = low - 3 * width, 1 / width, bins + 8
@@ -301,7 +306,7 @@ class PooledCounts:
             return range(self.cells_count, self.cells_count)
         start = int(self.cell_of(np.array([self.highest.complete_from]))[0]) + 1
         listed = np.cumsum(self.positives[start:])
-        most = max(1000, self.walk.memory_bytes // LISTED_BYTES)
+        most = self.walk.free_bytes // LISTED_BYTES
         return range(start, start + int(np.searchsorted(listed, most, side="right")))
 
     def _positives_in(self, cells: range) -> tuple[Floats, Ints | None]:

@@ -4,34 +4,33 @@ The prototypes are those of Snell, Swersky and Zemel, "Prototypical networks for
 all items of a class; the classifier is the nearest class mean of Mensink, Verbeek, Perronnin and Csurka,
 "Distance-based image classification: generalizing to new classes at near-zero cost", TPAMI 2013.
 
-A result must not depend on the order of the data, on tiles or on threads, and near-ties must be decided all the same.
-All components are therefore rounded once to a common grid, 2**-40 of the largest (2**-40 itself for unit vectors), and
-are integers from there on. A class is the exact sum of its members, and leaving a query out of it is a subtraction. A
-float64 product of each query with each prototype decides where its proved error leaves no doubt. Where it does, the
-similarities are computed from slices of the integers whose products float64 sums exactly (see `similarity`), and one
-rounding at the end makes float64 numbers of them: these are compared. They are functions of the query and the rational
-mean alone, so that equal means are equally similar, whatever the number of their members.
+It is Recall@1 with the class means as the gallery: a float64 product decides where its error leaves no doubt, the exact
+score elsewhere (see `similarity`). The means must not depend on the order of the items. Each component of an item is
+therefore rounded to a grid, 2**-(62 - log2 n) of the largest such component in its class, where n is the size of the largest
+class; sums of these integers are exact, and leaving a query out of its class is a subtraction. A class that holds one huge
+item has a huge mean and a coarse grid, but no other class is touched by it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._precision import full_precision
-from fewshot_callbacks.functional.candidates import row_numbers, starts_of
+from fewshot_callbacks.functional.candidates import row_numbers
+from fewshot_callbacks.functional.exact_scores import two_product, two_sum
 from fewshot_callbacks.functional.processes import ALONE, Processes
-from fewshot_callbacks.functional.similarity import Similarity, check_similarity
+from fewshot_callbacks.functional.similarity import DOUBLE, ScoreTiles, Similarity, check_similarity
 
-FRACTION_BITS = 40
-
-MANY_OPEN = 1 / 64
-"""Share of a tile's pairs from which exact products of the whole tile are cheaper than the pairs one by one."""
+NUMBERS_PER_COMPONENT = 16
+"""Float64 numbers that a component of a prototype or a query takes while tiles are made, with room to spare."""
+NUMBERS_PER_PAIR = 6
+"""And a pair of them."""
 
 
 def prototype_accuracy(
@@ -105,326 +104,200 @@ def prototype_accuracy(
         )[: int(number.max()) + 1 if len(number) else 0]
         distinct = rows[first]
         distinct = distinct[query_class[distinct].argsort(stable=True)]
-        grid = _Grid.of(queries, gallery, similarity, int(counts.sum()), processes)
-        search = _Search(
-            grid, queries, distinct, query_class[distinct], gallery, item_class, counts, processes, same_set=same_set
-        )
+        means = _Means(gallery, item_class, counts, similarity, memory_bytes, processes)
+        search = _Search(means, queries, distinct, query_class[distinct], same_set=same_set)
         value = torch.empty(len(distinct), dtype=torch.float64, device=queries.device)
-        value[number[torch.searchsorted(rows, distinct)]] = search.run(memory_bytes)
+        value[number[torch.searchsorted(rows, distinct)]] = search.run()
         result[rows] = value[number]
     return result
 
 
 @dataclass(frozen=True)
-class _Grid:
-    """Vectors as integers: multiples of unit * 2**-bits."""
+class _Classes:
+    """Some classes that follow each other, as exact sums of their items on a grid."""
 
-    similarity: Similarity
-    unit: float
-    """a power of two that no component exceeds; 1 for cosine"""
-    bits: int
-    dim: int
-
-    @classmethod
-    def of(
-        cls,
-        queries: Tensor,
-        gallery: Tensor,
-        similarity: Similarity,
-        items: int | None = None,
-        processes: Processes = ALONE,
-    ) -> _Grid:
-        # sums of all items, moved by their mean, stay below 2**61
-        items = len(gallery) if items is None else items
-        bits = min(FRACTION_BITS, 60 - items.bit_length())
-        unit = 1.0
-        if similarity != "cosine":
-            parts = [part for side in (queries, gallery) for part in side.split(16384) if len(part)]
-            largest = processes.largest([max((float(part.abs().max()) for part in parts), default=0.0)])[0]
-            unit = math.ldexp(1.0, min(math.frexp(largest)[1], 1023)) if largest else 1.0
-        return cls(similarity, unit, bits, queries.shape[1])
-
-    def integers(self, rows: Float[Tensor, "items dim"]) -> Int[Tensor, "items dim"]:
-        """Each row rounded to the grid, by operations whose result depends on that row alone."""
-        rows = rows.double()
-        if self.similarity == "cosine":
-            largest = rows.abs().amax(dim=1, keepdim=True)
-            # by a power of two, so that no square overflows or vanishes; 0 / 0 for a row of zeros
-            rows = (rows / (largest / (2 * torch.frexp(largest)[0]))).masked_fill(largest == 0, 0.0)
-            length = rows.square().cumsum(dim=1)[:, -1:].sqrt()  # one after the other: the same sum in each layout
-            rows = rows / length.masked_fill(length == 0, 1.0)
-        return (rows / self.unit * 2.0**self.bits).round().long()
+    first: int
+    sums: Int[Tensor, "classes dim"]
+    grid: Float[Tensor, "classes dim"]
+    """power of two: the sums are multiples of it"""
+    counts: Int[Tensor, "classes"]
 
     @property
-    def slice_bits(self) -> int:
-        """Products of two numbers of so many bits, summed over the components and up to four pairs of slices, are exact."""
-        return (53 - 2 - math.ceil(math.log2(max(self.dim, 2)))) // 2
+    def means(self) -> Float[Tensor, "classes dim"]:
+        """The prototypes."""
+        return _mean(self.sums, self.counts, self.grid)
 
-    def slices(self, integers: Int[Tensor, "*items dim"], bits: int) -> list[Float[Tensor, "*items dim"]]:
-        """Integers of so many bits and a sign in float64: sum over i of slice_i 2**(i slice_bits)."""
-        parts = []
-        for _ in range(bits // self.slice_bits):
-            parts.append((integers & (2**self.slice_bits - 1)).double())
-            integers = integers >> self.slice_bits
-        return [*parts, integers.double()]
-
-
-@dataclass(frozen=True)
-class _Prototypes:
-    """Some classes: the sums of their members and how many these are; the prototype is sum / count."""
-
-    sums: Int[Tensor, "classes dim"]
-    count: Int[Tensor, "classes"]
-    slices: list[Float[Tensor, "classes dim"]]
-    square: list[Int[Tensor, "classes"]]
-    """digits of |sum|^2"""
-
-    @classmethod
-    def of(cls, grid: _Grid, sums: Tensor, count: Tensor) -> _Prototypes:
-        slices = grid.slices(sums, 62)
-        return cls(sums, count, slices, _product(slices, slices, lambda a, b: (a * b).sum(dim=-1), grid.slice_bits))
-
-    def select(self, index: Tensor) -> _Prototypes:
-        return _Prototypes(
-            self.sums[index], self.count[index], [s[index] for s in self.slices], [d[index] for d in self.square]
-        )
+    def means_without(
+        self, items: Float[Tensor, "items dim"], of_class: Int[Tensor, "items"]
+    ) -> Float[Tensor, "items dim"]:
+        """For each item the mean of the others of its class, whose number in `first`, ... is given."""
+        grid = self.grid[of_class]
+        return _mean(self.sums[of_class] - _on_grid(items, grid), self.counts[of_class] - 1, grid)
 
 
-class _Search:
-    """Counts, for each query, the prototypes that are more similar than its own, and those that are as similar."""
+class _Means:
+    """The means of all classes, over all processes.
+
+    Args:
+        gallery: the items of this process.
+        item_class: their class numbers.
+        counts: how many items each class has in all processes.
+        similarity: for cosine items are scaled to length 1 first.
+        memory_bytes: bound on the memory used at a time.
+        processes: who else holds items.
+    """
 
     def __init__(
         self,
-        grid: _Grid,
+        gallery: Tensor,
+        item_class: Int[Tensor, "items"],
+        counts: Int[Tensor, "classes"],
+        similarity: Similarity,
+        memory_bytes: int,
+        processes: Processes,
+    ) -> None:
+        self.gallery, self.counts, self.similarity, self.processes = gallery, counts, similarity, processes
+        self.item_class, self.order = item_class.sort(stable=True)
+        self.bits = 62 - int(counts.max()).bit_length()  # a sum of all items of a class fits into 63 bits
+        # half of the memory for rows and prototypes, half for the pairs of a tile
+        vectors = max(16, memory_bytes // 4 // (8 * NUMBERS_PER_COMPONENT * gallery.shape[1]))
+        self.rows_at_once = min(4096, vectors, max(16, int((memory_bytes // 2 // (8 * NUMBERS_PER_PAIR)) ** 0.5)))
+        self.classes_at_once = max(16, min(vectors, memory_bytes // 2 // (8 * NUMBERS_PER_PAIR * self.rows_at_once)))
+
+    def prepared(self, vectors: Tensor) -> Float[Tensor, "items dim"]:
+        """Items as they are averaged, by operations whose result depends on each row alone."""
+        vectors = vectors.double()
+        if self.similarity != "cosine":
+            return vectors
+        largest = vectors.abs().amax(dim=1, keepdim=True)
+        # by a power of two, so that no square overflows or vanishes; 0 / 0 for a row of zeros
+        vectors = (vectors / (largest / (2 * torch.frexp(largest)[0]))).masked_fill(largest == 0, 0.0)
+        length = vectors.square().cumsum(dim=1)[:, -1:].sqrt()  # one after the other: the same sum in each layout
+        return vectors / length.masked_fill(length == 0, 1.0)
+
+    def classes(self) -> Iterator[_Classes]:
+        """All classes, some at a time."""
+        for first in range(0, len(self.counts), self.classes_at_once):
+            counts = self.counts[first : first + self.classes_at_once]
+            shape = len(counts), self.gallery.shape[1]
+            largest = self.gallery.new_zeros(shape, dtype=torch.float64)
+            for items, of_class in self._items(first, len(counts)):
+                largest.scatter_reduce_(0, of_class[:, None].expand_as(items), items.abs(), "amax")
+            if self.processes.count > 1:
+                everywhere = np.max(self.processes.gather(largest.cpu().numpy()), axis=0)
+                largest = torch.from_numpy(everywhere).to(largest.device)
+            grid = _power_of_two(largest) * 2.0**-self.bits
+            sums = torch.zeros(shape, dtype=torch.int64, device=self.gallery.device)
+            for items, of_class in self._items(first, len(counts)):
+                sums.index_add_(0, of_class, _on_grid(items, grid[of_class]))
+            if self.processes.count > 1:
+                sums = torch.from_numpy(self.processes.summed(sums.cpu().numpy())).to(sums.device)
+            yield _Classes(first, sums, grid, counts)
+
+    def _items(self, first: int, classes: int) -> Iterator[tuple[Float[Tensor, "items dim"], Int[Tensor, "items"]]]:
+        """The items of some classes, some at a time, with the number of their class from the first of these on."""
+        start, stop = torch.searchsorted(self.item_class, self.item_class.new_tensor([first, first + classes])).tolist()
+        for begin in range(start, stop, self.rows_at_once):
+            some = slice(begin, min(begin + self.rows_at_once, stop))
+            yield self.prepared(self.gallery[self.order[some]]), self.item_class[some] - first
+
+
+class _Search:
+    """Counts, for each query, the prototypes that are more similar than its own, and those that are as similar.
+
+    Args:
+        means: the prototypes.
+        queries: all queries.
+        rows: those that are asked, in the order of their classes.
+        row_class: their classes.
+        same_set: leave each query out of the mean of its class.
+    """
+
+    def __init__(
+        self,
+        means: _Means,
         queries: Tensor,
         rows: Int[Tensor, "rows"],
         row_class: Int[Tensor, "rows"],
-        gallery: Tensor,
-        item_class: Int[Tensor, "gallery"],
-        counts: Int[Tensor, "classes"],
-        processes: Processes,
         *,
         same_set: bool,
     ) -> None:
-        self.processes = processes
-        self.grid, self.queries, self.rows, self.row_class = grid, queries, rows, row_class
-        self.gallery, self.counts, self.same_set = gallery, counts, same_set
-        self.item_class, self.item_order = item_class.sort(stable=True)
-        self.starts = starts_of(item_class, len(counts))
-        self.centre = torch.zeros(grid.dim, dtype=torch.int64, device=queries.device)
+        self.means, self.queries, self.rows, self.row_class, self.same_set = means, queries, rows, row_class, same_set
 
-    def run(self, memory_bytes: int) -> Float[Tensor, "rows"]:
-        # int64 sums, their slices, float64 prototypes and what makes them: 12 numbers of each component
-        dim, classes = self.grid.dim, len(self.counts)
-        per_vector = 8 * dim * 12
-        class_tile = max(16, min(classes, memory_bytes // 4 // per_vector))
-        self.rows_at_once = max(16, min(4096, memory_bytes // 4 // per_vector))
-        # a tile of pairs holds up to 20 numbers for each where it is computed exactly
-        tile_rows = max(16, min(self.rows_at_once, memory_bytes // 2 // (160 * class_tile)))
-        class_tile = max(16, min(class_tile, memory_bytes // 2 // (160 * tile_rows)))
-        if self.grid.similarity == "euclidean":  # distances do not change when everything moves; the error does
-            total = sum((sums.sum(dim=0) for _, sums in self._class_sums(class_tile)), torch.zeros_like(self.centre))
-            self.centre = total.div(int(self.counts.sum()), rounding_mode="floor")
+    def run(self) -> Float[Tensor, "rows"]:
+        """1 where its own prototype is the most similar, 1 / n where it is one of n, otherwise 0."""
         own = torch.empty(len(self.rows), dtype=torch.float64, device=self.rows.device)
-        better = torch.zeros_like(self.rows)
-        equal = torch.zeros_like(self.rows)
-        tiles: list[tuple[int, _Prototypes]] = []
-        for start, sums in self._class_sums(class_tile):
-            tiles = [(start, _Prototypes.of(self.grid, sums, self.counts[start : start + len(sums)]))]
-            self._score_own(own, start, tiles[0][1])
-        if class_tile < classes:  # they do not all fit: form them once more, now that each query knows its own
-            tiles = []
-        for start, prototypes in tiles or self._prototypes(class_tile):
-            estimator = _Estimator(self.grid, prototypes)
-            for place in range(0, len(self.rows), tile_rows):
-                part = slice(place, place + tile_rows)
-                integers = self._integers(self.rows[part])
-                own_column = self.row_class[part] - start
-                more, same = _compare(
-                    self.grid, integers, own[part], own_column, prototypes, estimator, self.rows_at_once
-                )
+        better, equal = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
+        held: list[_Classes] = []
+        for some in self.means.classes():
+            held = [some]
+            self._score_own(own, some)
+        # if they do not all fit, they are formed once more, now that each query knows its own
+        for some in held if len(self.means.counts) <= self.means.classes_at_once else self.means.classes():
+            prototypes = some.means
+            for part in torch.arange(len(self.rows)).split(self.means.rows_at_once):
+                more, same = self._compare(self.rows[part], own[part], self.row_class[part] - some.first, prototypes)
                 better[part] += more
                 equal[part] += same
         return (better == 0).double() / (1 + equal)
 
-    def _integers(self, rows: Tensor) -> Int[Tensor, "rows dim"]:
-        return self.grid.integers(self.queries[rows]) - self.centre
-
-    def _class_sums(self, class_tile: int) -> Iterator[tuple[int, Int[Tensor, "classes dim"]]]:
-        """The first class of each tile and the sums of its classes, over all processes."""
-        bounds = self.starts.tolist()
-        for start in range(0, len(self.counts), class_tile):
-            stop = min(start + class_tile, len(self.counts))
-            sums = torch.zeros(stop - start, self.grid.dim, dtype=torch.int64, device=self.gallery.device)
-            for first in range(bounds[start], bounds[stop], self.rows_at_once):
-                some = slice(first, min(first + self.rows_at_once, bounds[stop]))
-                integers = self.grid.integers(self.gallery[self.item_order[some]]) - self.centre
-                sums.index_add_(0, self.item_class[some] - start, integers)
-            if self.processes.count > 1:
-                sums = torch.from_numpy(self.processes.summed(sums.cpu().numpy())).to(sums.device)
-            yield start, sums
-
-    def _prototypes(self, class_tile: int) -> Iterator[tuple[int, _Prototypes]]:
-        for start, sums in self._class_sums(class_tile):
-            yield start, _Prototypes.of(self.grid, sums, self.counts[start : start + len(sums)])
-
-    def _score_own(self, own: Tensor, start: int, prototypes: _Prototypes) -> None:
-        """The similarities of the queries of some classes to their own prototypes."""
-        ends = self.row_class.new_tensor([start, start + len(prototypes.count)])
+    def _score_own(self, own: Float[Tensor, "rows"], some: _Classes) -> None:
+        """The scores of the queries of some classes with their own prototypes."""
+        ends = self.row_class.new_tensor([some.first, some.first + len(some.counts)])
         low, high = torch.searchsorted(self.row_class, ends).tolist()
-        for place in range(low, high, self.rows_at_once):
-            part = slice(place, min(place + self.rows_at_once, high))
-            integers, index = self._integers(self.rows[part]), self.row_class[part] - start
+        prototypes = some.means
+        for part in torch.arange(low, high, device=self.rows.device).split(self.means.rows_at_once):
+            queries, of_class = self.queries[self.rows[part]].double(), self.row_class[part] - some.first
+            mine = prototypes[of_class]
             if self.same_set:
-                mine = _Prototypes.of(self.grid, prototypes.sums[index] - integers, prototypes.count[index] - 1)
-            else:
-                mine = prototypes.select(index)
-            own[part] = _exact(self.grid, integers, mine, lambda a, b: (a * b).sum(dim=-1))
+                mine = some.means_without(self.means.prepared(queries), of_class)
+            tiles = ScoreTiles(queries, mine, self.means.similarity)
+            pair = torch.arange(len(part), device=part.device)
+            own[part] = tiles.scores_of(tiles.pair_keys(pair, pair))
+
+    def _compare(
+        self,
+        rows: Int[Tensor, "rows"],
+        own: Float[Tensor, "rows"],
+        own_column: Int[Tensor, "rows"],
+        prototypes: Float[Tensor, "classes dim"],
+    ) -> tuple[Int[Tensor, "rows"], Int[Tensor, "rows"]]:
+        """How many other prototypes are more similar than each query's own, and how many are as similar.
+
+        Where some are clearly more similar, the query has lost: those that are close are not looked at any more.
+        """
+        tiles = ScoreTiles(self.queries[rows].double(), prototypes, self.means.similarity)
+        threshold = tiles.keys_of(own)
+        queries, columns = (torch.arange(len(side), device=rows.device) for side in (rows, prototypes))
+        estimates, error = tiles.tile(queries, columns, DOUBLE)
+        inside = ((own_column >= 0) & (own_column < len(prototypes))).nonzero().flatten()
+        estimates[inside, own_column[inside]] = -torch.inf  # its own prototype is no other
+        estimates -= threshold.unsqueeze(1)
+        error = error + threshold.abs() * 2.0**-52  # of the difference
+        more = (estimates > error.unsqueeze(1)).sum(dim=1)
+        unclear = (estimates.abs() <= error.unsqueeze(1)) & (more == 0).unsqueeze(1)
+        row, column = unclear.nonzero(as_tuple=True)
+        exact = tiles.pair_keys(row, column)
+        equal = torch.zeros_like(more).index_add_(0, row, (exact == threshold[row]).long())
+        return more.index_add_(0, row, (exact > threshold[row]).long()), equal
 
 
-class _Estimator:
-    """Similarities from one float64 product, and how far each can lie from the exact one.
-
-    A product of length n in float64, u = 2**-53, is off by at most n u / (1 - n u) times |q| |p| (Higham, "Accuracy and
-    Stability of Numerical Algorithms", section 3.1). The operands carry at most 6 u of rounding, the exact similarity 6 u.
-    """
-
-    def __init__(self, grid: _Grid, prototypes: _Prototypes) -> None:
-        self._grid = grid
-        sums = prototypes.sums.double() * 2.0**-grid.bits
-        length = _to_double(prototypes.square, grid.slice_bits).sqrt() * 2.0**-grid.bits  # |sum|
-        if grid.similarity == "cosine":
-            self._right, self._largest = sums / length.masked_fill(length == 0, 1.0).unsqueeze(1), 1.0
-            return
-        length = length / prototypes.count
-        self._right, self._largest = sums / prototypes.count.unsqueeze(1), float(length.max()) * (1 + 1e-9)
-        if grid.similarity == "euclidean":  # 2 q.p - |p|^2 orders as minus the distance does
-            self._right = torch.cat([2 * self._right, -length.square().unsqueeze(1)], dim=1)
-
-    def __call__(
-        self, integers: Int[Tensor, "rows dim"]
-    ) -> tuple[Float[Tensor, "rows classes"], Float[Tensor, "rows"]]:
-        left = integers.double() * 2.0**-self._grid.bits
-        length = left.square().sum(dim=1).sqrt() * (1 + 1e-9)
-        u, terms = 2.0**-53, self._grid.dim + 24
-        size = length * self._largest
-        if self._grid.similarity == "euclidean":
-            left = torch.cat([left, left.new_ones(len(left), 1)], dim=1)
-            size = 2 * size + self._largest**2
-        return left @ self._right.T, 1.02 * terms * u / (1 - terms * u) * size
+def _power_of_two(values: Tensor) -> Tensor:
+    """The largest power of two not above each value; 1 for 0."""
+    return torch.where(values == 0, 1.0, values / (2 * torch.frexp(values)[0]))
 
 
-def _compare(
-    grid: _Grid,
-    integers: Int[Tensor, "rows dim"],
-    own: Float[Tensor, "rows"],
-    own_column: Int[Tensor, "rows"],
-    prototypes: _Prototypes,
-    estimator: _Estimator,
-    pairs_at_once: int,
-) -> tuple[Int[Tensor, "rows"], Int[Tensor, "rows"]]:
-    """How many other prototypes are more similar than each query's own, and how many are as similar.
-
-    Where some are clearly more similar, the query has lost: those that are close are not looked at any more.
-    """
-    estimates, error = estimator(integers)
-    inside = ((own_column >= 0) & (own_column < len(prototypes.count))).nonzero().flatten()
-    estimates[inside, own_column[inside]] = -torch.inf  # its own prototype is no other
-    estimates -= own.unsqueeze(1)
-    more = (estimates > error.unsqueeze(1)).sum(dim=1)
-    equal = torch.zeros_like(more)
-    unclear = (estimates.abs() <= error.unsqueeze(1)) & (more == 0).unsqueeze(1)
-    row, column = unclear.nonzero(as_tuple=True)
-    if not len(row):
-        return more, equal
-    rows, columns = row.unique(), column.unique()
-    if len(row) > MANY_OPEN * len(rows) * len(columns):
-        exact = _exact(grid, integers[rows], prototypes.select(columns), lambda a, b: a @ b.T)
-        exact.masked_fill_(~unclear[rows][:, columns], -torch.inf)
-        more[rows] += (exact > own[rows].unsqueeze(1)).sum(dim=1)
-        equal[rows] += (exact == own[rows].unsqueeze(1)).sum(dim=1)
-        return more, equal
-    for i, j in zip(row.split(pairs_at_once), column.split(pairs_at_once), strict=True):
-        exact = _exact(grid, integers[i], prototypes.select(j), lambda a, b: (a * b).sum(dim=-1))
-        more.index_add_(0, i, (exact > own[i]).long())
-        equal.index_add_(0, i, (exact == own[i]).long())
-    return more, equal
+def _on_grid(values: Float[Tensor, "items dim"], grid: Float[Tensor, "items dim"]) -> Int[Tensor, "items dim"]:
+    return (values / grid).round().long()
 
 
-# ---------------------------------------------------------------------------------------------------- exact similarities
-
-
-def _exact(
-    grid: _Grid,
-    integers: Int[Tensor, "rows dim"],
-    prototypes: _Prototypes,
-    product: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """The similarities of queries and prototypes, pair by pair or each with each, as `product` pairs them.
-
-    In multiples of the grid: q.p (dot), q.p / |p| (cosine), or 2 q.p - |p|^2, which orders as minus the distance does.
-    """
-    base, count = grid.slice_bits, prototypes.count
-    dot = _product(grid.slices(integers, grid.bits + 1), prototypes.slices, product, base)
-    scale = 2.0 ** (-2 * grid.bits)
-    if grid.similarity == "euclidean":
-        # (2 n q.s - |s|^2) / n^2, where the prototype is s / n
-        length = max(len(dot), len(prototypes.square))
-        twice = [2 * count * digit for digit in dot] + [torch.zeros_like(dot[0])] * (length - len(dot))
-        digits = [
-            digit - prototypes.square[i] if i < len(prototypes.square) else digit for i, digit in enumerate(twice)
-        ]
-        return _divided(_carried(digits, base), count, 2, base) * scale
-    value = _divided(dot, count, 1, base) * scale
-    if grid.similarity == "dot":
-        return value
-    length_of = (_divided(prototypes.square, count, 2, base) * scale).sqrt()
-    return value / length_of.masked_fill(length_of == 0, torch.inf)
-
-
-def _product(
-    left: list[Tensor], right: list[Tensor], product: Callable[[Tensor, Tensor], Tensor], base: int
-) -> list[Tensor]:
-    """Digits of the exact sum of products of two sliced numbers."""
-    levels = []
-    for order in range(len(left) + len(right) - 1):
-        members = [(i, order - i) for i in range(len(left)) if 0 <= order - i < len(right)]
-        level = product(left[members[0][0]], right[members[0][1]])
-        for i, j in members[1:]:
-            level = level + product(left[i], right[j])
-        levels.append(level.long())
-    return _carried(levels, base)
-
-
-def _carried(levels: list[Tensor], base: int) -> list[Tensor]:
-    """The same number, sum over i of digit_i 2**(i base), with each digit within 0 ... 2**base - 1 but the last."""
-    digits, carry = [], torch.zeros_like(levels[0])
-    for level in levels:
-        total = level + carry
-        digits.append(total & (2**base - 1))
-        carry = total >> base
-    return [*digits, carry]
-
-
-def _divided(digits: list[Tensor], count: Tensor, times: int, base: int) -> Tensor:
-    """The number over count**times (times is 1 or 2), rounded: equal quotients give equal results."""
-    numerator, denominator = torch.zeros_like(count), torch.ones_like(count)
-    for _ in range(times):
-        quotient, rest = [], torch.zeros_like(digits[0])
-        for digit in reversed(digits):  # rest < count: it and a digit fit into 53 bits
-            value = (rest << base) + digit
-            whole = value.div(count, rounding_mode="floor")
-            quotient.append(whole)
-            rest = value - whole * count
-        digits = quotient[::-1]
-        numerator = rest * denominator + numerator
-        denominator = denominator * count
-    return _to_double(digits, base) + numerator.double() / denominator.double()
-
-
-def _to_double(digits: list[Tensor], base: int) -> Tensor:
-    """From the highest digit on: no rounding up to 53 bits, then one, and what follows is below it."""
-    value = digits[-1].double()
-    for digit in reversed(digits[:-1]):
-        value = value * 2.0**base + digit
-    return value
+def _mean(
+    sums: Int[Tensor, "items dim"], counts: Int[Tensor, "items"], grid: Float[Tensor, "items dim"]
+) -> Float[Tensor, "items dim"]:
+    """Sums / counts * grid, rounded once: equal means give equal results, whatever the number of items."""
+    high = sums.double()
+    low = (sums - high.long()).double()
+    count = counts.double().unsqueeze(1).expand_as(high)
+    quotient = high / count
+    back, error = two_product(quotient, count)
+    return two_sum(quotient, (((high - back) - error) + low) / count)[0] * grid

@@ -160,6 +160,11 @@ class Layout:
     bytes: int
     """memory that this takes, beyond the embeddings"""
 
+    @property
+    def square(self) -> bool:
+        """Panels of rows are as long as those of columns."""
+        return self.rows == min(self.columns, self.block)
+
 
 PART_ROWS = 256
 """No more rows of a tile than these are made at once."""
@@ -173,6 +178,16 @@ SHARE_OF_RANKS = 0.25
 """Share of the budget for ranks, and the metrics that are made of them."""
 SHARE_OF_KEYS = 0.1
 """Share of the budget for the keys of the highest negatives."""
+
+QUERY_BYTES, ITEM_BYTES = 250, 250
+"""Of each query and gallery item: places, classes, scales, lengths, bounds of errors, and the metrics of each query."""
+
+LEAST_ROWS, LEAST_BLOCK = 16, 64
+"""No panel has fewer rows, and no block fewer queries, as long as there are so many."""
+LEAST_SQUARE = 64
+"""Two tiles of panels with fewer rows cost more to begin than one that serves both its sides saves."""
+LEAST_TILE = 2**20
+"""Multiplications, or what counting costs in these, below which a tile costs more to begin than to make."""
 
 COUNTER_BYTES = 8 + 4 + 4
 """A threshold and two counters for each relevant item of a query."""
@@ -200,36 +215,52 @@ def choose_layout(
         whole_tiles: a tile is as large as its panels, and several tables of its size are made (plain PyTorch).
     """
     per_query = COUNTER_BYTES * (relevant + 1) + 40
-    fixed = 8 * 2**20  # histograms and other small things
+    free = max(0.0, memory_bytes - item_bytes(queries, gallery))
+    panel_bytes = partial(_panel_bytes, dim=dim, relevant=relevant, whole_tiles=whole_tiles)
     panel = 2048
-    while panel > 16:
-        if panel >= 64 and panel * 3 * threads > max(queries, gallery, 512 * threads):
-            panel //= 2  # enough panels for all threads to be busy
-            continue
-        if fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles) <= memory_bytes * SHARE_OF_PANELS:
+    while panel > LEAST_ROWS:
+        enough_panels = panel < 64 or panel * 3 * threads <= max(queries, gallery, 512 * threads)  # for all threads
+        if enough_panels and threads * panel_bytes(panel) <= free * SHARE_OF_PANELS:
             break
         panel //= 2
     columns = panel
-    working = fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles)
+    working = threads * panel_bytes(panel)
     # a sorted copy of a panel's relevant keys, its ranks and the metrics made of them: some 160 bytes for each
-    ranks = min(min(queries, panel) * 160 * (relevant + 1), memory_bytes * SHARE_OF_RANKS)
-    left = max(0.0, memory_bytes * SHARE_OF_LAYOUT - max(working, ranks))
-    block = int(min(queries, max(16, left // per_query)))
-    if block < queries and not whole_tiles:
+    ranks = min(min(queries, panel) * 160 * (relevant + 1), free * SHARE_OF_RANKS)
+
+    def fitting(working: float) -> int:
+        return int(min(queries, max(LEAST_BLOCK, (free * SHARE_OF_LAYOUT - max(working, ranks)) // per_query)))
+
+    block = fitting(working)
+    if (block < queries or panel < LEAST_SQUARE) and not whole_tiles:
         # a tile serves its rows alone: the more columns, the more often what is known of a row is used while it is at hand
-        while (
-            2 * columns <= min(8192, gallery)
-            and fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles, 2 * columns)
-            <= memory_bytes * SHARE_OF_PANELS
+        while 2 * columns <= min(8192, gallery) and (
+            panel * columns * max(dim, 64) < LEAST_TILE
+            or threads * panel_bytes(panel, columns=2 * columns) <= free * SHARE_OF_PANELS
         ):
             columns *= 2
-        working = fixed + threads * _panel_bytes(panel, dim, relevant, whole_tiles, columns)
+        working = threads * panel_bytes(panel, columns=columns)
+        block = min(block, fitting(working))
     return Layout(
         rows=min(panel, block),
         columns=columns,
         block=block,
-        bytes=int(max(working, ranks) + block * per_query),
+        bytes=int(item_bytes(queries, gallery) + max(working, ranks) + block * per_query),
     )
+
+
+def item_bytes(queries: int, gallery: int) -> int:
+    """What an evaluation holds for each query and each gallery item, whatever its budget."""
+    return QUERY_BYTES * queries + ITEM_BYTES * gallery
+
+
+def least_bytes(
+    queries: int, gallery: int, dim: int, relevant: float, *, threads: int = 1, whole_tiles: bool = False
+) -> int:
+    """The smallest budget that can be kept; the arguments are those of `choose_layout`."""
+    items = item_bytes(queries, gallery)
+    layout = choose_layout(0, queries, gallery, dim, relevant, threads=threads, whole_tiles=whole_tiles)
+    return items + math.ceil((layout.bytes - items) / SHARE_OF_LAYOUT)
 
 
 def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool, columns: int | None = None) -> float:
@@ -280,7 +311,7 @@ class RankingPass:
     Args:
         tiles: the scores.
         candidates: who may be retrieved.
-        memory_bytes: budget for everything beyond the embeddings themselves.
+        memory_bytes: budget for everything beyond the embeddings themselves; the least that is possible where it is smaller.
         walker: who makes the tiles; see `walkers`.
         progress: called now and then with the pairs that are done and the pairs that there are.
         best: rank the best matches of each query alone, which are these.
@@ -300,20 +331,22 @@ class RankingPass:
         best: BestMatches | None = None,
         rung: int | None = None,
     ) -> None:
-        self.scores, self.candidates, self.memory_bytes = tiles, candidates, memory_bytes
+        self.scores, self.candidates = tiles, candidates
         self.walker, self.progress, self.best, self.rung = walker, progress, best, rung
         self.same_set = tiles.queries is tiles.gallery
         self.threads = available_threads() if tiles.compiled is not None else 1
         self._find_entries()
         self._count()
         relevant = 1.0 if best is not None else self.relevant_pairs / max(1, self.queries)
+        self.memory_bytes = max(memory_bytes, least_bytes(*self._shape(relevant), **self._options))
+        self.free_bytes = self.memory_bytes - item_bytes(*self.most_entries)
         self.layout = self._layout(relevant)
         # one tile serves both of its items, where nobody is excluded by a code; of ranks, where all counters are held
         self.turns = self.same_set and not candidates.across_classes
-        self.both = self.turns and self.layout.block >= self.most_entries[0]
+        self.both = self.turns and self.layout.block >= self.most_entries[0] and self.layout.square
         self.pairs_done, self.pairs_total = 0, self.pairs
         self._held: list[Panel] | None = None
-        self.keys = RelevantKeys(tiles, candidates, memory_bytes, self.threads, repeats=self.repeats)
+        self.keys = RelevantKeys(tiles, candidates, self.free_bytes, self.threads, repeats=self.repeats)
 
     def _find_entries(self) -> None:
         """Let one entry stand for all equal items of a class, where there are enough of them to matter."""
@@ -345,14 +378,14 @@ class RankingPass:
         self.sampled_share = 1.0
 
     def _layout(self, relevant: float) -> Layout:
-        return choose_layout(
-            self.memory_bytes,
-            *self.most_entries,
-            self.scores.dim,
-            relevant,
-            threads=self.threads,
-            whole_tiles=self.scores.compiled is None,
-        )
+        return choose_layout(self.memory_bytes, *self._shape(relevant), **self._options)
+
+    def _shape(self, relevant: float) -> tuple[int, int, int, float]:
+        return *self.most_entries, self.scores.dim, relevant
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"threads": self.threads, "whole_tiles": self.scores.compiled is None}
 
     # ---------------------------------------------------------------------------------------------------------- panels
 
@@ -519,6 +552,10 @@ class RankingPass:
         if asked:
             yield 0, self.scores
 
+    def release(self) -> None:
+        """Let go of the counters; whoever asks for the positives once more has them made anew."""
+        self._held = None
+
     def _threads(self) -> AbstractContextManager[None]:
         return own_threads() if self.scores.compiled is not None else nullcontext()
 
@@ -531,7 +568,7 @@ class RankingPass:
     def _rank_blocks(self, panel: Panel) -> Iterator[RankBlock]:
         assert panel.counts is not None
         width = panel.counts.thresholds.shape[1]
-        rows = max(16, min(int(self.memory_bytes * SHARE_OF_RANKS) // (200 * (width + 1)), 2**21 // (width + 1)))
+        rows = max(16, min(int(self.free_bytes * SHARE_OF_RANKS) // (200 * (width + 1)), 2**21 // (width + 1)))
         for start in range(0, len(panel), rows):
             part = slice(start, start + rows)
             counts = Counts(*(table[part] for table in (panel.counts.thresholds, panel.counts.hits, panel.counts.ties)))

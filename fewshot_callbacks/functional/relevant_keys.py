@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fewshot_callbacks.functional.candidates import Candidates
 from fewshot_callbacks.functional.pooled_cells import Floats, Ints, Stretches
-from fewshot_callbacks.functional.similarity import DOUBLE, SINGLE, ScoreTiles
+from fewshot_callbacks.functional.similarity import SINGLE, ScoreTiles
 from fewshot_callbacks.functional.workers import Task, run_tasks
 
 SCREENED_ROWS, SCREENED_COLUMNS = 128, 4096
@@ -168,7 +168,7 @@ class RelevantKeys:
         index = queries.numpy()
         filled, rows = self.scores.compiled.near_keys(
             estimates.numpy(), index, self._gallery[place], self.scores.error(queries, SINGLE).numpy(),
-            self.scores.error(queries, DOUBLE).numpy(), self._pairs, self.same_set, low, high, MANY_NEAR, gaps, keys,
+            self._pairs, self.same_set, low, high, MANY_NEAR, gaps, keys,
         )  # fmt: skip
         found.append(keys[:filled].copy())
         if rows < len(index):

@@ -55,6 +55,8 @@ class RetrievalReport:
     ties: Ties
     notes: tuple[str, ...]
     """what a reader of the numbers should know"""
+    memory_note: str | None = field(compare=False)
+    """a sentence on a memory budget that could not be kept, which changes no number; None if it was kept"""
     auc_pr: Enclosure = field(compare=False)
     """area under the pooled precision-recall curve, as the sum of precision times the step in recall: between proved
     bounds, which a single look at all pairs gives and which depend on the machine; exact if that was asked for"""
@@ -147,6 +149,11 @@ class RetrievalReport:
         values |= {f"fnmr@fmr{rate:g}": at.false_non_match_rate for rate, at in self.at_false_match_rate.items()}
         return values if self.equal_error_rate is None else values | {"eer": self.equal_error_rate}
 
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """All that a user should be told: the notes, and one on the memory budget if it could not be kept."""
+        return self.notes if self.memory_note is None else (*self.notes, self.memory_note)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, strings, lists and dictionaries that JSON can hold (NaN becomes None)."""
 
@@ -181,6 +188,6 @@ class RetrievalReport:
             "is_estimate": self.is_estimate,
             "similarity": self.similarity,
             "ties": self.ties,
-            "notes": list(self.notes),
+            "notes": list(self.messages),
             "seconds": round(self.seconds, 3),
         }

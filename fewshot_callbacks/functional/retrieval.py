@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._precision import full_precision
-from fewshot_callbacks.functional.averages import class_means, macro_mean, macro_mean_interval
+from fewshot_callbacks.functional.averages import class_means, exact_mean, macro_mean
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.codes import CodeCounts, CodePass
 from fewshot_callbacks.functional.grouped_recall import (
@@ -24,7 +24,7 @@ from fewshot_callbacks.functional.grouped_recall import (
     label_groups,
     without_match,
 )
-from fewshot_callbacks.functional.intervals import clustered_mean_interval, exact_mean, normal_quantile
+from fewshot_callbacks.functional.intervals import clustered_mean_interval, macro_mean_interval, normal_quantile
 from fewshot_callbacks.functional.operating_points import PooledCounts, PooledRequest, decide
 from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.prototype_accuracy import prototype_accuracy as nearest_prototype
@@ -291,7 +291,10 @@ def _evaluated(
         if not bool(matched.any()):
             raise ValueError(_no_match(len(asked_labels), asked_labels, item_labels, same_set, any_code=any_code))
         pooled = decide(look)
+        if isinstance(walk, RankingPass):
+            walk.release()
         notes = _notes(walk, per_query, matched, processes)
+        memory_note = _memory_note(walk, processes, budget)
         if chosen is not None:
             notes.insert(
                 0,
@@ -333,6 +336,7 @@ def _evaluated(
         similarity=similarity,
         ties=settings.ties,
         notes=tuple(notes),
+        memory_note=memory_note,
         per_query=per_query.values,
         query_labels=asked_labels,
         seconds=math.nan,
@@ -345,7 +349,7 @@ def _observed(walk: RankingPass | CodePass, request: PooledRequest, per_query: _
         for ranks in walk.run():
             per_query.add(ranks)
         return CodeCounts(walk, request)
-    look = PooledCounts(walk, request, max(10_000, int(walk.memory_bytes * SHARE_OF_KEYS / 8)))
+    look = PooledCounts(walk, request, max(1000, int(walk.free_bytes * SHARE_OF_KEYS / 8)))
     for ranks in walk.run(look):
         per_query.add(ranks)
     look.settle()
@@ -508,6 +512,17 @@ def _no_match(queries: int, query_labels: Tensor, item_labels: Tensor, same_set:
     return (
         f"{_CALL}: none of the {queries} queries has {where} ({fact}), so nothing can be retrieved. Check that labels "
         "name classes, not items, and that the set holds at least two items of some class."
+    )
+
+
+def _memory_note(walk: RankingPass | CodePass, processes: Processes, budget: int) -> str | None:
+    taken, asked = processes.largest([walk.memory_bytes, -budget])
+    if taken <= -asked:
+        return None
+    needed = math.ceil(taken / 1e5) / 10
+    return (
+        f"The budget of {-asked / 1e6:g} MB cannot be kept: this evaluation takes about {needed:g} MB beyond the "
+        f"embeddings. Pass memory_mb={needed:g} or more."
     )
 
 

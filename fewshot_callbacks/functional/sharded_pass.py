@@ -207,7 +207,7 @@ class ShardedPass(RankingPass):
                 guests = self._candidates(theirs[1], theirs[2:])
                 scores = self.scores.against(theirs[0])
                 del theirs
-                keys = RelevantKeys(scores, guests, self.memory_bytes, self.threads, repeats=self.repeats)
+                keys = RelevantKeys(scores, guests, self.free_bytes, self.threads, repeats=self.repeats)
                 del scores
                 yield keys
                 del keys

@@ -1,22 +1,21 @@
 """Scores of pairs: one exact value for each, and fast products that come close to it with a proved bound.
 
-Larger is always closer. The *key* of a pair is its canonical score: a float64 that depends on the two vectors alone,
-the same on every machine, for every tile, thread count and order of summation. Ranks, ties and thresholds are defined
-on keys. A matrix product gives only an estimate of them, whose rounding depends on all of that; `ScoreTiles.tile`
-therefore hands out each estimate together with the distance that it can be off.
+Larger is always closer. The *exact score* of a pair is its true cosine, dot product or minus its distance, computed from the
+two rows as real numbers and rounded once to float64: it depends on nothing else, no tile, thread, machine or order of
+summation (`kernels.exact` and `exact_scores` say how). Ranks, ties and thresholds are defined by it. Its *key* is what
+scores are compared by: the same number in a unit that keeps all of them in range, and for distances minus its square.
 
-How a key can be the same everywhere although it is a sum: each vector is scaled by a power of two and split into
-slices of a few bits, so that every product of two slices, and every partial sum of such products, is an integer that
-float64 holds exactly. A sum without rounding has no order. (This is the error-free transformation of Ozaki, Ogita,
-Oishi and Rump, "Error-free transformations of matrix multiplication by using fast routines of matrix multiplication
-and its applications", Numerical Algorithms 59, 2012.) What the slices drop lies 2**-40 and more below the largest
-component of a vector.
+A matrix product gives only an estimate of a key, whose rounding depends on the tile; `ScoreTiles.tile` therefore hands
+out each estimate together with the distance that it can be off.
+
+Every finite float32 (and narrower) row is served. For float64 rows the true value must lie in the range of float64: a score
+below 2**-960 times the largest (2**-480 for distances), or components of one row that span more than 2**480, may be lost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import copy
 from functools import reduce
 from typing import Any, Literal, get_args
@@ -26,6 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional import exact_scores
 from fewshot_callbacks.functional.kernels import compiled_kernels
 from fewshot_callbacks.functional.processes import ALONE, Processes
 
@@ -43,8 +43,12 @@ PART = 128
 """Components that one float32 product sums up on the CPU. The error grows with their number, not with the dimension: the
 products of several parts are added afterwards, which costs little and leaves fewer pairs open."""
 
-PAIRS_AT_ONCE = 2048
+PAIRS_AT_ONCE = {"cpu": 2**14, "cuda": 2**20}
+"""Pairs whose exact scores PyTorch makes together: their sums stay in a processor's cache, or fill a GPU."""
+COMPONENTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
+"""And components of their rows, in float64."""
 ROWS_AT_ONCE = 16384
+TINIEST = 2.0**-1022
 
 
 def check_similarity(similarity: str) -> None:
@@ -82,14 +86,13 @@ class ScoreTiles:
         self.half = torch.float16 if self.device.type == "cuda" and similarity == "cosine" else torch.bfloat16
         self.part = PART if self.device.type == "cpu" else self.dim
         self.compiled = compiled_kernels() if self.device.type == queries.device.type == "cpu" else None
-        slices = 3 if similarity == "euclidean" or torch.float64 in (queries.dtype, gallery.dtype) else 2
-        spare = 3 if similarity == "euclidean" else 1  # |q|^2 + |g|^2 - 2 q.g has four terms
-        self.slices = slices
-        self.bits = (53 - spare - math.ceil(math.log2(max(self.dim, 2)))) // 2
+        self.single = torch.float64 not in (queries.dtype, gallery.dtype)
         self._query_scale = self._row_scales(queries)
         self._gallery_scale = self._query_scale if gallery is queries else self._row_scales(gallery)
         # One power of two for all pairs keeps dot products and distances in range; it changes no comparison.
         scales = torch.cat([self._query_scale, self._gallery_scale])
+        if similarity == "euclidean":
+            scales = scales[scales != TINIEST]
         self._query_unit, self._gallery_unit, inverse, plain = processes.largest(
             [
                 _most(self._query_scale),
@@ -100,9 +103,6 @@ class ScoreTiles:
         )
         if similarity == "euclidean":
             self._query_unit = self._gallery_unit = max(self._query_unit, self._gallery_unit)
-            inverse = 1 / self._query_unit if self._query_unit else 0.0
-            self._query_scale = torch.full_like(self._query_scale, self._query_unit)
-            self._gallery_scale = torch.full_like(self._gallery_scale, self._gallery_unit)
         if plain or not (max(self._query_unit, self._gallery_unit) < 2.0**400 and inverse < 2.0**400):
             self.compiled = None  # it multiplies in any order, and so with what float64 does not hold
         self._centre = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
@@ -125,8 +125,6 @@ class ScoreTiles:
         other = copy(self)
         other.gallery = gallery
         other._gallery_scale = self._row_scales(gallery)
-        if self.similarity == "euclidean":
-            other._gallery_scale = torch.full_like(other._gallery_scale, self._gallery_unit)
         other._measure_gallery(shared=False)
         return other
 
@@ -140,8 +138,6 @@ class ScoreTiles:
         other = copy(self)
         other.queries = queries
         other._query_scale = self._row_scales(queries)
-        if self.similarity == "euclidean":
-            other._query_scale = torch.full_like(other._query_scale, self._query_unit)
         other._measure_queries()
         if gallery is not queries:
             return other.against(gallery)
@@ -150,11 +146,9 @@ class ScoreTiles:
         return other
 
     def _measure_queries(self) -> None:
-        """Squared lengths in units of each vector's own scale, and lengths in the unit of the keys."""
-        self._query_square, loss = self._squares(self.queries, self._query_scale)
+        """Squared norms of the scaled rows, and norms in the unit of the keys."""
+        self._query_square, self._query_square_low = self._squares(self.queries, self._query_scale)
         self._query_norm = self._query_square.sqrt()
-        # a row is at least half as long as its scale, if it is not zero
-        self._query_loss = loss / self._query_norm.clamp(min=0.25)
         if self.similarity != "cosine":
             self._query_norm = self._query_norm * (self._query_scale / self._query_unit)
         self._query_reach = self._centred_norms(self.queries)
@@ -162,12 +156,11 @@ class ScoreTiles:
     def _measure_gallery(self, *, shared: bool = True) -> None:
         """The same of the gallery, which is the queries' where it is the same set."""
         if shared and self.gallery is self.queries:
-            self._gallery_square, self._gallery_norm = self._query_square, self._query_norm
-            self._gallery_loss, self._gallery_reach = self._query_loss, self._query_reach
+            self._gallery_square, self._gallery_square_low = self._query_square, self._query_square_low
+            self._gallery_norm, self._gallery_reach = self._query_norm, self._query_reach
             return
-        self._gallery_square, loss = self._squares(self.gallery, self._gallery_scale)
+        self._gallery_square, self._gallery_square_low = self._squares(self.gallery, self._gallery_scale)
         self._gallery_norm = self._gallery_square.sqrt()
-        self._gallery_loss = loss / self._gallery_norm.clamp(min=0.25)
         if self.similarity != "cosine":
             self._gallery_norm = self._gallery_norm * (self._gallery_scale / self._gallery_unit)
         self._gallery_reach = self._centred_norms(self.gallery)
@@ -218,17 +211,38 @@ class ScoreTiles:
             return score / self._query_unit / self._gallery_unit
         return -((min(score, 0.0) / self._query_unit) ** 2) if score <= 0 else math.inf
 
+    def scores_of(self, keys: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """`to_score` of many."""
+        if self.similarity == "cosine":
+            return keys
+        if self.similarity == "dot":
+            return keys * self._query_unit * self._gallery_unit
+        return -(-keys).sqrt() * self._query_unit
+
+    def keys_of(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """`to_key` of many, none of them a positive distance."""
+        if self.similarity == "cosine":
+            return scores
+        if self.similarity == "dot":
+            return scores / self._query_unit / self._gallery_unit
+        return 0.0 - (scores / self._query_unit).square()
+
     def pairs(self) -> Any:
         """Queries and gallery as the compiled kernels take them."""
         assert self.compiled is not None
         sides = []
-        for vectors, scale, norm, unit, square in (
-            (self.queries, self._query_scale, self._query_norm, self._query_unit, self._query_square),
-            (self.gallery, self._gallery_scale, self._gallery_norm, self._gallery_unit, self._gallery_square),
-        ):
+        for vectors, scale, norm, unit, square, square_low in (
+            (self.queries, self._query_scale, self._query_norm, self._query_unit, self._query_square,
+             self._query_square_low),
+            (self.gallery, self._gallery_scale, self._gallery_norm, self._gallery_unit, self._gallery_square,
+             self._gallery_square_low),
+        ):  # fmt: skip
             factor = torch.where(norm == 0, 0.0, 1 / norm) if self.similarity == "cosine" else scale / unit
-            sides.append(self.compiled.Vectors(vectors.numpy(), (1 / scale).numpy(), factor.numpy(), square.numpy()))
-        return self.compiled.Pairs(*sides, get_args(Similarity).index(self.similarity), self.slices, self.bits)
+            arrays = (vectors, 1 / scale, factor, square, square_low)
+            sides.append(self.compiled.Vectors(*(array.numpy() for array in arrays)))
+        kind = get_args(Similarity).index(self.similarity)
+        inverse_unit = 1 / self._query_unit if self._query_unit else 0.0
+        return self.compiled.Pairs(*sides, kind, self.single, inverse_unit, self._relative_error(DOUBLE))
 
     # ------------------------------------------------------------------------------------------------------------ tiles
 
@@ -328,26 +342,16 @@ class ScoreTiles:
         sum |q_i g_i| <= |q| |g|, in any order of summation, with or without fused multiply-add (Higham, "Accuracy and
         Stability of Numerical Algorithms", section 3.1); rounding the two operands adds a few u. Where products of several
         parts are added, n is the length of a part plus their number. Operands in half precision move a product by at
-        most |q - q'| |g| + |q'| |g - g'|, and its own rounding to half precision comes on top. So do the slices that a
-        key leaves out, and what lies below the smallest normal number.
+        most |q - q'| |g| + |q'| |g - g'|, and its own rounding to half precision comes on top. So do the rounding of the
+        key, and what lies below the smallest normal number.
         """
         side, other = ("_query", "_gallery") if of_query else ("_gallery", "_query")
-        loss, norm = getattr(self, side + "_loss")[index], getattr(self, side + "_norm")[index]
+        norm = getattr(self, side + "_norm")[index]
         reach = getattr(self, side + "_reach")[index] if self.similarity == "euclidean" else norm
-        return self._error(loss, norm, reach, rung, other)
+        return self._error(norm, reach, rung, other)
 
-    def _error(self, loss: Tensor, norm: Tensor, reach: Tensor, rung: int, other: str) -> Tensor:
-        """`error` of items that lose so much in their slices, have this length, and lie so far from the centre.
-
-        Args:
-            loss: of each item.
-            norm: of each item.
-            reach: of each item.
-            rung: see `tile`.
-            other: the other side, `_query` or `_gallery`.
-        """
-        if rung == HALF:
-            return self._half_error(loss, norm, reach, other)
+    def _relative_error(self, rung: int) -> float:
+        """Error of a product of this rung, as a share of the product of the norms."""
         unit_roundoff = 2.0**-53 if rung == DOUBLE else 2.0**-24
         columns = self.dim + 2 if self.similarity == "euclidean" else self.dim
         terms = columns + 12
@@ -355,27 +359,35 @@ class ScoreTiles:
             terms = min(self.part, columns) + math.ceil(columns / self.part) + 12
         if rung == ROUNDED:  # to float32 up to three times on either side: the row, its factor, and their product
             terms, unit_roundoff = 8 + math.ceil(columns * 2.0**-29), 2.0**-24
-        relative = 1.02 * (terms * unit_roundoff / (1 - terms * unit_roundoff) + 8 * 2.0**-53)
+        return 1.02 * (terms * unit_roundoff / (1 - terms * unit_roundoff) + 8 * 2.0**-53)
+
+    def _error(self, norm: Tensor, reach: Tensor, rung: int, other: str) -> Tensor:
+        """`error` of items from their norms.
+
+        Args:
+            norm: of each item.
+            reach: distance of each item to the centre.
+            rung: see `tile`.
+            other: the other side, `_query` or `_gallery`.
+        """
+        if rung == HALF:
+            return self._half_error(norm, reach, other)
+        relative = self._relative_error(rung)
         smallest = self.dim * (2.0**-960 if rung == DOUBLE else 2.0**-120)
-        # the slices leave out little of most rows, and nothing of many
-        lost = 1.001 * (loss + self._largest[other + "_loss"])
         if self.similarity == "cosine":
-            return relative + lost + smallest
+            return torch.full_like(norm, relative + smallest)
         if self.similarity == "dot":
-            return (relative + lost) * norm * self._largest[other + "_norm"] + smallest
-        # a scaled component is at most 1, and so is off by half a unit of the last slice
-        truncated = 4 * math.sqrt(self.dim) * 2.0 ** (-self.bits * self.slices)
-        reach = (reach + self._largest[other + "_reach"]) ** 2
-        return 2 * relative * reach + 4 * truncated * (self.dim + reach) + smallest
+            return relative * norm * self._largest[other + "_norm"] + smallest
+        return 2 * relative * (reach + self._largest[other + "_reach"]) ** 2 + smallest
 
     def _half_rounding(self) -> tuple[float, float]:
         """Unit roundoff of half precision, and how far a vector of length one moves when it is rounded to it."""
         unit_roundoff = 2.0**-8 if self.half == torch.bfloat16 else 2.0**-11
         return unit_roundoff, unit_roundoff + math.sqrt(self.dim) * 2.0**-25
 
-    def _half_error(self, loss: Tensor, norm: Tensor, reach: Tensor, other: str) -> Tensor:
+    def _half_error(self, norm: Tensor, reach: Tensor, other: str) -> Tensor:
         unit_roundoff, moved = self._half_rounding()
-        single = self._error(loss, norm, reach, SINGLE, other)
+        single = self._error(norm, reach, SINGLE, other)
         product = torch.ones_like(single)
         if self.similarity == "dot":
             product = norm * self._largest[other + "_norm"]
@@ -402,144 +414,101 @@ class ScoreTiles:
 
     def largest_error(self, rung: int) -> float:
         """No estimate of this rung, or of a more exact one, lies further from its key than this, in any process."""
-        loss, norm, reach = (torch.tensor(self._largest["_query" + name], dtype=torch.float64) for name in _MEASURES)
-        return float(self._error(loss, norm, reach, rung, "_gallery"))
+        norm, reach = (torch.tensor(self._largest["_query" + name], dtype=torch.float64) for name in _MEASURES)
+        return float(self._error(norm, reach, rung, "_gallery"))
 
     # ------------------------------------------------------------------------------------------------------------- keys
 
     def keys(self, rows: Int[Tensor, "rows"], columns: Int[Tensor, "columns"]) -> Float[Tensor, "rows columns"]:
-        """The keys of rows x columns: exact products of slices."""
-        return self._from_slices(
-            self._slices(self.queries, rows),
-            self._slices(self.gallery, columns),
-            rows.unsqueeze(1),
-            columns.unsqueeze(0),
-            lambda left, right: left @ right.T,
-        )
+        """The keys of rows x columns."""
+        return self.batched_keys(rows[None], columns[None])[0]
 
     def batched_keys(
         self, rows: Int[Tensor, "blocks rows"], columns: Int[Tensor, "blocks columns"]
     ) -> Float[Tensor, "blocks rows columns"]:
         """The keys of several blocks of the same shape at once."""
-        return self._from_slices(
-            [part.unflatten(0, rows.shape) for part in self._slices(self.queries, rows.flatten())],
-            [part.unflatten(0, columns.shape) for part in self._slices(self.gallery, columns.flatten())],
-            rows.unsqueeze(-1),
-            columns.unsqueeze(-2),
-            lambda left, right: left @ right.mT,
-        )
+        if self.compiled is not None:
+            out = np.empty((*rows.shape, columns.shape[1]))
+            self.compiled.block_keys(self.pairs(), rows.numpy(), columns.numpy(), out)
+            return torch.from_numpy(out)
+        return self._keys(rows.unsqueeze(2), columns.unsqueeze(1))
 
     def pair_keys(self, rows: Int[Tensor, "pairs"], columns: Int[Tensor, "pairs"]) -> Float[Tensor, "pairs"]:
         """The keys of single pairs (rows[i], columns[i])."""
-        parts = []
-        for some_rows, some_columns in zip(
-            rows.split(16 * PAIRS_AT_ONCE), columns.split(16 * PAIRS_AT_ONCE), strict=True
-        ):
-            # each vector is split once, however many pairs it is in
-            left_index, left_place = some_rows.unique(return_inverse=True)
-            right_index, right_place = some_columns.unique(return_inverse=True)
-            left, right = self._slices(self.queries, left_index), self._slices(self.gallery, right_index)
-            parts += [
-                self._from_slices(
-                    [part[i] for part in left],
-                    [part[j] for part in right],
-                    left_index[i],
-                    right_index[j],
-                    lambda a, b: (a * b).sum(dim=-1),
-                )
-                for i, j in zip(left_place.split(PAIRS_AT_ONCE), right_place.split(PAIRS_AT_ONCE), strict=True)
-            ]
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device=self.device)
+        if self.compiled is not None:
+            out = np.empty(len(rows))
+            self.compiled.keys(self.pairs(), rows.numpy(), columns.numpy(), out)
+            return torch.from_numpy(out)
+        return self._keys(rows, columns)
 
-    def _slices(self, vectors: Tensor, index: Tensor) -> list[Tensor]:
-        return self._split(vectors, index)[0]
+    def _keys(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The keys of indices that are broadcast, in plain PyTorch."""
+        kind = self.device.type if self.device.type in PAIRS_AT_ONCE else "cpu"
+        items = max(1, COMPONENTS_AT_ONCE[kind] // self.dim)
+        return exact_scores.in_pieces(self._some_keys, rows, columns, PAIRS_AT_ONCE[kind], items)
 
-    def _split(self, vectors: Tensor, index: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Integers in float64, |.| <= 2**bits: vector = scale * sum over k of slice_k 2**(-bits (k + 1)); and the rest."""
-        scale = self._query_scale if vectors is self.queries else self._gallery_scale
-        rest = self._rows(vectors, index).double() / scale[index].unsqueeze(1)  # (items, dim), within [-1, 1]
-        slices = []
-        for _ in range(self.slices):
-            rest = rest * 2.0**self.bits
-            whole = rest.round()
-            slices.append(whole)
-            rest = rest - whole
-        return slices, rest
+    def _some_keys(self, rows: Tensor, columns: Tensor) -> Tensor:
+        distances = self.similarity == "euclidean"
+        left, right = self._doubled(self.queries, rows), self._doubled(self.gallery, columns)
+        scale, other_scale = self._query_scale[rows], self._gallery_scale[columns]
+        if distances:
+            own = torch.maximum(scale, other_scale)
+            keys = exact_scores.distance_key(*exact_scores.squared_distance(left, right, own), self.dim)
+            unit = own / self._query_unit if self._query_unit else own
+            unit = unit * unit
+        else:
+            left, right = left / scale.unsqueeze(-1), right / other_scale.unsqueeze(-1)
+            products = exact_scores.dot(left, right, single=self.single)
+            unit = (scale / self._query_unit) * (other_scale / self._gallery_unit)
+            if self.similarity == "dot":
+                keys = exact_scores.nearest(*products)
+            else:
+                square = self._query_square[rows], self._query_square_low[rows]
+                other = self._gallery_square[columns], self._gallery_square_low[columns]
+                keys, unit = exact_scores.cosine(products, square, other, self.dim), torch.ones_like(unit)
+        for place in keys.isnan().nonzero().tolist():  # about one pair in 2**40, or sums that cancel
+            pair = tuple(place)
+            one, two = (side.expand(*keys.shape, self.dim)[pair] for side in (left, right))
+            if distances:
+                one, two = one / own[pair], two / own[pair]
+            keys[pair] = exact_scores.by_fractions(one.tolist(), two.tolist(), self.similarity)
+        return keys * unit
 
-    def _from_slices(
-        self,
-        left: list[Tensor],
-        right: list[Tensor],
-        rows: Tensor,
-        columns: Tensor,
-        product: Callable[[Tensor, Tensor], Tensor],
-    ) -> Tensor:
-        """Combine exact products of slices into keys, the same way for tiles, blocks and pairs."""
-        total = self._weighted_levels(left, right, product)
-        if self.similarity == "cosine":
-            # sqrt(x * x) is exactly x: equal vectors have cosine 1, not 1 minus a rounding
-            lengths = _square_root(self._query_square[rows] * self._gallery_square[columns])
-            return (total / lengths.masked_fill(lengths == 0, torch.inf)).clamp(-1.0, 1.0)
-        if self.similarity == "dot":
-            relative = (self._query_scale[rows] / self._query_unit) * (
-                self._gallery_scale[columns] / self._gallery_unit
-            )
-            return total * relative
-        return total.clamp(max=0.0)
-
-    def _weighted_levels(
-        self, left: list[Tensor], right: list[Tensor], product: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
-        """Sum the levels (products of slices i and j with the same i + j), smallest first, always in this order."""
-        levels = []
-        for order in reversed(range(2 * self.slices - 1)):
-            members = [(k, order - k) for k in range(self.slices) if 0 <= order - k < self.slices]
-            level = _sum(product(left[i], right[j]) for i, j in members)  # exact: integers below 2**53
-            if self.similarity == "euclidean":
-                own_left = _sum((left[i] * left[j]).sum(dim=-1) for i, j in members)
-                own_right = _sum((right[i] * right[j]).sum(dim=-1) for i, j in members)
-                if level.ndim > own_left.ndim:  # a tile or blocks, not single pairs
-                    own_left, own_right = own_left.unsqueeze(-1), own_right.unsqueeze(-2)
-                level = 2 * level - own_left - own_right
-            levels.append(level * 2.0 ** (-self.bits * (order + 2)))
-        return _sum(levels)
+    def _doubled(self, vectors: Tensor, index: Tensor) -> Tensor:
+        """Rows in float64, with the shape of their indices."""
+        rows: Tensor = self._rows(vectors, index.flatten()).double().unflatten(0, index.shape)
+        return rows
 
     def _row_scales(self, vectors: Tensor) -> Float[Tensor, "items"]:
-        """For each row the smallest power of two that no component exceeds; 1 for a row of zeros."""
+        """For each row the largest power of two not above its largest component."""
+        # a row of zeros must not scale the row whose distance to it is taken; elsewhere any number does
+        of_zeros = TINIEST if self.similarity == "euclidean" else 1.0
         if self.compiled is not None:
             scales = np.empty(len(vectors))
-            self.compiled.row_scales(vectors.numpy(), scales)
+            self.compiled.row_scales(vectors.numpy(), of_zeros, scales)
             return torch.from_numpy(scales)
         largest = torch.cat([part.abs().amax(dim=1).double() for part in vectors.split(ROWS_AT_ONCE)]).to(self.device)
         mantissa, _ = torch.frexp(largest)
         # exact, and not by torch.ldexp, whose power of two is a float32
-        return torch.where(largest == 0, 1.0, largest / mantissa)
+        return torch.where(largest == 0, of_zeros, largest / (2 * mantissa))
 
     def _squares(self, vectors: Tensor, scale: Tensor) -> tuple[Float[Tensor, "items"], Float[Tensor, "items"]]:
-        """Squared lengths, summed exactly as the product of a vector with itself is; lengths of what slices leave out."""
+        """Squared norms of the scaled rows, and what rounding these to float64 left out."""
         if self.compiled is not None:
-            out, dropped = np.empty(len(vectors)), np.empty(len(vectors))
-            self.compiled.squares(vectors.numpy(), 1 / scale.numpy(), self.slices, self.bits, out, dropped)
-            return torch.from_numpy(out), torch.from_numpy(dropped)
-        squares, losses = [], []
-        for index in torch.arange(len(vectors), device=self.device).split(ROWS_AT_ONCE):
-            slices, rest = self._split(vectors, index)
-            losses.append(rest.square().sum(dim=1).sqrt() * 2.0 ** (-self.bits * self.slices))
-            orders = reversed(range(2 * self.slices - 1))
-            levels = (
-                _sum(
-                    (slices[k] * slices[order - k]).sum(dim=1)
-                    for k in range(self.slices)
-                    if 0 <= order - k < self.slices
-                )
-                * 2.0 ** (-self.bits * (order + 2))
-                for order in orders
-            )
-            squares.append(_sum(levels))
-        return torch.cat(squares), torch.cat(losses)
+            out = torch.empty(2, len(vectors), dtype=torch.float64)
+            self.compiled.squares(vectors.numpy(), 1 / scale.numpy(), self.single, *out.numpy())
+            return out[0], out[1]
+        parts = []
+        for index in torch.arange(len(vectors), device=self.device).split(PAIRS_AT_ONCE["cpu"]):
+            rows = self._doubled(vectors, index) / scale[index].unsqueeze(1)
+            parts.append(exact_scores.dot(rows, rows, single=self.single)[:2])
+        if not parts:
+            return torch.zeros_like(scale), torch.zeros_like(scale)
+        high, low = (torch.cat(part) for part in zip(*parts, strict=True))
+        return high, low
 
 
-_MEASURES = ("_loss", "_norm", "_reach")
+_MEASURES = ("_norm", "_reach")
 _LARGEST = tuple(side + name for side in ("_query", "_gallery") for name in _MEASURES)
 
 
@@ -551,10 +520,3 @@ def _most(values: Tensor) -> float:
 def _sum(tensors: Iterable[Tensor]) -> Tensor:
     """Their sum, from the first to the last."""
     return reduce(torch.add, tensors)
-
-
-def _square_root(values: Tensor) -> Tensor:
-    """Correctly rounded, as IEEE 754 wants it; torch may call a library for the CPU that is off by a bit."""
-    if values.device.type != "cpu":
-        return values.sqrt()
-    return torch.from_numpy(np.sqrt(np.asarray(values.numpy())))

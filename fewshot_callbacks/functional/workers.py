@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -54,65 +55,84 @@ class Task(NamedTuple):
     """how much is done when it is done"""
 
 
-def run_tasks(tasks: Sequence[Task], spaces: Sequence[Any], done: Callable[[int], None]) -> None:
+def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int], None]) -> None:
     """Work off the tasks with one thread for each space, and this thread alone where there is only one.
 
     Args:
-        tasks: in the order in which to begin them, as far as what they change is free.
+        tasks: in the order in which to begin them, as far as what they change is free. They are taken one by one, and only
+            those are held that wait for others.
         spaces: one for each thread.
         done: called in the calling thread with the size of each finished task.
 
     Raises:
         BaseException: what a task or `done` raised, or an interrupt. The threads have stopped by then.
     """
-    if len(spaces) == 1 or len(tasks) == 1:
-        for task in tasks:
+    coming = iter(tasks)
+    pending = list(islice(coming, 2))
+    if len(spaces) == 1 or len(pending) < 2:
+        for task in chain(pending, coming):
             task.work(spaces[0])
             done(task.size)
         return
-    pending, busy, free = list(tasks), set[int](), threading.Condition()
-    finished: SimpleQueue[Any] = SimpleQueue()
+    busy, free = set[int](), threading.Condition()
+    finished: SimpleQueue[int | BaseException | None] = SimpleQueue()
 
     def next_task() -> Task | None:
         with free:
-            while pending:
+            while True:
                 for place, task in enumerate(pending):
                     if busy.isdisjoint(task.changes):
                         busy.update(task.changes)
                         return pending.pop(place)
+                for task in coming:
+                    if busy.isdisjoint(task.changes):
+                        busy.update(task.changes)
+                        return task
+                    pending.append(task)
+                if not pending:
+                    return None
                 free.wait()
-        return None
 
     def work(space: Any) -> None:
         torch.set_num_threads(1)  # of this thread's own products; the caller has set its own
-        with torch.no_grad():
-            while (task := next_task()) is not None:
-                try:
+        try:
+            with torch.no_grad():
+                while (task := next_task()) is not None:
                     task.work(space)
-                except BaseException as error:
-                    finished.put(error)
-                    return
-                with free:
-                    busy.difference_update(task.changes)
-                    free.notify_all()
-                finished.put(task.size)
+                    with free:
+                        busy.difference_update(task.changes)
+                        free.notify_all()
+                    finished.put(task.size)
+            finished.put(None)
+        except BaseException as error:
+            finished.put(error)
 
     threads = [threading.Thread(target=work, args=(space,), daemon=True) for space in spaces]
     before = torch.get_num_threads()
     try:
         for thread in threads:
             thread.start()
-        for _ in tasks:
-            result = finished.get()
-            if isinstance(result, BaseException):
-                raise result
-            done(result)
+        for size in _sizes(finished, len(threads)):
+            done(size)
     finally:
         with free:
             pending.clear()
+            coming = iter(())
             busy.clear()
             free.notify_all()
         for thread in threads:
             if thread.ident is not None:  # an interrupt may come before all have started
                 thread.join()
         torch.set_num_threads(before)  # some libraries have one number for all threads
+
+
+def _sizes(finished: SimpleQueue[int | BaseException | None], threads: int) -> Iterator[int]:
+    """The sizes of finished tasks, until each thread has put None; what a thread has put as an error is raised."""
+    while threads:
+        result = finished.get()
+        if isinstance(result, BaseException):
+            raise result
+        if result is None:
+            threads -= 1
+        else:
+            yield result

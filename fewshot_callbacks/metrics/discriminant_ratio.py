@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +11,11 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fewshot_callbacks.functional._checks import check_labels
-from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments
+from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, unit_rows
 from fewshot_callbacks.metrics._sync import gather_tensors
+
+STATES = ("class_labels", "counts", "origins", "offsets", "spread")
+"""One for each field of `ClassMoments`, in their order."""
 
 
 class DiscriminantRatio(Metric):
@@ -22,7 +26,7 @@ class DiscriminantRatio(Metric):
     `DistributedSampler` repeats to even out the ranks, and counts them again; `DiscriminantRatioMonitor` leaves them out.
 
     Args:
-        eps: added to the scatter within classes.
+        eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
         normalize: scale each embedding to length 1 first.
         skip_singletons: leave out classes with a single item.
         **kwargs: see `torchmetrics.Metric`.
@@ -42,15 +46,16 @@ class DiscriminantRatio(Metric):
 
     class_labels: list[Tensor]
     counts: list[Tensor]
-    means: list[Tensor]
-    scatter: list[Tensor]
+    origins: list[Tensor]
+    offsets: list[Tensor]
+    spread: list[Tensor]
 
     def __init__(
         self, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(**{"dist_sync_fn": gather_tensors} | kwargs)
         self.eps, self.normalize, self.skip_singletons = eps, normalize, skip_singletons
-        for name in ("class_labels", "counts", "means", "scatter"):
+        for name in STATES:
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, embeddings: Tensor, labels: Tensor) -> None:
@@ -73,7 +78,7 @@ class DiscriminantRatio(Metric):
             return
         items = embeddings.detach()
         if self.normalize:
-            items = torch.nn.functional.normalize(items.double(), dim=1)
+            items = unit_rows(items.double())
         batch = ClassMoments.of(items, labels.to(items.device))
         self._set(self._moments().merge(batch) if self.counts else batch)
 
@@ -95,21 +100,16 @@ class DiscriminantRatio(Metric):
         return dict(zip(moments.labels.tolist(), (moments.scatter / moments.counts).tolist(), strict=True))
 
     def _set(self, moments: ClassMoments) -> None:
-        self.class_labels, self.counts = [moments.labels], [moments.counts]
-        self.means, self.scatter = [moments.means], [moments.scatter]
+        for name, tensor in zip(STATES, moments.tensors(), strict=True):
+            setattr(self, name, [tensor])
 
     def _moments(self) -> ClassMoments:
         """The states of all ranks as one; a rank's classes are ascending, so that a step down begins the next rank."""
-        labels, counts, means, scatter = (
-            state if isinstance(state, Tensor) else torch.cat(state)
-            for state in (self.class_labels, self.counts, self.means, self.scatter)
-        )
+        states = (getattr(self, name) for name in STATES)
+        labels, counts, *values = (state if isinstance(state, Tensor) else torch.cat(state) for state in states)
         starts = [0, *((labels[1:] <= labels[:-1]).nonzero().flatten() + 1).tolist(), len(labels)]
         parts = [
-            ClassMoments(labels[a:b], counts[a:b], means[a:b].double(), scatter[a:b].double())
+            ClassMoments(labels[a:b], counts[a:b], *(value[a:b].double() for value in values))
             for a, b in pairwise(starts)
         ]
-        merged = parts[0]
-        for part in parts[1:]:
-            merged = merged.merge(part)
-        return merged
+        return reduce(ClassMoments.merge, parts)

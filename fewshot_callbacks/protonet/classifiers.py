@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from fewshot_callbacks.functional._checks import check_embeddings, check_labels
+from fewshot_callbacks.functional._checks import check_embeddings, check_labels, non_finite_rows, refuse_non_finite
 from fewshot_callbacks.protonet.heads import DistanceHead, DistanceRatioHead, on_unit_sphere
 from fewshot_callbacks.protonet.representations import Representation, check_representation
 
@@ -72,8 +72,14 @@ class ClassVectors(nn.Module):
 
         Returns:
             Numbers in [0, 1] that sum to 1; in at least float32, made in float64 where the device has it.
+
+        Raises:
+            ValueError: If an embedding or its logits are not finite.
         """
+        call = "ClassVectors.probabilities"
+        refuse_non_finite(non_finite_rows(embeddings), len(embeddings), "embeddings", call)
         logits: Tensor = self.head(_exact(embeddings), _exact(self.vectors))
+        _refuse_undecided(logits, call)
         return _softmax(logits, embeddings)
 
     def extra_repr(self) -> str:
@@ -160,9 +166,9 @@ class SupportClassifier(nn.Module):
             Numbers in [0, 1] that sum to 1; in at least float32, made in float64 where the device has it.
 
         Raises:
-            ValueError: Before `fit`, or for embeddings of another length.
+            ValueError: Before `fit`, for embeddings of another length, or if an embedding or its logits are not finite.
         """
-        return _softmax(self(items), items)
+        return _softmax(self._decided_logits(items, "SupportClassifier.probabilities"), items)
 
     @torch.no_grad()
     def predict(self, items: Shaped[Tensor, "queries *shape"]) -> Int[Tensor, "queries"]:
@@ -175,13 +181,13 @@ class SupportClassifier(nn.Module):
             Labels as they were given to `fit`.
 
         Raises:
-            ValueError: Before `fit`, or for embeddings of another length.
+            ValueError: Before `fit`, for embeddings of another length, or if an embedding or its logits are not finite.
         """
-        best = self(items).argmax(dim=-1)  # (queries,)
+        best = self._decided_logits(items, "SupportClassifier.predict").argmax(dim=-1)  # (queries,)
         return self._seen_classes().to(best.device)[best]
 
     def forward(self, items: Shaped[Tensor, "queries *shape"]) -> Float[Tensor, "queries classes"]:
-        """Logits of each class, in the order of `classes`.
+        """Logits of each class, in the order of `classes`; NaN for an embedding that is not finite.
 
         Args:
             items: One embedding per query, or what `embed` takes.
@@ -192,14 +198,28 @@ class SupportClassifier(nn.Module):
         Raises:
             ValueError: Before `fit`, or for embeddings of another length.
         """
-        classes = self._seen_classes()
+        return self._logits(self._embedded(items))
+
+    def _decided_logits(self, items: Tensor, call: str) -> Tensor:
+        """Logits of finite embeddings, of which one at least is finite for each query: the others are refused."""
+        embeddings = self._embedded(items)
+        refuse_non_finite(non_finite_rows(embeddings), len(embeddings), "embeddings", call)
+        logits = self._logits(embeddings)
+        _refuse_undecided(logits, call)
+        return logits
+
+    def _embedded(self, items: Tensor) -> Tensor:
+        self._seen_classes()
         embeddings = items if self._embed is None else self._embed(items)
         if embeddings.shape[-1] != self._points.shape[1]:
             raise ValueError(
                 f"The embeddings have {embeddings.shape[-1]} dimensions, those of the support {self._points.shape[1]}. "
                 "Embed both with the same model."
             )
-        points = self._points.to(embeddings.device)
+        return embeddings
+
+    def _logits(self, embeddings: Tensor) -> Tensor:
+        classes, points = self._seen_classes(), self._points.to(embeddings.device)
         logits: Tensor = self.head(_exact(embeddings), points)  # (queries, points)
         members = self._class_of_point.to(logits.device).expand_as(logits)
         empty = logits.new_full((len(logits), len(classes)), -torch.inf)
@@ -217,6 +237,17 @@ class SupportClassifier(nn.Module):
 def _exact(embeddings: Tensor) -> Tensor:
     """In float64, where the device has it."""
     return embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
+
+
+def _refuse_undecided(logits: Tensor, call: str) -> None:
+    """Refuse queries whose largest logit is no finite number: all are -inf, or some are NaN or +inf."""
+    undecided = (~logits.amax(dim=-1).isfinite()).nonzero().flatten()
+    if len(undecided):
+        raise ValueError(
+            f"{call}: the logits of {len(undecided)} of {len(logits)} embeddings are not finite, the first at index "
+            f"{int(undecided[0])}, so that no class is the nearest. Check the head (its rho, its class vectors), and scale "
+            "down embeddings whose squared distances overflow."
+        )
 
 
 def _softmax(logits: Tensor, embeddings: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fewshot_callbacks.functional import compiled_walk, ranks
 from fewshot_callbacks.functional.candidates import find_candidates, row_numbers
 from fewshot_callbacks.functional.kernels import compiled, use
+from fewshot_callbacks.functional.kernels.exact import MEMBERS
 from fewshot_callbacks.functional.ranks import Layout, RankingPass, first_rung
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.similarity import ScoreTiles
@@ -358,8 +359,8 @@ class TestKeys:
                         assert np.all(keys[r, len(place) :] == np.inf)
 
     @pytest.mark.parametrize("classes", [1, 2])
-    def test_of_a_class_larger_than_what_is_split_at_a_time(self, classes):
-        n = 2 * compiled.MEMBERS + 70
+    def test_of_a_class_larger_than_what_is_scored_at_a_time(self, classes):
+        n = 2 * MEMBERS + 70
         queries, labels = torch.randn(classes * n, 8), torch.arange(classes * n) % classes
         tiles, candidates = prepared({"queries": queries, "query_labels": labels, "similarity": "cosine"})
         walk, order = ranking_pass(tiles, candidates, 10**8), candidates.query_order
@@ -381,7 +382,14 @@ class TestKeys:
                 other = ScoreTiles(queries, gallery, similarity)
             assert one.compiled is not None
             assert other.compiled is None
-            for name in ("_query_scale", "_gallery_scale", "_query_square", "_gallery_square", "_query_norm"):
+            for name in (
+                "_query_scale",
+                "_gallery_scale",
+                "_query_square",
+                "_gallery_square",
+                "_query_norm",
+                "_query_square_low",
+            ):
                 assert torch.equal(getattr(one, name), getattr(other, name)), (kind, name)
 
     @pytest.mark.parametrize("scale", [1e-310, 5e-324 * 2**40, 1e300])

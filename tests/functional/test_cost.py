@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.cost import plan_evaluation
-from fewshot_callbacks.functional.ranks import choose_layout
+from fewshot_callbacks.functional.ranks import choose_layout, item_bytes, least_bytes
 from fewshot_callbacks.functional.similarity import ScoreTiles
 from fewshot_callbacks.functional.walkers import ranking_pass
 
@@ -37,12 +37,23 @@ def test_tiles_cover_every_pair_once(queries, gallery, dim, memory_mb, relevant)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(2**25, 2**34), st.integers(1, 1024), st.integers(0, 500), st.integers(1, 16))
-def test_a_layout_keeps_to_its_budget(memory_bytes, dim, relevant, threads):
-    layout = choose_layout(memory_bytes, 200_000, 200_000, dim, relevant, threads=threads)
-    if layout.columns > 16 and layout.block > 16:  # smaller ones are not made, whatever the budget
-        assert layout.bytes <= memory_bytes
+@given(st.integers(0, 2**34), sizes, st.integers(1, 4096), st.integers(0, 500), st.integers(1, 16))
+def test_a_layout_keeps_to_its_budget_or_to_the_least_that_is_possible(memory_bytes, items, dim, relevant, threads):
+    shape = items, items, dim, relevant
+    least = least_bytes(*shape, threads=threads)
+    layout = choose_layout(max(memory_bytes, least), *shape, threads=threads)
+    assert layout.bytes <= max(memory_bytes, least)
+    assert layout.bytes > item_bytes(items, items)
     assert layout.rows <= max(layout.columns, 16)
+
+
+def test_the_least_budget_by_hand():
+    # 16 rows x 16 columns at least; 500 bytes for each item that is both query and gallery item
+    assert item_bytes(1000, 1000) == 500_000
+    plan = plan_evaluation(1000, 1000, 64, memory_mb=0.001)
+    assert plan.least_bytes == least_bytes(1000, 1000, 64, 64) > 500_000
+    assert plan_evaluation(1000, 1000, 64).least_bytes == plan.least_bytes
+    assert plan.needed_bytes <= plan.least_bytes
 
 
 def test_more_memory_means_fewer_tiles():

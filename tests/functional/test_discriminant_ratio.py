@@ -1,4 +1,5 @@
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -36,8 +37,32 @@ def by_definition(embeddings, labels, eps=EPS, skip_singletons=False):
         embeddings, labels = embeddings[keep], labels[keep]
     if len(labels) == 0 or max(counts.values()) == 1 or bool((embeddings == embeddings[0]).all()):
         return math.nan
-    within, between, _ = traces(embeddings, labels)
-    return between / (within + eps)
+    within, between, total = traces(embeddings, labels)
+    return between / (within + eps * total)
+
+
+def exact_ratio(embeddings, labels, eps=0.0, skip_singletons=False):
+    """J in rational arithmetic, without a rounding; inf where the classes are points, NaN where it says nothing."""
+    rows, labels = [[Fraction(x) for x in row] for row in embeddings.tolist()], labels.tolist()
+    members = {label: [row for row, own in zip(rows, labels, strict=True) if own == label] for label in set(labels)}
+    if skip_singletons:
+        members = {label: own for label, own in members.items() if len(own) > 1}
+    rows = [row for own in members.values() for row in own]
+    if len(rows) == len(members):
+        return math.nan
+
+    def mean(rows):
+        return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+
+    def scatter(rows, centre):
+        return sum((x - m) ** 2 for row in rows for x, m in zip(row, centre, strict=True))
+
+    within = sum(scatter(own, mean(own)) for own in members.values())
+    total = scatter(rows, mean(rows))
+    if total == 0:
+        return math.nan
+    bottom = within + Fraction(eps) * total
+    return (total - within) / bottom if bottom else math.inf  # a fraction: J may lie beyond what a float holds
 
 
 def made(items=60, classes=5, dim=8, dtype=torch.float64):
@@ -97,13 +122,13 @@ class TestDefinition:
 
     def test_the_two_scatters_add_up_to_the_total(self):
         embeddings, labels = made()
-        # J at two values of eps gives both traces
-        j, shifted = (discriminant_ratio(embeddings, labels, eps=eps).item() for eps in (0.0, 100.0))
-        within = 100.0 * shifted / (j - shifted)
-        between = j * within
         reference = traces(embeddings, labels)
-        assert within + between == pytest.approx(reference[2], rel=1e-10)
-        assert (within, between) == pytest.approx(reference[:2], rel=1e-10)
+        assert reference[0] + reference[1] == pytest.approx(reference[2], rel=1e-12)
+        # J at eps = 1 is Tr(S_B) / (Tr(S_W) + Tr(S_T)), from which Tr(S_T) follows beside J
+        j, mixed = (discriminant_ratio(embeddings, labels, eps=eps).item() for eps in (0.0, 1.0))
+        within = ClassMoments.of(embeddings, labels).scatter.sum().item()
+        assert (within, j * within) == pytest.approx(reference[:2], rel=1e-12)
+        assert j * within / mixed - within == pytest.approx(reference[2], rel=1e-12)
 
     def test_chance_and_separation(self):
         embeddings, labels = made(2000, 10, 16)
@@ -157,6 +182,104 @@ def textbook_float32(embeddings, labels):
     return float((total - within) / within)
 
 
+OUTLIERS = st.sampled_from([None, 1e3, 1e10, "largest"])
+
+
+@st.composite
+def extreme_sets(draw):
+    """Random classes at any scale and offset, perhaps with a huge item that is alone in its class, or is not."""
+    dtype = draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
+    items, classes, dim = draw(st.integers(2, 14)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    labels = torch.randint(0, classes, (items,), generator=generator)
+    embeddings = torch.randn(classes, dim, generator=generator, dtype=torch.float64)[labels]
+    embeddings += draw(st.sampled_from([0.0, 0.1, 1.0])) * torch.randn(embeddings.shape, generator=generator)
+    embeddings += draw(st.sampled_from([0.0, 1.0, 1e3, 1e7, -1e12]))
+    # float64 embeddings need squares of which float64 knows nothing
+    widest = 290 if dtype == torch.float64 else 30
+    exponents = [-widest, -8, 0, 3] if dtype == torch.float16 else [-widest, -30, -8, 0, 18, 30, widest]
+    embeddings *= 10.0 ** draw(st.sampled_from(exponents))
+    embeddings = embeddings.to(dtype).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    outlier = draw(OUTLIERS)
+    if outlier is not None:
+        place = draw(st.integers(0, items - 1))
+        limit = 1e300 if dtype == torch.float64 else torch.finfo(dtype).max
+        embeddings[place] = limit if outlier == "largest" else min(outlier * embeddings.abs().max().item(), limit)
+        labels[place] = draw(st.sampled_from([99, int(labels[place])]))
+    order = torch.randperm(items, generator=generator)
+    return embeddings[order], labels[order]
+
+
+def assert_close_to_exact(found, exact, dtype):
+    """Relative to J (1 + 1 / sqrt(J)): centres are as exact as the scatter around them."""
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    limit = torch.finfo(found.dtype)
+    exact = (
+        exact if isinstance(exact, float) else float(exact) if exact < limit.max else math.inf
+    )  # as the dtype rounds it
+    rel = 1e-12 if found.dtype == torch.float64 else 1e-6
+    tolerance = rel * (exact + math.sqrt(exact)) if exact < math.inf else 0
+    assert found.item() == pytest.approx(exact, rel=0, abs=max(tolerance, 1e-28), nan_ok=True)
+
+
+class TestExtremes:
+    @settings(max_examples=120, deadline=None)
+    @given(extreme_sets(), st.booleans(), st.sampled_from([0.0, EPS, 0.25]))
+    def test_equals_rational_arithmetic(self, batch, skip_singletons, eps):
+        embeddings, labels = batch
+        exact = exact_ratio(embeddings, labels, eps, skip_singletons)
+        options = {"eps": eps, "skip_singletons": skip_singletons}
+        assert_close_to_exact(discriminant_ratio(embeddings, labels, **options), exact, embeddings.dtype)
+        moments = ClassMoments.of(embeddings, labels)
+        assert_close_to_exact(moments.discriminant_ratio(**options), exact, torch.float64)
+
+    @settings(max_examples=60, deadline=None)
+    @given(extreme_sets(), st.booleans(), st.lists(st.integers(0, 14), max_size=4), st.randoms(use_true_random=False))
+    def test_merged_batches_equal_rational_arithmetic(self, batch, skip_singletons, cuts, random):
+        embeddings, labels = batch
+        cuts = sorted(min(cut, len(labels)) for cut in cuts)
+        parts = [
+            ClassMoments.of(embeddings[a:b], labels[a:b]) for a, b in zip([0, *cuts], [*cuts, len(labels)], strict=True)
+        ]
+        random.shuffle(parts)
+        while len(parts) > 1:
+            parts.append(parts.pop(0).merge(parts.pop(0)))
+        exact = exact_ratio(embeddings, labels, EPS, skip_singletons)
+        assert_close_to_exact(parts[0].discriminant_ratio(skip_singletons=skip_singletons), exact, torch.float64)
+
+    @settings(max_examples=50, deadline=None)
+    @given(
+        exponent=st.integers(-300, 299),
+        place=st.integers(0, 59),
+        normalize=st.booleans(),
+        dtype=st.sampled_from([torch.float32, torch.float64]),
+    )
+    def test_neither_the_scale_nor_the_order_matters(self, exponent, place, normalize, dtype):
+        embeddings, labels = made(dtype=dtype)
+        expected = discriminant_ratio(embeddings, labels, normalize=normalize)
+        scale = 10.0 ** (exponent if dtype == torch.float64 else exponent // 10)
+        order = torch.arange(60).roll(-place)
+        moved = discriminant_ratio((embeddings * scale)[order], labels[order], normalize=normalize)
+        torch.testing.assert_close(moved, expected, rtol=1e-13 if dtype == torch.float64 else 1e-5, atol=0)
+
+    def test_an_outlier_that_is_left_out_changes_nothing(self):
+        embeddings, labels = made(dtype=torch.float32)
+        expected = discriminant_ratio(embeddings[1:], labels[1:])
+        embeddings[0], labels[0] = torch.finfo(torch.float32).max, 99
+        for order in (torch.arange(60), torch.arange(60).flip(0)):
+            found = discriminant_ratio(embeddings[order], labels[order], skip_singletons=True)
+            assert torch.equal(found, expected)
+            found = ClassMoments.of(embeddings[order], labels[order]).discriminant_ratio(skip_singletons=True)
+            assert torch.equal(found.float(), expected)
+
+    def test_normalisation_reaches_the_smallest_and_the_largest_vectors(self):
+        embeddings, labels = made()
+        lengths = 10.0 ** torch.linspace(-290, 290, 60, dtype=torch.float64).unsqueeze(1)
+        expected = discriminant_ratio(embeddings, labels, normalize=True)
+        found = discriminant_ratio(lengths * embeddings, labels, normalize=True)
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
+
+
 class TestNothingToSay:
     def test_all_singletons(self):
         embeddings = torch.randn(6, 3)
@@ -181,7 +304,8 @@ class TestNothingToSay:
     def test_classes_that_are_points_apart_are_infinitely_separated(self):
         embeddings, labels = torch.tensor([[0.0], [0.0], [2.0], [2.0]]), torch.tensor([0, 0, 1, 1])
         assert discriminant_ratio(embeddings, labels, eps=0.0).item() == math.inf
-        assert discriminant_ratio(embeddings, labels, eps=0.5).item() == 8.0
+        assert discriminant_ratio(embeddings, labels, eps=0.5).item() == 2.0
+        assert discriminant_ratio(embeddings, labels).item() == pytest.approx(1e30)  # EPS bounds it, in float32, too
 
     def test_one_class_is_not_separated_at_all(self):
         assert discriminant_ratio(torch.randn(5, 3), torch.zeros(5, dtype=torch.long)).item() == pytest.approx(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, training_dynamics
+from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, compare_dynamics, training_dynamics
 from fewshot_callbacks.functional.dynamics import Centering, check_centering
 
 NAMES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
@@ -162,12 +162,50 @@ def test_what_is_undefined_is_nan_with_a_reason(after: object, nan: set[str], wo
     assert any(words in reason for reason in step.undefined)
 
 
-def test_a_collapsed_space_has_no_scale() -> None:
-    step = training_dynamics(torch.ones(9, 4), torch.randn(9, 4), LABELS, shots=1)
-    assert math.isnan(step.alpha)
-    assert math.isnan(step.norm_ratio)
-    assert math.isfinite(step.con_div)
-    assert "collapsed" in step.undefined[0]
+@pytest.mark.parametrize("centering", ["points", "coordinates"])
+@pytest.mark.parametrize("point", [[1.0, 1.0, 1.0, 1.0], [0.1, -0.7, 1 / 3, 12.3], [0.0, 0.0, 0.0, 0.0]])
+@pytest.mark.parametrize(
+    "after", [lambda: torch.randn(9, 4), lambda: 1e-8 * torch.randn(9, 4), lambda: torch.ones(9, 4) * 7]
+)
+def test_a_collapsed_space_has_no_scale_and_no_distances(after, point, centering) -> None:
+    step = training_dynamics(torch.tensor([point] * 9), after(), LABELS, shots=1, centering=centering)
+    if "moved no embedding" not in step.undefined[0]:
+        assert all("collapsed" in reason for reason in step.undefined)
+    assert all(math.isnan(getattr(step, name)) for name in NAMES)
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-6])
+def test_distances_below_what_is_added_to_them_are_none(size: float) -> None:
+    """Rounding noise around one point: alpha is what it is, but the ratios of distances are those of EPSILON."""
+    before = 0.5 + size * torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    after = torch.randn(9, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    step = training_dynamics(before, after, LABELS, shots=1)
+    assert math.isnan(step.con_div)
+    assert math.isnan(step.con_alpha)
+    assert math.isnan(step.div_alpha)
+    assert any("all embeddings of 1 of 1 episodes were one point" in reason for reason in step.undefined)
+    assert math.isfinite(training_dynamics(1e3 / size * before, after, LABELS, shots=1).con_div)
+
+
+def test_one_collapsed_episode_of_two_leaves_no_ratio() -> None:
+    before, after = torch.randn(2, 9, 4), torch.randn(2, 9, 4)
+    before[1] = 3.0
+    step = training_dynamics(before.flatten(0, 1), after.flatten(0, 1), LABELS.repeat(2), shots=1, episodes=2)
+    assert math.isnan(step.con_div)
+    assert math.isfinite(step.alpha)
+    assert len(step.undefined) == 1
+    assert step.undefined[0].startswith("all embeddings of 1 of 2 episodes were one point before the step (collapsed)")
+
+
+def test_a_collapsed_step_counts_for_nothing_in_a_comparison() -> None:
+    generator = torch.Generator().manual_seed(0)
+    steps = [training_dynamics(*torch.randn(2, 9, 4, generator=generator), LABELS, shots=1) for _ in range(6)]
+    collapsed = training_dynamics(torch.ones(9, 4), torch.randn(9, 4, generator=generator), LABELS, shots=1)
+    plain = DynamicsHistory(tuple(range(6)), tuple(steps))
+    with_it = DynamicsHistory(tuple(range(7)), (*steps, collapsed))
+    one, other = compare_dynamics(plain, plain), compare_dynamics(with_it, plain)
+    for name in ("norm_ratio", "con_alpha", "div_alpha", "con_div"):
+        assert repr(one.measures[name]) == repr(other.measures[name])
 
 
 def test_one_class_has_nothing_to_go_away_from() -> None:

@@ -8,16 +8,16 @@ import torch
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.grouped_recall import grouped_recall, label_groups
-from fewshot_callbacks.functional.intervals import normal_quantile
+from fewshot_callbacks.functional.grouped_recall import check_unmatched, grouped_recall, label_groups
+from fewshot_callbacks.functional.intervals import mean_interval
 from fewshot_callbacks.functional.kernels import use
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.similarity import ScoreTiles
 from tests.functional.brute_force import BruteForce
 
 
-def by_loops(queries, labels, split, k, gallery=None, gallery_labels=None, **kwargs):
-    """Recall@K of each group of one split, or None where a group has no query with a match."""
+def by_loops(queries, labels, split, k, gallery=None, gallery_labels=None, unmatched="exclude", **kwargs):
+    """Recall@K of each group of one split, or None where a group has no query with a match; or with misses."""
     values = []
     for group in split.tolist():
         mine = np.isin(labels, group)
@@ -26,8 +26,17 @@ def by_loops(queries, labels, split, k, gallery=None, gallery_labels=None, **kwa
             theirs = np.isin(gallery_labels, group)
             case |= {"gallery": gallery[theirs], "gallery_labels": gallery_labels[theirs]}
         reference = BruteForce(**case)
-        values.append(reference.recall_at(k) if reference.matched else None)
+        recall = reference.recall_at(k) if reference.matched else None
+        if unmatched == "miss":  # a mean over all queries of the group, as in equation 5 of the paper
+            recall = (recall or 0.0) * len(reference.matched) / mine.sum()
+        values.append(recall)
     return values
+
+
+def any_match(labels, split, gallery_labels=None):
+    """Whether any query of the groups of a split has the label of a candidate."""
+    candidates, least = (labels, 2) if gallery_labels is None else (gallery_labels, 1)
+    return any((candidates == label).sum() >= least for label in labels[np.isin(labels, split)])
 
 
 @st.composite
@@ -46,6 +55,7 @@ def grouped_cases(draw):
         count = draw(st.integers(1, 18))
         case |= {"gallery": vectors(count), "gallery_labels": names[rng.integers(0, classes + 2, count)]}
     case["similarity"] = draw(st.sampled_from(["cosine", "dot", "euclidean"]))
+    case["unmatched"] = draw(st.sampled_from(["exclude", "miss"]))
     case["ties"] = draw(st.sampled_from(["expected", "optimistic", "pessimistic"]))
     return case, draw(st.integers(2, 4)), draw(st.integers(0, 5)), draw(st.integers(1, 3))
 
@@ -72,7 +82,11 @@ def test_equals_loops_over_groups(drawn):
         expected = {k: [by_loops(split=split, k=k, **case) for split in splits] for k in ks}
     except AssertionError:  # too many orders of tied candidates to enumerate
         reject()
-    if any(None in values for values in expected[1]):
+    nothing = any(None in values for values in expected[1])
+    if case["unmatched"] == "miss":
+        known = {"gallery_labels": case["gallery_labels"]} if "gallery" in case else {}
+        nothing = not all(any_match(case["labels"], split, **known) for split in splits)
+    if nothing:
         with pytest.raises(ValueError, match=r"none of the \d+ queries of group \d+ .* has a match"):
             run()
         return
@@ -86,9 +100,8 @@ def test_equals_loops_over_groups(drawn):
         if groups < 2:
             assert all(math.isnan(end) for end in result.intervals[k])
         else:
-            half = normal_quantile(0.95) * values.std(axis=1, ddof=1).mean() / math.sqrt(groups)
-            interval = (values.mean() - half, values.mean() + half)
-            assert result.intervals[k] == pytest.approx(interval, abs=1e-12)
+            ends = np.mean([mean_interval(torch.from_numpy(split)) for split in values], axis=0)
+            assert result.intervals[k] == pytest.approx(tuple(ends), abs=1e-9)
 
 
 def test_a_gallery_of_other_labels_alone_is_refused():
@@ -184,7 +197,7 @@ class TestValue:
         assert all(more > fewer + 0.04 for fewer, more in itertools.pairwise(plain))
         assert plain[3] > plain[0] + 0.2
         half = grouped_recall(embeddings, labels).intervals[1].half_width
-        assert max(grouped) - min(grouped) < half < 0.05
+        assert max(grouped) - min(grouped) < half < 0.06
 
     def test_two_sets_search_the_gallery_of_the_group(self):
         # each label has one query and one gallery item beside it; label 9 is in the gallery alone, right at query 0
@@ -204,6 +217,20 @@ class TestValue:
         labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
         result = grouped_recall(embeddings, labels, group_size=2, similarity="euclidean")
         assert result.at[1] == 1.0
+        # the groups are pairs of labels: in that of label 3 one query of three has nothing to find
+        counted = grouped_recall(embeddings, labels, group_size=2, similarity="euclidean", unmatched="miss")
+        assert counted.at[1] == pytest.approx((1 + 2 / 3) / 2)
+        assert (result.unmatched, counted.unmatched) == ("exclude", "miss")
+        with pytest.raises(ValueError, match=r"unmatched='miss' cannot be compared with unmatched='exclude'"):
+            counted.minus(result)
+
+    def test_a_group_without_a_match_is_missed_if_another_has_one(self):
+        labels = torch.tensor([0, 0, 1, 1, 2, 3])
+        seed = next(s for s in range(99) if {2, 3} in [set(g) for g in label_groups(labels, 2, seed=s)[0].tolist()])
+        embeddings = torch.nn.functional.one_hot(labels).float()
+        with pytest.raises(ValueError, match="none of the 2 queries of group"):
+            grouped_recall(embeddings, labels, group_size=2, seed=seed)
+        assert grouped_recall(embeddings, labels, group_size=2, seed=seed, unmatched="miss").at[1] == 0.5
 
     def test_repeats_average_and_tighten_nothing_but_the_split(self):
         embeddings, labels = made()
@@ -212,9 +239,9 @@ class TestValue:
         values = np.array([by_loops(embeddings.numpy(), labels.numpy(), split, 1) for split in splits])
         assert once[0].at[1] == pytest.approx(values[0].mean(), abs=1e-12)
         assert once[1].at[1] == pytest.approx(values.mean(), abs=1e-12)
-        half = normal_quantile(0.95) * values.std(axis=1, ddof=1) / 2
-        assert once[0].intervals[1].half_width == pytest.approx(half[0], abs=1e-12)
-        assert once[1].intervals[1].half_width == pytest.approx(half.mean(), abs=1e-12)
+        ends = np.array([mean_interval(torch.from_numpy(split)) for split in values])
+        assert once[0].intervals[1] == pytest.approx(tuple(ends[0]), abs=1e-12)
+        assert once[1].intervals[1] == pytest.approx(tuple(ends.mean(axis=0)), abs=1e-12)
 
     def test_confidence_widens_the_interval(self):
         embeddings, labels = made()
@@ -222,8 +249,7 @@ class TestValue:
             grouped_recall(embeddings, labels, confidence=confidence).intervals[1].half_width
             for confidence in (0.5, 0.95, 0.999)
         ]
-        quantiles = [normal_quantile(confidence) for confidence in (0.5, 0.95, 0.999)]
-        assert widths == pytest.approx([widths[0] / quantiles[0] * q for q in quantiles], rel=1e-12)
+        assert widths[0] < widths[1] / 2 < widths[2] / 4
 
     def test_order_names_and_memory_change_nothing(self):
         embeddings, labels = made()
@@ -302,10 +328,15 @@ class TestRefusals:
         with pytest.raises(ValueError, match=message):
             grouped_recall(**({"embeddings": embeddings, "labels": labels, "group_size": 4} | change))
 
+    def test_an_unknown_setting_of_unmatched_queries(self):
+        with pytest.raises(ValueError, match=r"there is no unmatched='zero'. Pass 'exclude' .* 'miss' to count"):
+            check_unmatched("zero")
+
     def test_a_group_without_any_match(self):
         labels = torch.arange(4)
-        with pytest.raises(ValueError, match=r"none of the 2 queries of group 0 \(labels \[\d, \d\]\) has a match"):
-            grouped_recall(torch.randn(4, 3), labels, group_size=2)
+        for unmatched in ("exclude", "miss"):
+            with pytest.raises(ValueError, match=r"none of the 2 queries of group 0 \(labels \[\d, \d\]\) has a match"):
+                grouped_recall(torch.randn(4, 3), labels, group_size=2, unmatched=unmatched)
 
     def test_a_group_without_any_gallery_item(self):
         queries, labels = torch.randn(20, 3), torch.arange(20)

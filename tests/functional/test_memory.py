@@ -64,8 +64,15 @@ def beyond(n: int, classes: int, dim: int, memory_mb: int) -> float:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the accounts of Linux")
 @pytest.mark.parametrize(
     ("n", "classes", "dim", "memory_mb"),
-    [(12_000, 226, 128, 64), (12_000, 226, 128, 256), (6_000, 4, 128, 64)],
-    ids=["small-budget", "large-budget", "many-relevant"],
+    [
+        (12_000, 226, 128, 64),
+        (12_000, 226, 128, 256),
+        (6_000, 4, 128, 64),
+        (4_000, 75, 32, 34),
+        (4_000, 75, 32, 16),
+        (4_000, 75, 32, 8),
+    ],
+    ids=["small-budget", "large-budget", "many-relevant", "34-MB", "16-MB", "8-MB"],
 )
 def test_no_more_memory_than_was_granted(n, classes, dim, memory_mb):
     assert beyond(n, classes, dim, memory_mb) < 1.1 * memory_mb

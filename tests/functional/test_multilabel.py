@@ -1,6 +1,7 @@
 import itertools
 import math
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -158,3 +159,29 @@ GOOD = {"embeddings": torch.ones(3, 2), "targets": torch.ones(3, 2)}
 def test_bad_input_is_refused(change, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         evaluate_multilabel(**(GOOD | change))
+
+
+LABELS = (1, 2, 30, 54, 1022, 1023, 1024, 1074, 2500)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    grades=st.lists(st.sampled_from([0, *LABELS]) | st.integers(0, max(LABELS)), min_size=1, max_size=6),
+    tied=st.booleans(),
+    k=st.integers(1, 6),
+)
+def test_any_number_of_shared_labels_equals_rational_arithmetic(grades, tied, k):
+    """The query has all labels, candidate j the first `grades[j]`: j shares so many, and lies further away the larger j."""
+    targets = (torch.arange(max(LABELS)) < torch.tensor(grades)[:, None]).long()
+    gallery = torch.ones(len(grades), 1) if tied else torch.arange(len(grades)).float()[:, None]
+    report = evaluate_multilabel(
+        torch.zeros(1, 1), torch.ones(1, max(LABELS), dtype=torch.int64), gallery, targets, similarity="euclidean",
+        ndcg_k=(k,),
+    )  # fmt: skip
+    gains = [Fraction(2**grade - 1) for grade in grades]
+    discounts = [1 / Fraction(math.log2(rank + 1)) for rank in range(1, min(k, len(grades)) + 1)]
+    mean = sum(gains) / len(gains)
+    found = sum(d * (mean if tied else gain) for d, gain in zip(discounts, gains, strict=False))
+    best = sum(d * gain for d, gain in zip(discounts, sorted(gains, reverse=True), strict=False))
+    expected = float(found / best) if best else math.nan
+    assert report.per_query[f"ndcg@{k}"].item() == pytest.approx(expected, rel=1e-13, abs=1e-300, nan_ok=True)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import prototype_accuracy as module
 from fewshot_callbacks.functional.prototype_accuracy import prototype_accuracy
+from fewshot_callbacks.functional.similarity import ScoreTiles
 from tests.functional import brute_force
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
@@ -112,54 +113,40 @@ def test_tiles_and_layout_change_nothing(similarity, kind):
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_the_exact_roads_agree_with_the_product(similarity, monkeypatch):
+def test_exact_scores_agree_with_the_product(similarity, monkeypatch):
     items, labels = torch.randn(300, 10), torch.randint(40, (300,))
     found = one_set(items, labels, similarity)
-    call = module._Estimator.__call__
+    tile = ScoreTiles.tile
 
-    def vague(self, integers):
-        estimates, error = call(self, integers)
+    def vague(self, rows, columns, rung):
+        estimates, error = tile(self, rows, columns, rung)
         return estimates, error + 1e9
 
-    monkeypatch.setattr(module._Estimator, "__call__", vague)  # every pair is decided exactly
-    for share in (0.0, 2.0):  # by products of slices of whole tiles, then pair by pair
-        monkeypatch.setattr(module, "MANY_OPEN", share)
-        same(one_set(items, labels, similarity), found)
+    monkeypatch.setattr(ScoreTiles, "tile", vague)  # every pair is decided exactly
+    same(one_set(items, labels, similarity), found)
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(-(2**41), 2**41), st.integers(-(2**61), 2**61)), min_size=1, max_size=6),
-    st.integers(1, 2**24),
-    st.sampled_from(SIMILARITIES),
-)
-def test_exact_similarities_are_the_fractions_rounded(components, count, similarity):
-    q, s = zip(*components, strict=True)
-    grid = module._Grid(similarity, 1.0, 40, len(q))
-    prototypes = module._Prototypes.of(grid, torch.tensor([s]), torch.tensor([count]))
-    found = module._exact(grid, torch.tensor([q]), prototypes, lambda a, b: (a * b).sum(dim=-1)).item() * 2.0**80
-    dot = Fraction(sum(a * b for a, b in components), count)
-    square = Fraction(sum(b * b for b in s), count**2)
-    if similarity == "dot":
-        assert found == pytest.approx(float(dot), rel=3e-16)
-    elif similarity == "euclidean":
-        assert found == pytest.approx(float(2 * dot - square), rel=3e-16)
-    elif square:
-        assert found / 2.0**40 == pytest.approx(float(dot) / math.sqrt(square), rel=2e-15)
-    tile = module._exact(grid, torch.tensor([q]), prototypes, lambda a, b: a @ b.T).item() * 2.0**80
-    assert tile == found
+@given(st.lists(st.integers(-(2**61), 2**61), min_size=1, max_size=6), st.integers(1, 2**24))
+def test_means_are_the_fractions_rounded(sums, count):
+    grid = torch.full((1, len(sums)), 2.0**-40, dtype=torch.float64)
+    found = module._mean(torch.tensor([sums]), torch.tensor([count]), grid)
+    assert found[0].tolist() == [float(Fraction(value, count)) * 2.0**-40 for value in sums]
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_estimates_keep_their_bound(similarity):
-    items = torch.randn(200, 33, dtype=torch.float64) * 10 ** torch.randn(200, 1).double() + 5
-    grid = module._Grid.of(items, items, similarity)
-    integers, count = grid.integers(items), torch.randint(1, 1000, (200,))
-    prototypes = module._Prototypes.of(grid, integers * count[:, None] + 7, count)
-    estimates, error = module._Estimator(grid, prototypes)(integers)
-    exact = module._exact(grid, integers, prototypes, lambda a, b: a @ b.T)
-    assert ((estimates - exact).abs() <= error[:, None]).all()
-    assert float(error.max()) < 1e-13 * 40 * max(1.0, float(exact.abs().max()))
+@pytest.mark.parametrize("huge", [1e18, float(torch.finfo(torch.float32).max)])
+def test_one_huge_item_spoils_no_other_class(similarity, huge):
+    labels = torch.arange(60) % 6
+    items = torch.randn(60, 12) + 2 * torch.randn(6, 12)[labels]
+    items[0] = huge
+    expected = brute_force.prototype_accuracy(items.numpy(), labels.numpy(), similarity=similarity)
+    found = one_set(items, labels, similarity)
+    same(found[1:][labels[1:] > 0], np.array(expected)[1:][labels[1:].numpy() > 0])
+    if similarity == "cosine":
+        same(found, expected)
+    if similarity == "euclidean":
+        assert found[labels > 0].mean() > 0.5
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -486,6 +487,28 @@ def test_settings_that_make_no_sense(change, message):
         evaluate_retrieval(*made(40, 4, 8), **change)
 
 
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(3, 60), st.sampled_from([0.5, 2.0]), st.booleans())
+def test_the_order_of_the_data_does_not_change_a_bit_of_the_report(seed, items, noise, two_sets):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 12, (items,), generator=generator).repeat(2) * 5 - 2**40
+    embeddings = (labels[:, None] % 7 + noise * torch.randn(2 * items, 4, generator=generator)).round(decimals=1)
+    order, other = (torch.randperm(len(labels), generator=generator) for _ in range(2))
+    options = {"macro": True, "per_class": True, "group_size": 3, "grouped_k": (1, 2), "recall_k": (1, 2)}
+    options |= {"similarity": "euclidean", "ndcg_k": (5,)}
+    if len(labels.unique()) < 3:
+        options |= {"group_size": None}
+    sets, permuted = (embeddings, labels), (embeddings[order], labels[order])
+    if two_sets:
+        sets, permuted = (*sets, *sets), (*permuted, embeddings[other], labels[other])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Grouped recall over 1 group")
+        report, again = evaluate_retrieval(*sets, **options), evaluate_retrieval(*permuted, **options)
+    assert repr(again.intervals) == repr(report.intervals)
+    assert again.metrics() == report.metrics()
+    assert again == report
+
+
 def test_intervals_hold_their_means():
     report = evaluate_retrieval(*made(600, 40, 8, noise=2.0))
     for name, interval in report.intervals.items():
@@ -498,3 +521,17 @@ def test_progress_ends_at_the_total():
     assert seen == sorted(seen)
     assert len(seen) > 3
     assert seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize("memory_mb", [3.0, 0.4, 1e-6])
+def test_small_budgets_change_no_number_and_one_that_cannot_be_kept_is_told(memory_mb):
+    embeddings, labels = made(600, 20, 6, noise=2.0)
+    report = evaluate_retrieval(embeddings, labels, memory_mb=memory_mb, group_size=5)
+    assert report == evaluate_retrieval(embeddings, labels, group_size=5)
+    told = report.memory_note
+    assert (told is not None) == (memory_mb < 0.5)
+    if told is not None:
+        assert report.messages[-1] == told
+        assert f"budget of {memory_mb:g} MB cannot be kept" in told
+        enough = float(told.split("memory_mb=")[1].split(" ")[0])
+        assert evaluate_retrieval(embeddings, labels, memory_mb=enough).memory_note is None

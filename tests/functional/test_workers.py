@@ -193,3 +193,35 @@ class TestThreadsOfTheCaller:
                 evaluate_retrieval(*made(200, 20, 8), group_size=None, progress=interrupt)
             assert torch.get_num_threads() == 3
         assert alive() <= before
+
+
+@pytest.mark.parametrize("spaces", [1, 3])
+def test_tasks_are_taken_as_they_are_needed(spaces):
+    taken, done, most = 0, 0, 0
+
+    def tasks():
+        nonlocal taken, most
+        for number in range(1000):
+            taken += 1
+            most = max(most, taken - done)
+            yield Task(frozenset({number % 7}), nothing, 1)
+
+    def note(_):
+        nonlocal done
+        done += 1
+
+    run_tasks(tasks(), [None] * spaces, note)
+    assert (taken, done) == (1000, 1000)
+    assert spaces > 1 or most == 2  # with threads, `done` may be told later
+
+
+@pytest.mark.parametrize("spaces", [1, 3])
+def test_an_error_while_tasks_are_made_reaches_the_caller(spaces):
+    def tasks():
+        yield from [Task(frozenset(), nothing, 1)] * 5
+        raise ValueError("of the list")
+
+    before = alive()
+    with pytest.raises(ValueError, match="of the list"):
+        run_tasks(tasks(), [None] * spaces, nothing)
+    assert alive() <= before

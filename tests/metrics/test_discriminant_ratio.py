@@ -84,6 +84,22 @@ def test_states_of_two_ranks_with_labels_at_both_ends_of_int64():
     torch.testing.assert_close(metric.compute(), functional(embeddings.double(), labels).float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e18, 1e30])
+def test_agrees_with_the_function_at_any_scale_and_beside_an_outlier(scale, normalize, dtype):
+    embeddings, labels = (part.clone() for part in made())
+    embeddings = embeddings.to(dtype) * scale
+    embeddings[3], labels[3] = torch.finfo(torch.float32).max, 99
+    metric = fill(DiscriminantRatio(normalize=normalize, skip_singletons=True), embeddings, labels, [(0, 4), (4, 40)])
+    expected = functional(embeddings, labels, normalize=normalize, skip_singletons=True).float()
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-6, atol=0)
+    fresh, fresh_labels = made()
+    order = torch.cat([torch.arange(3), torch.arange(4, 40)])
+    plain = functional(fresh[order].double(), fresh_labels[order], normalize=normalize).float()
+    torch.testing.assert_close(expected, plain, rtol=1e-5, atol=0)
+
+
 def test_state_grows_with_classes_not_with_items():
     metric = DiscriminantRatio()
     for _ in range(5):
@@ -92,10 +108,11 @@ def test_state_grows_with_classes_not_with_items():
     assert {name: [tuple(part.shape) for part in parts] for name, parts in state.items()} == {
         "class_labels": [(4,)],
         "counts": [(4,)],
-        "means": [(4, 5)],
-        "scatter": [(4,)],
+        "origins": [(4, 5)],
+        "offsets": [(4, 5)],
+        "spread": [(4,)],
     }
-    assert state["means"][0].dtype == torch.float64
+    assert state["offsets"][0].dtype == torch.float64
 
 
 def test_within_scatter_is_the_mean_squared_distance_to_the_class_mean():

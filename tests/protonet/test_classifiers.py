@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -69,6 +71,39 @@ def test_bad_supports_are_refused() -> None:
     classifier.fit(torch.zeros(2, 2), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="The embeddings have 3 dimensions, those of the support 2"):
         classifier(torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("embed", [None, lambda items: items])
+@pytest.mark.parametrize("representation", ["mean", "nearest"])
+@pytest.mark.parametrize("head", [SoftmaxHead, DistanceRatioHead])
+@pytest.mark.parametrize("ask", ["probabilities", "predict"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_no_class_is_named_for_what_is_not_finite(bad, ask, head, representation, embed) -> None:
+    classifier = SupportClassifier(head(), representation, embed=embed).fit(torch.eye(2), torch.tensor([5, 6]))
+    queries = torch.eye(2)[[0, 1, 0]]
+    queries[1, 0] = bad
+    message = rf"SupportClassifier.{ask}: 1 of 3 rows of embeddings hold NaN or Inf, the first at index 1. .*drop them"
+    with pytest.raises(ValueError, match=message):
+        getattr(classifier, ask)(queries)
+    assert len(getattr(classifier, ask)(queries[:1])) == 1
+    assert len(getattr(classifier, ask)(queries[:0])) == 0
+    with pytest.raises(ValueError, match=r"ClassVectors.probabilities: 1 of 3 rows of embeddings hold NaN or Inf"):
+        ClassVectors(4, 2, head()).probabilities(queries)
+
+
+@pytest.mark.parametrize("ask", ["probabilities", "predict"])
+def test_distances_that_overflow_name_no_class(ask: str) -> None:
+    classifier = SupportClassifier(SoftmaxHead()).fit(torch.eye(2), torch.tensor([5, 6]))
+    queries = torch.tensor([[0.0, 1.0], [1e200, 0.0]], dtype=torch.float64)
+    with pytest.raises(
+        ValueError, match=rf"{ask}: the logits of 1 of 2 embeddings are not finite, the first at index 1"
+    ):
+        getattr(classifier, ask)(queries)
+    layer = ClassVectors(2, 2, SoftmaxHead())
+    with torch.no_grad():
+        layer.vectors.fill_(math.nan)
+    with pytest.raises(ValueError, match=r"ClassVectors.probabilities: the logits of 1 of 1 .* its class vectors"):
+        layer.probabilities(queries[:1])
 
 
 def test_half_precision_embeddings_give_float32_probabilities() -> None:

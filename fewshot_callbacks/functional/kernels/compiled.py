@@ -20,10 +20,19 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from fewshot_callbacks.functional.kernels.exact import (  # noqa: F401 - one door to all compiled kernels
+    Pairs,
+    Vectors,
+    block_keys,
+    class_keys,
+    close_score,
+    key,
+    keys,
+    squares,
+)
+
 FEW = 96
 """So many thresholds are compared faster than searched."""
-MEMBERS = 256
-"""So many items of a class are split into slices at a time."""
 RUN = 256
 """Columns that are handled at once: their tables and counters stay in the second cache."""
 
@@ -34,25 +43,6 @@ _inlined = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=T
 _any_order = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 
 
-class Vectors(NamedTuple):
-    """The items of one side, and what turns their products into keys."""
-
-    values: NDArray[np.floating]  # (items, dim)
-    inverse_scale: NDArray[np.float64]  # (items,) power of two
-    factor: NDArray[np.float64]  # (items,) what a product of scaled vectors is multiplied with
-    square: NDArray[np.float64]  # (items,) exact squared length of the scaled vector
-
-
-class Pairs(NamedTuple):
-    """Queries, gallery, and how their keys are defined; see `similarity.ScoreTiles`."""
-
-    queries: Vectors
-    gallery: Vectors
-    similarity: int  # 0 cosine, 1 dot, 2 euclidean
-    slices: int
-    bits: int
-
-
 class Side(NamedTuple):
     """The items along one side of a tile. A side that asks nothing has no thresholds."""
 
@@ -60,7 +50,6 @@ class Side(NamedTuple):
     weight: NDArray[np.int64]  # (items,) how many equal items each stands for
     relevant: NDArray[np.int64]  # (items,)
     thresholds: NDArray[np.float64]  # (items, relevant) ascending
-    error: NDArray[np.float64]  # (items,) of a float64 product
     hits: NDArray[np.int32]  # (items, relevant + 1)
     ties: NDArray[np.int32]  # (items, relevant + 1)
     operand: NDArray[np.floating]  # (items, components) what is multiplied, item after item as they are here
@@ -93,205 +82,11 @@ class Pooled(NamedTuple):
     filled: NDArray[np.int64]  # (3,) pairs collected; pairs left open by the estimate; keys computed
 
 
-# ------------------------------------------------------------------------------------------------------ scores of pairs
-
-
-@_any_order
-def _product(left, right, left_scale, right_scale):
-    total = 0.0
-    for k in range(left.shape[0]):
-        total += (np.float64(left[k]) * left_scale) * (np.float64(right[k]) * right_scale)
-    return total
-
-
-@_any_order
-def _negative_distance(left, right, scale):
-    total = 0.0
-    for k in range(left.shape[0]):
-        difference = (np.float64(left[k]) - np.float64(right[k])) * scale
-        total -= difference * difference
-    return total
-
-
-@_any_order
-def _two_slices(left, right, left_scale, right_scale, base):
-    """Sums over products of slices whose places add to 0, 1, 2; each an integer without rounding."""
-    first = second = third = 0.0
-    for k in range(left.shape[0]):
-        x = np.float64(left[k]) * left_scale * base
-        x0 = np.rint(x)
-        x1 = np.rint((x - x0) * base)
-        y = np.float64(right[k]) * right_scale * base
-        y0 = np.rint(y)
-        y1 = np.rint((y - y0) * base)
-        first += x0 * y0
-        second += x0 * y1 + x1 * y0
-        third += x1 * y1
-    return first, second, third
-
-
-@_any_order
-def _three_slices(left, right, left_scale, right_scale, base):
-    first = second = third = fourth = fifth = 0.0
-    for k in range(left.shape[0]):
-        x = np.float64(left[k]) * left_scale * base
-        x0 = np.rint(x)
-        x = (x - x0) * base
-        x1 = np.rint(x)
-        x2 = np.rint((x - x1) * base)
-        y = np.float64(right[k]) * right_scale * base
-        y0 = np.rint(y)
-        y = (y - y0) * base
-        y1 = np.rint(y)
-        y2 = np.rint((y - y1) * base)
-        first += x0 * y0
-        second += x0 * y1 + x1 * y0
-        third += x0 * y2 + x1 * y1 + x2 * y0
-        fourth += x1 * y2 + x2 * y1
-        fifth += x2 * y2
-    return first, second, third, fourth, fifth
+# -------------------------------------------------------------------------------------- relevant pairs near some keys
 
 
 @_kernel
-def _slice_sums(pairs, i, j):
-    """The exact value of the product of two scaled vectors, rounded as the key is."""
-    queries, gallery = pairs.queries, pairs.gallery
-    left, right = queries.values[i], gallery.values[j]
-    left_scale, right_scale = queries.inverse_scale[i], gallery.inverse_scale[j]
-    base = 2.0**pairs.bits
-    unit = 1.0 / base
-    if pairs.slices == 2:
-        first, second, third = _two_slices(left, right, left_scale, right_scale, base)
-        return (third * unit**4 + second * unit**3) + first * unit**2
-    first, second, third, fourth, fifth = _three_slices(left, right, left_scale, right_scale, base)
-    if pairs.similarity == 2:
-        a = _three_slices(left, left, left_scale, left_scale, base)
-        b = _three_slices(right, right, right_scale, right_scale, base)
-        first = 2 * first - a[0] - b[0]
-        second = 2 * second - a[1] - b[1]
-        third = 2 * third - a[2] - b[2]
-        fourth = 2 * fourth - a[3] - b[3]
-        fifth = 2 * fifth - a[4] - b[4]
-    return (((fifth * unit**6 + fourth * unit**5) + third * unit**4) + second * unit**3) + first * unit**2
-
-
-@_kernel
-def _key(pairs, i, j):
-    return _key_of(pairs, _slice_sums(pairs, i, j), i, j)
-
-
-@_kernel
-def _key_of(pairs, total, i, j):
-    if pairs.similarity == 0:
-        length = np.sqrt(pairs.queries.square[i] * pairs.gallery.square[j])
-        if length == 0.0:
-            return 0.0
-        return min(max(total / length, -1.0), 1.0)
-    if pairs.similarity == 1:
-        return total * (pairs.queries.factor[i] * pairs.gallery.factor[j])
-    return min(total, 0.0)
-
-
-@_inlined
-def _score(pairs, i, j):
-    """The key up to the error of a float64 product."""
-    queries, gallery = pairs.queries, pairs.gallery
-    if pairs.similarity == 2:
-        return _negative_distance(queries.values[i], gallery.values[j], queries.inverse_scale[i])
-    product = _product(queries.values[i], gallery.values[j], queries.inverse_scale[i], gallery.inverse_scale[j])
-    return product * queries.factor[i] * gallery.factor[j]
-
-
-@_kernel
-def keys(pairs, rows, columns, out):
-    """The keys of the pairs (rows[p], columns[p])."""
-    for p in range(rows.shape[0]):
-        out[p] = _key(pairs, rows[p], columns[p])
-
-
-@_any_order
-def _split(row, scale, base, first, second):
-    """The two slices of a scaled row, as whole numbers."""
-    for k in range(row.shape[0]):
-        x = np.float64(row[k]) * scale * base
-        first[k] = np.rint(x)
-        second[k] = np.rint((x - first[k]) * base)
-
-
-@_any_order
-def _sliced(x0, x1, y0, y1):
-    first = second = third = 0.0
-    for k in range(x0.shape[0]):
-        first += x0[k] * y0[k]
-        second += x0[k] * y1[k] + x1[k] * y0[k]
-        third += x1[k] * y1[k]
-    return first, second, third
-
-
-@_kernel
-def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
-    """The keys of each query and the items of its class.
-
-    Args:
-        pairs: the vectors.
-        queries: (rows,) indices.
-        first: with one set, the place of the first of them in `gallery`, where the others follow; -1 if they do not.
-        start: (rows,) place in `gallery` where the query's class begins.
-        stop: (rows,) and where it ends.
-        gallery: (items,) indices in the order of classes.
-        same_set: a query is no candidate for itself, and the key of two queries is made once.
-        out: (rows, columns) where the keys are put, +inf for the query itself and behind the last.
-    """
-    dim = pairs.gallery.values.shape[1]
-    base = 2.0**pairs.bits
-    unit = 1.0 / base
-    own = np.empty((2, dim))
-    sliced = pairs.slices == 2
-    members = np.empty((2, MEMBERS if sliced else 0, dim))
-    rows = queries.shape[0]
-    r = np.int64(0)
-    while r < rows:
-        behind = r + 1  # the queries of one class
-        while behind < rows and start[behind] == start[r] and stop[behind] == stop[r]:
-            behind += 1
-        width = stop[r] - start[r]
-        for begin in range(0, width, MEMBERS):
-            end = min(begin + MEMBERS, width)
-            if sliced:  # every vector is split once, not for each pair
-                for m in range(begin, end):
-                    item = gallery[start[r] + m]
-                    scale = pairs.gallery.inverse_scale[item]
-                    _split(pairs.gallery.values[item], scale, base, members[0, m - begin], members[1, m - begin])
-            for q in range(r, behind):
-                row = out[q]
-                if sliced:
-                    scale = pairs.queries.inverse_scale[queries[q]]
-                    _split(pairs.queries.values[queries[q]], scale, base, own[0], own[1])
-                column = first + q - start[r]  # of this query in the rows of others
-                for m in range(begin, end):
-                    other = start[r] + m - first  # the row of this member, if it is a query here
-                    if same_set and gallery[start[r] + m] == queries[q]:
-                        row[m] = np.inf
-                    elif (
-                        same_set
-                        and first >= 0
-                        and 0 <= other < rows
-                        and (column < begin or (column < end and other < q))
-                    ):
-                        row[m] = out[other, column]  # made before
-                    elif sliced:
-                        sums = _sliced(own[0], own[1], members[0, m - begin], members[1, m - begin])
-                        total = (sums[2] * unit**4 + sums[1] * unit**3) + sums[0] * unit**2
-                        row[m] = _key_of(pairs, total, queries[q], gallery[start[r] + m])
-                    else:
-                        row[m] = _key(pairs, queries[q], gallery[start[r] + m])
-        for q in range(r, behind):
-            out[q, width:] = np.inf
-        r = behind
-
-
-@_kernel
-def near_keys(estimates, queries, members, error, closer, pairs, same_set, low, high, many, gaps, out):
+def near_keys(estimates, queries, members, error, pairs, same_set, low, high, many, gaps, out):
     """The keys of those pairs that may lie in one of some stretches; the others are counted between these.
 
     Args:
@@ -299,7 +94,6 @@ def near_keys(estimates, queries, members, error, closer, pairs, same_set, low, 
         queries: (rows,) indices.
         members: (columns,) indices.
         error: (rows,) of the estimates.
-        closer: (rows,) of float64 products.
         pairs: the vectors.
         same_set: a query is no candidate for itself.
         low: (stretches,) ascending, where they begin.
@@ -325,12 +119,12 @@ def near_keys(estimates, queries, members, error, closer, pairs, same_set, low, 
             if begun == 0 or high[begun - 1] < value - reach:
                 gaps[begun] += 1
                 continue
-            value = _score(pairs, queries[r], members[c])
-            begun = _begun(low, value + closer[r])
-            if begun == 0 or high[begun - 1] < value - closer[r]:
+            value, closer = close_score(pairs, queries[r], members[c])
+            begun = _begun(low, value + closer)
+            if begun == 0 or high[begun - 1] < value - closer:
                 gaps[begun] += 1
                 continue
-            out[filled] = _key(pairs, queries[r], members[c])
+            out[filled] = key(pairs, queries[r], members[c])
             filled += 1
     return filled, rows
 
@@ -352,14 +146,14 @@ def _begun(low, value):
 
 
 @_kernel
-def row_scales(values, out):
-    """For each row the smallest power of two that no component exceeds; 1 for a row of zeros."""
+def row_scales(values, of_zeros, out):
+    """For each row the largest power of two not above its largest component; `of_zeros` for a row of zeros."""
     for i in range(values.shape[0]):
         row = values[i]
         largest = row[0] * 0
         for k in range(row.shape[0]):
             largest = max(largest, abs(row[k]))
-        out[i] = 1.0 if largest == 0 else math.ldexp(1.0, math.frexp(np.float64(largest))[1])
+        out[i] = of_zeros if largest == 0 else math.ldexp(1.0, math.frexp(np.float64(largest))[1] - 1)
 
 
 @_kernel
@@ -372,36 +166,6 @@ def row_hashes(bits, odd, out):
             pattern = np.int64(row[k])
             total += (pattern ^ (pattern >> 29)) * odd[k]
         out[i] = total
-
-
-@_any_order
-def _dropped(row, scale, base, slices):
-    """Squared length of what the slices of a scaled row leave out, in units of the last slice."""
-    total = 0.0
-    for k in range(row.shape[0]):
-        rest = np.float64(row[k]) * scale * base
-        rest -= np.rint(rest)
-        for _ in range(1, slices):
-            rest *= base
-            rest -= np.rint(rest)
-        total += rest * rest
-    return total
-
-
-@_kernel
-def squares(values, inverse_scale, slices, bits, out, dropped):
-    """The exact squared length of each scaled row, rounded as a key is, and the length of what its slices leave out."""
-    base = 2.0**bits
-    unit = 1.0 / base
-    for i in range(values.shape[0]):
-        row, scale = values[i], inverse_scale[i]
-        dropped[i] = np.sqrt(_dropped(row, scale, base, slices)) * unit**slices
-        if slices == 2:
-            first, second, third = _two_slices(row, row, scale, scale, base)
-            out[i] = (third * unit**4 + second * unit**3) + first * unit**2
-        else:
-            first, second, third, fourth, fifth = _three_slices(row, row, scale, scale, base)
-            out[i] = (((fifth * unit**6 + fourth * unit**5) + third * unit**4) + second * unit**3) + first * unit**2
 
 
 @_kernel
@@ -508,11 +272,11 @@ def _place(side, item, value, error, weight):
 
 
 @_inlined
-def _place_key(side, item, key, weight):
+def _place_key(side, item, value, weight):
     """Count a candidate whose key is known."""
     relevant = side.relevant[item]
-    below = _below(side.thresholds[item], relevant, key)
-    not_above = _not_above(side.thresholds[item], relevant, key)
+    below = _below(side.thresholds[item], relevant, value)
+    not_above = _not_above(side.thresholds[item], relevant, value)
     side.hits[item, below] += weight
     if not_above > below:
         side.ties[item, below] -= weight
@@ -549,19 +313,19 @@ def _resolve(pairs, rows, i, columns, j, row_open, column_open, screened, pooled
         column_open = False
     if not (row_open or column_open):
         return
-    value = _score(pairs, query, item)
-    if row_open and _place(rows, i, value, rows.error[i], columns.weight[j]):
+    value, error = close_score(pairs, query, item)
+    if row_open and _place(rows, i, value, error, columns.weight[j]):
         row_open = False
-    if column_open and _place(columns, j, value, columns.error[j], rows.weight[i]):
+    if column_open and _place(columns, j, value, error, rows.weight[i]):
         column_open = False
     if not (row_open or column_open):
         return
-    key = _key(pairs, query, item)
+    value = key(pairs, query, item)
     pooled.filled[2] += 1
     if row_open:
-        _place_key(rows, i, key, columns.weight[j])
+        _place_key(rows, i, value, columns.weight[j])
     if column_open:
-        _place_key(columns, j, key, rows.weight[i])
+        _place_key(columns, j, value, rows.weight[i])
 
 
 @_inlined
@@ -758,7 +522,7 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
     """
     _, height, width = estimates.shape
     pair_factor = 2 if both else 1
-    keys, relevant = edges.thresholds[0], edges.relevant[0]
+    thresholds, relevant = edges.thresholds[0], edges.relevant[0]
     origin, scale, table = edge_margins.origin[0], edge_margins.scale[0], edge_margins.table[0]
     reach = edge_margins.reach[0]
     cells = table.shape[0]
@@ -771,7 +535,7 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
     lowest = highest = 0
     for r in range(height):
         i = first_row + r
-        error, rounding = rows.error[i], rows.rounding[i]
+        rounding = rows.rounding[i]
         for first in range(0, width, RUN):
             for half in range(2):
                 start, stop = _span(half, first, width, spans[r, 0], spans[r, 1])
@@ -797,22 +561,22 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                     if entry < 0:
                         k = ~entry
                         estimate = np.float64(value[c])
-                        while k < relevant and keys[k] + reach < estimate:
+                        while k < relevant and thresholds[k] + reach < estimate:
                             k += 1
-                        if k < relevant and keys[k] - reach <= estimate:
+                        if k < relevant and thresholds[k] - reach <= estimate:
                             query, item = rows.items[i], columns.items[start + c]
                             score = _operand_product(rows.operand[i], columns.operand[start + c])
-                            k = _below(keys, relevant, score - rounding)
-                            if k < relevant and keys[k] <= score + rounding:
-                                score = _score(pairs, query, item)
-                                k = _below(keys, relevant, score - error)
-                            if k < relevant and keys[k] <= score + error:
-                                key = _key(pairs, query, item)
-                                k = _below(keys, relevant, key)
-                                not_above = _not_above(keys, relevant, key)
-                                if not_above > k:
-                                    ties[k] -= weight
-                                    ties[not_above] += weight
+                            k = _below(thresholds, relevant, score - rounding)
+                            if k < relevant and thresholds[k] <= score + rounding:
+                                score, error = close_score(pairs, query, item)
+                                k = _below(thresholds, relevant, score - error)
+                                if k < relevant and thresholds[k] <= score + error:
+                                    score = key(pairs, query, item)
+                                    k = _below(thresholds, relevant, score)
+                                    not_above = _not_above(thresholds, relevant, score)
+                                    if not_above > k:
+                                        ties[k] -= weight
+                                        ties[not_above] += weight
                         hits[k] += weight
                     else:
                         hits[entry] += weight

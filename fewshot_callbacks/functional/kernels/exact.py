@@ -1,0 +1,502 @@
+"""Exact scores on the CPU: the true cosine, dot product or distance of two rows, rounded once to float64.
+
+A sum of products is accumulated twice: in float64, and, beside it, the sum of the rounding errors of the first (Dot2 of
+Ogita, Rump and Oishi, "Accurate sum and dot product", SIAM Journal on Scientific Computing 26, 2005). The result carries
+about 106 bits and a bound on its error. If both ends of that bound round to the same float64, this is the exact score
+(Ziv's test); otherwise the sum is made once more without any rounding (Shewchuk, "Adaptive precision floating-point
+arithmetic and fast robust geometric predicates", Discrete & Computational Geometry 18, 1997). The value therefore does not
+depend on the order of summation, the tile, the thread or the machine.
+
+Rows are scaled by powers of two, which rounds nothing. numba's cache of `compiled` does not notice a change of this file:
+delete the `*.nbi` files after one. All kernels release the interpreter's lock and use one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+COSINE, DOT, EUCLIDEAN = 0, 1, 2
+MEMBERS = 64
+"""Gallery items that are scored together: 64 x 512 components in float64 fit into the second-level cache."""
+PARTIALS = 64
+"""Numbers that an exact sum is held in; float64 spans 2,100 bits, so at most 40 of them do not overlap."""
+
+_kernel = numba.njit(nogil=True, cache=True, error_model="numpy")
+# inlined: a call would copy every field of each array argument onto the stack
+_inlined = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
+# any order: the error bound of a float64 product holds for every order of summation
+_any_order = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+
+
+class Vectors(NamedTuple):
+    """The rows of one side, and what turns their products into exact scores."""
+
+    values: NDArray[np.floating]  # (items, dim)
+    inverse_scale: NDArray[np.float64]  # (items,) power of two: times it, a row's largest component is in [1, 2)
+    factor: NDArray[np.float64]  # (items,) what a product of scaled rows is multiplied by to estimate the score
+    square: NDArray[np.float64]  # (items,) squared norm of the scaled row
+    square_low: NDArray[np.float64]  # (items,) and what rounding it to float64 left out
+
+
+class Pairs(NamedTuple):
+    """Queries, gallery, and how their scores are defined; see `similarity.ScoreTiles`."""
+
+    queries: Vectors
+    gallery: Vectors
+    similarity: int
+    single: bool  # both sides are float32: products of their components are exact in float64
+    inverse_unit: float  # power of two that distances are multiplied by
+    relative: float  # error of a float64 product of two rows, as a share of the product of their norms
+
+
+# ---------------------------------------------------------------------------------------- sums with their rounding errors
+
+
+@_inlined
+def _two_sum(a, b):
+    """A + b = sum + error, exactly (Knuth)."""
+    total = a + b
+    z = total - a
+    return total, (a - (total - z)) + (b - z)
+
+
+@_inlined
+def _two_product(a, b):
+    """A * b = product + error, exactly (Dekker; 134217729 = 2**27 + 1 splits a float64 into halves)."""
+    product = a * b
+    t = 134217729.0 * a
+    a_high = t - (t - a)
+    a_low = a - a_high
+    t = 134217729.0 * b
+    b_high = t - (t - b)
+    b_low = b - b_high
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+@_kernel
+def _dot(left, right, left_scale, right_scale, single):
+    """Dot product as high + low, and a bound on its error; the bound is 0 where nothing was rounded."""
+    total = low = errors = 0.0
+    for k in range(left.shape[0]):
+        x, y = np.float64(left[k]) * left_scale, np.float64(right[k]) * right_scale
+        if single:
+            product = x * y
+        else:
+            product, error = _two_product(x, y)
+            low += error
+            errors += abs(error)
+        total, error = _two_sum(total, product)
+        low += error
+        errors += abs(error)
+    total, low = _two_sum(total, low)
+    return total, low, _error_of_sum(errors, left.shape[0])
+
+
+@_inlined
+def _error_of_sum(errors, terms):
+    """Adding up `2 terms` rounding errors in float64 is off by at most this (Higham, section 4.2)."""
+    return (2 * terms + 4) * 2.0**-53 * errors
+
+
+@_kernel
+def _squared_distance(left, right, scale):
+    """Squared Euclidean distance of two rows times `scale`, as high + low; `_relative_error` bounds its error."""
+    total = low = 0.0
+    for k in range(left.shape[0]):
+        difference, rest = _two_sum(np.float64(left[k]) * scale, -(np.float64(right[k]) * scale))
+        square, error = _two_product(difference, difference)
+        low += error + 2 * difference * rest
+        total, error = _two_sum(total, square)
+        low += error
+    return _two_sum(total, low)
+
+
+@_inlined
+def _relative_error(dim):
+    """Of a sum of `dim` squares that is held as high + low: all terms have one sign, so nothing cancels."""
+    return (dim + 8.0) ** 2 * 2.0**-105
+
+
+@_kernel
+def _grow(partials, count, value):
+    """Add a number to an exact sum: `count` numbers that do not overlap, the smallest first."""
+    kept = 0
+    for i in range(count):
+        other = partials[i]
+        if abs(value) < abs(other):
+            value, other = other, value
+        high = value + other
+        low = other - (high - value)
+        if low != 0.0:
+            partials[kept] = low
+            kept += 1
+        value = high
+    partials[kept] = value
+    return kept + 1
+
+
+@_kernel
+def _rounded_sum(partials, count):
+    """An exact sum as float64 and what is left of it, rounded to nearest; a half goes to even only if nothing follows."""
+    place = count - 1
+    high, low = partials[place], 0.0
+    while place > 0 and low == 0.0:
+        place -= 1
+        high, low = _two_sum(high, partials[place])
+    if place > 0:
+        below = partials[place - 1]
+        if (low < 0.0) == (below < 0.0):
+            twice = 2.0 * low
+            if (high + twice) - high == twice:
+                return high + twice, low - twice + below
+        low += below
+    return high, low
+
+
+@_kernel
+def _exact_dot(left, right, left_scale, right_scale):
+    partials = np.zeros(PARTIALS)
+    count = 0
+    for k in range(left.shape[0]):
+        product, error = _two_product(np.float64(left[k]) * left_scale, np.float64(right[k]) * right_scale)
+        if error != 0.0:
+            count = _grow(partials, count, error)
+        count = _grow(partials, count, product)
+    return _rounded_sum(partials, count)
+
+
+@_kernel
+def _exact_squared_distance(left, right, scale):
+    partials = np.zeros(PARTIALS)
+    count = 0
+    for k in range(left.shape[0]):
+        difference, rest = _two_sum(np.float64(left[k]) * scale, -(np.float64(right[k]) * scale))
+        for one, other in ((difference, difference), (2.0 * difference, rest), (rest, rest)):
+            product, error = _two_product(one, other)
+            if error != 0.0:
+                count = _grow(partials, count, error)
+            if product != 0.0:
+                count = _grow(partials, count, product)
+    return _rounded_sum(partials, count) if count else (0.0, 0.0)
+
+
+# ------------------------------------------------------------------------------------------------------- rounded once
+
+
+@_inlined
+def _nearest(high, low, error):
+    """The float64 nearest to every number within `error` of high + low; NaN if there are two of them."""
+    high, low = _two_sum(high, low)
+    if error > 0.0:
+        error = 1.01 * error + abs(high) * 2.0**-104  # the sums below are rounded themselves
+    upper, lower = high + (low + error), high + (low - error)
+    return upper if upper == lower else np.nan
+
+
+@_inlined
+def _root(high, low):
+    """Square root of high + low, as high + low; relative error below 2**-99."""
+    root = np.sqrt(high)
+    if root == 0.0:
+        return 0.0, 0.0
+    square, error = _two_product(root, root)
+    return _two_sum(root, (((high - square) - error) + low) / (2.0 * root))
+
+
+@_kernel
+def _cosine(high, low, error, square, square_low, other, other_low, dim):
+    """Cosine from a dot product, its error, and two squared norms; NaN where the error leaves two float64 open."""
+    if square == 0.0 or other == 0.0:
+        return 0.0
+    product, rest = _two_product(square, other)
+    product, rest = _two_sum(product, rest + (square * other_low + square_low * other))
+    root, root_low = _root(product, rest)
+    first = high / root
+    back, back_low = _two_product(first, root)
+    second = ((((high - back) - back_low) + low) - first * root_low) / root
+    bound = 0.0
+    if high != 0.0 or error != 0.0:
+        bound = abs(first) * (2.0**-97 + _relative_error(dim)) + 1.01 * error / root
+    return min(max(_nearest(first, second, bound), -1.0), 1.0)
+
+
+@_kernel
+def _distance_key(high, low, error):
+    """Minus the square of the distance rounded to float64; NaN where the error leaves two float64 open.
+
+    Its square root is that distance again: sqrt(x * x) = x in IEEE arithmetic.
+    """
+    root, root_low = _root(high, low)
+    distance = _nearest(root, root_low, root * (2.0**-98 + error)) if root > 0.0 else 0.0
+    return 0.0 - distance * distance  # not -0.0 for equal rows
+
+
+@_kernel
+def _rounded_key(pairs, i, j, high, low, error):
+    """The key from a sum of products and its error; NaN where these leave two values open."""
+    queries, gallery = pairs.queries, pairs.gallery
+    if pairs.similarity == COSINE:
+        return _cosine(
+            high, low, error, queries.square[i], queries.square_low[i], gallery.square[j], gallery.square_low[j],
+            queries.values.shape[1],
+        )  # fmt: skip
+    if pairs.similarity == DOT:
+        return _nearest(high, low, error) * (queries.factor[i] * gallery.factor[j])
+    unit = max(queries.factor[i], gallery.factor[j])
+    return _distance_key(high, low, error) * unit * unit
+
+
+@_kernel
+def _without_rounding(pairs, i, j):
+    """The key of a pair whose sum has to be exact."""
+    left, right = pairs.queries.values[i], pairs.gallery.values[j]
+    left_scale, right_scale = pairs.queries.inverse_scale[i], pairs.gallery.inverse_scale[j]
+    if pairs.similarity == EUCLIDEAN:
+        high, low = _exact_squared_distance(left, right, min(left_scale, right_scale))
+    else:
+        high, low = _exact_dot(left, right, left_scale, right_scale)
+        if pairs.similarity == DOT:
+            return high * (pairs.queries.factor[i] * pairs.gallery.factor[j])
+    key = _rounded_key(pairs, i, j, high, low, 0.0)
+    if not math.isnan(key):
+        return key
+    # 97 bits are known, and they lie within 2**-97 of the middle between two float64: take the nearer of what is known
+    if pairs.similarity == EUCLIDEAN:
+        unit = max(pairs.queries.factor[i], pairs.gallery.factor[j])
+        distance = _root(high, low)[0]
+        return (0.0 - distance * distance) * unit * unit
+    square, other = pairs.queries.square[i], pairs.gallery.square[j]
+    return min(max(high / np.sqrt(square * other), -1.0), 1.0)
+
+
+@_kernel
+def key(pairs, i, j):
+    """The key of one pair: its exact score, or minus the square of its exact distance, in the units of `pairs`."""
+    left, right = pairs.queries.values[i], pairs.gallery.values[j]
+    left_scale, right_scale = pairs.queries.inverse_scale[i], pairs.gallery.inverse_scale[j]
+    if pairs.similarity == EUCLIDEAN:
+        high, low = _squared_distance(left, right, min(left_scale, right_scale))
+        error = _relative_error(left.shape[0])
+    else:
+        high, low, error = _dot(left, right, left_scale, right_scale, pairs.single)
+    value = _rounded_key(pairs, i, j, high, low, error)
+    return _without_rounding(pairs, i, j) if math.isnan(value) else value
+
+
+@_any_order
+def _product(left, right, left_scale, right_scale):
+    total = 0.0
+    for k in range(left.shape[0]):
+        total += (np.float64(left[k]) * left_scale) * (np.float64(right[k]) * right_scale)
+    return total
+
+
+@_any_order
+def _negative_distance(left, right, scale):
+    total = 0.0
+    for k in range(left.shape[0]):
+        difference = (np.float64(left[k]) - np.float64(right[k])) * scale
+        total -= difference * difference
+    return total
+
+
+@_inlined
+def close_score(pairs, i, j):
+    """An estimate of the key by a float64 product of the two rows, and a bound on its error.
+
+    A squared distance is a sum of positive terms, so its error is relative to itself. 2**-960 stands for what underflows.
+    """
+    queries, gallery = pairs.queries, pairs.gallery
+    left, right = queries.values[i], gallery.values[j]
+    if pairs.similarity == EUCLIDEAN:
+        value = _negative_distance(left, right, pairs.inverse_unit)
+        return value, -value * pairs.relative + 2.0**-960
+    product = _product(left, right, queries.inverse_scale[i], gallery.inverse_scale[j])
+    factor = queries.factor[i] * gallery.factor[j]
+    if pairs.similarity == COSINE:
+        return product * factor, pairs.relative
+    norms = factor * np.sqrt(queries.square[i] * gallery.square[j])
+    return product * factor, pairs.relative * norms + 2.0**-960
+
+
+# ------------------------------------------------------------------------------------------------------ many at a time
+
+
+@_kernel
+def keys(pairs, rows, columns, out):
+    """The keys of the pairs (rows[p], columns[p])."""
+    for p in range(rows.shape[0]):
+        out[p] = key(pairs, rows[p], columns[p])
+
+
+@_kernel
+def _dots(row, members, single, sums):
+    """`_dot` of a scaled row with each column of `members` (dim, count) into `sums`: total, low and errors of each."""
+    dim, count = members.shape
+    total, low, errors = sums[0], sums[1], sums[2]
+    total[:count] = 0.0
+    low[:count] = 0.0
+    errors[:count] = 0.0
+    first = 0
+    if single:
+        first = dim // 2 * 2
+        for k in range(0, first, 2):  # two components at a time, so that the sums stay in registers between them
+            x, y = row[k], row[k + 1]
+            one, two = members[k], members[k + 1]
+            for m in range(count):
+                product = x * one[m]
+                middle = total[m] + product
+                z = middle - total[m]
+                error = (total[m] - (middle - z)) + (product - z)
+                product = y * two[m]
+                end = middle + product
+                z = end - middle
+                other = (middle - (end - z)) + (product - z)
+                total[m] = end
+                low[m] += error + other
+                errors[m] += abs(error) + abs(other)
+    for k in range(first, dim):
+        x, one = row[k], members[k]
+        for m in range(count):
+            product, error = _two_product(x, one[m])
+            low[m] += error
+            errors[m] += abs(error)
+            total[m], error = _two_sum(total[m], product)
+            low[m] += error
+            errors[m] += abs(error)
+
+
+@_kernel
+def _squared_distances(row, members, scale, sums):
+    """`_squared_distance` of a row and each column of `members` (dim, count), both times the scale of the pair."""
+    dim, count = members.shape
+    total, low = sums[0], sums[1]
+    total[:count] = 0.0
+    low[:count] = 0.0
+    for k in range(dim):
+        x, one = row[k], members[k]
+        for m in range(count):
+            difference, rest = _two_sum(x * scale[m], -(one[m] * scale[m]))
+            square, error = _two_product(difference, difference)
+            low[m] += error + 2 * difference * rest
+            total[m], error = _two_sum(total[m], square)
+            low[m] += error
+
+
+@_kernel
+def _load(side, index, similarity, out):
+    """Rows of one side as the columns of `out` (dim, count), scaled but for distances."""
+    for m in range(index.shape[0]):
+        row = side.values[index[m]]
+        scale = 1.0 if similarity == EUCLIDEAN else side.inverse_scale[index[m]]
+        for k in range(row.shape[0]):
+            out[k, m] = np.float64(row[k]) * scale
+
+
+@_kernel
+def _row_keys(pairs, query, row, items, members, sums, out):
+    """The keys of one query with some gallery items, whose rows `members` holds as columns."""
+    if items.shape[0] == 0:
+        return
+    dim = row.shape[0]
+    if pairs.similarity == EUCLIDEAN:
+        scale = sums[3]
+        for m in range(items.shape[0]):
+            scale[m] = min(pairs.queries.inverse_scale[query], pairs.gallery.inverse_scale[items[m]])
+        _squared_distances(row, members, scale, sums)
+    else:
+        _dots(row, members, pairs.single, sums)
+    for m in range(items.shape[0]):
+        high, low = _two_sum(sums[0, m], sums[1, m])
+        error = _relative_error(dim) if pairs.similarity == EUCLIDEAN else _error_of_sum(sums[2, m], dim)
+        value = _rounded_key(pairs, query, items[m], high, low, error)
+        out[m] = _without_rounding(pairs, query, items[m]) if math.isnan(value) else value
+
+
+@_kernel
+def block_keys(pairs, rows, columns, out):
+    """The keys of all pairs of some blocks.
+
+    Args:
+        pairs: the rows of both sides.
+        rows: (blocks, height) indices of queries.
+        columns: (blocks, width) indices of gallery items.
+        out: (blocks, height, width) where the keys are put.
+    """
+    dim = pairs.gallery.values.shape[1]
+    own, members, sums = np.empty((dim, 1)), np.empty((dim, MEMBERS)), np.empty((4, MEMBERS))
+    for b in range(rows.shape[0]):
+        for begin in range(0, columns.shape[1], MEMBERS):
+            items = columns[b, begin : begin + MEMBERS]
+            _load(pairs.gallery, items, pairs.similarity, members)
+            for r in range(rows.shape[1]):
+                _load(pairs.queries, rows[b, r : r + 1], pairs.similarity, own)
+                _row_keys(
+                    pairs, rows[b, r], own[:, 0], items, members[:, : items.shape[0]], sums, out[b, r, begin:]
+                )  # fmt: skip
+
+
+@_kernel
+def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
+    """The keys of each query and the items of its class.
+
+    Args:
+        pairs: the rows of both sides.
+        queries: (rows,) indices.
+        first: with one set, the position of the first of them in `gallery`, where the others follow; -1 if they do not.
+        start: (rows,) position in `gallery` where the query's class begins.
+        stop: (rows,) and where it ends.
+        gallery: (items,) indices in the order of classes.
+        same_set: a query is no candidate for itself, and the key of two queries is made once.
+        out: (rows, columns) where the keys are put, +inf for the query itself and after the last.
+    """
+    dim = pairs.gallery.values.shape[1]
+    own, members, sums = np.empty((dim, 1)), np.empty((dim, MEMBERS)), np.empty((4, MEMBERS))
+    rows = queries.shape[0]
+    r = np.int64(0)
+    while r < rows:
+        after = r + 1  # the queries of one class
+        while after < rows and start[after] == start[r] and stop[after] == stop[r]:
+            after += 1
+        width = stop[r] - start[r]
+        for begin in range(0, width, MEMBERS):
+            end = min(begin + MEMBERS, width)
+            items = gallery[start[r] + begin : start[r] + end]
+            _load(pairs.gallery, items, pairs.similarity, members)
+            for q in range(r, after):
+                row = out[q]
+                # columns whose key was made for another query here, as its key with this one
+                made_from = made_to = begin
+                if same_set and first >= 0:
+                    column = first + q - start[r]  # of this query in the rows of others
+                    others = rows if column < begin else q if column < end else 0
+                    made_from = min(max(first - start[r], begin), end)
+                    made_to = min(max(first - start[r] + others, made_from), end)
+                    for m in range(made_from, made_to):
+                        row[m] = out[start[r] + m - first, column]
+                _load(pairs.queries, queries[q : q + 1], pairs.similarity, own)
+                for low, high in ((begin, made_from), (made_to, end)):
+                    _row_keys(
+                        pairs, queries[q], own[:, 0], items[low - begin : high - begin],
+                        members[:, low - begin : high - begin], sums, row[low:high],
+                    )  # fmt: skip
+                if same_set:
+                    for m in range(begin, end):
+                        if items[m - begin] == queries[q]:
+                            row[m] = np.inf
+        for q in range(r, after):
+            out[q, width:] = np.inf
+        r = after
+
+
+@_kernel
+def squares(values, inverse_scale, single, out, low):
+    """The squared norm of each scaled row, as a float64 and what rounding to it left out."""
+    for i in range(values.shape[0]):
+        row, scale = values[i], inverse_scale[i]
+        out[i], low[i], _ = _dot(row, row, scale, scale, single)
