@@ -86,7 +86,7 @@ def nearest(high: Tensor, low: Tensor, error: Tensor) -> Tensor:
     return torch.where(upper == lower, upper, torch.nan)
 
 
-def _root(high: Tensor, low: Tensor) -> Sum:
+def root(high: Tensor, low: Tensor) -> Sum:
     """Square root of high + low, as high + low; relative error below 2**-97."""
     root = high.sqrt()
     square, error = two_product(root, root)
@@ -94,23 +94,28 @@ def _root(high: Tensor, low: Tensor) -> Sum:
     return two_sum(root, correction.masked_fill(root == 0, 0.0))
 
 
+def quotient(high: Tensor, low: Tensor, divisor: Tensor, divisor_low: Tensor | float = 0.0) -> Sum:
+    """(high + low) / (divisor + divisor_low), as high + low; relative error below 2**-98. Over infinity it is 0."""
+    first = high / divisor
+    back, back_low = two_product(first, divisor.masked_fill(divisor.isinf(), 0.0))
+    return first, ((((high - back) - back_low) + low) - first * divisor_low) / divisor
+
+
 def cosine(products: tuple[Tensor, Tensor, Tensor], square: Sum, other: Sum, dim: int) -> Tensor:
     """Cosines from dot products with their error and squared norms; NaN where these leave two float64 open."""
     high, low, error = products
     norms, rest = two_product(square[0], other[0])
-    root, root_low = _root(*two_sum(norms, rest + (square[0] * other[1] + square[1] * other[0])))
-    root = root.masked_fill(root == 0, torch.inf)  # a zero row has cosine 0 to everything
-    first = high / root
-    back, back_low = two_product(first, root.masked_fill(root.isinf(), 0.0))
-    second = ((((high - back) - back_low) + low) - first * root_low) / root
+    norm, norm_low = root(*two_sum(norms, rest + (square[0] * other[1] + square[1] * other[0])))
+    norm = norm.masked_fill(norm == 0, torch.inf)  # a zero row has cosine 0 to everything
+    first, second = quotient(high, low, norm, norm_low)
     relative = torch.where((high == 0) & (error == 0), 0.0, 2.0**-97 + relative_error(dim))
-    return nearest(first, second, first.abs() * relative + 1.01 * error / root).clamp(-1.0, 1.0)
+    return nearest(first, second, first.abs() * relative + 1.01 * error / norm).clamp(-1.0, 1.0)
 
 
 def distance_key(high: Tensor, low: Tensor, dim: int) -> Tensor:
     """Minus the square of the distance rounded to float64, from a squared distance; NaN where two values are open."""
-    root, root_low = _root(high, low)
-    distance = nearest(root, root_low, root * (2.0**-97 + relative_error(dim)))
+    distance, rest = root(high, low)
+    distance = nearest(distance, rest, distance * (2.0**-97 + relative_error(dim)))
     return 0.0 - distance * distance
 
 
@@ -118,16 +123,16 @@ def by_fractions(left: list[float], right: list[float], similarity: str) -> floa
     """The dot product, cosine or minus the squared rounded distance of two rows, without any rounding but the last."""
     one, other = [Fraction(x) for x in left], [Fraction(y) for y in right]
     if similarity == "euclidean":
-        distance = _nearest_root(sum((x - y) ** 2 for x, y in zip(one, other, strict=True)))
+        distance = nearest_root(sum((x - y) ** 2 for x, y in zip(one, other, strict=True)))
         return 0.0 - distance * distance
     product = Fraction(sum(x * y for x, y in zip(one, other, strict=True)))
     if similarity == "dot":
         return float(product)
     norms = Fraction(sum(x * x for x in one) * sum(y * y for y in other))
-    return math.copysign(_nearest_root(product * product / norms), product) if product else 0.0
+    return math.copysign(nearest_root(product * product / norms), product) if product else 0.0
 
 
-def _nearest_root(square: Fraction | int) -> float:
+def nearest_root(square: Fraction | int) -> float:
     """The float64 nearest to a square root; the division of two integers is rounded correctly in Python."""
     numerator, denominator = Fraction(square).as_integer_ratio()
     shift = max(0, 64 + (denominator.bit_length() - numerator.bit_length()) // 2)

@@ -390,7 +390,7 @@ def _summary(
     per_group = {k: values[:, :, position] for position, k in enumerate(ks)}
     return GroupedRecall(
         at={k: exact_mean(of_groups.flatten()) for k, of_groups in per_group.items()},
-        intervals={k: over_splits(mean_interval(split, confidence) for split in per_group[k]) for k in ks},
+        intervals={k: over_splits(mean_interval(split, confidence, group_size) for split in per_group[k]) for k in ks},
         group_size=group_size,
         groups=groups,
         dropped_labels=dropped,

@@ -81,7 +81,7 @@ def normal_quantile(confidence: float) -> float:
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
-def mean_interval(values: Float[Tensor, "n"], confidence: float = 0.95) -> Interval:
+def mean_interval(values: Float[Tensor, "n"], confidence: float = 0.95, parts: int = 1) -> Interval:
     """Interval of the mean of independent values between 0 and 1: t interval on the logit scale.
 
     See the head of this file. Neither the order of the values nor anything else but the values changes a bit of it.
@@ -89,6 +89,8 @@ def mean_interval(values: Float[Tensor, "n"], confidence: float = 0.95) -> Inter
     Args:
         values: independent values in [0, 1], such as the recall of each group.
         confidence: share of such intervals that hold the true mean.
+        parts: independent parts that each value is a mean of, such as the classes of a group. They are counted where every
+            value is 0 or 1, since then every part is; elsewhere the values alone tell how much they vary.
 
     Returns:
         Both ends; NaN for fewer than two values.
@@ -104,8 +106,11 @@ def mean_interval(values: Float[Tensor, "n"], confidence: float = 0.95) -> Inter
         >>> low, high = mean_interval(torch.ones(10))
         >>> round(low, 3), round(high, 3)
         (0.692, 1.0)
+        >>> low, high = mean_interval(torch.ones(10), parts=10)
+        >>> round(low, 3), round(high, 3)
+        (0.964, 1.0)
     """
-    return _of_metric(values.tolist(), [1] * len(values), confidence)
+    return _of_metric(values.tolist(), [1] * len(values), confidence, parts)
 
 
 def clustered_mean_interval(
@@ -236,13 +241,14 @@ def share_interval(mean: float, error: float, freedom: float, units: int, confid
     return Interval(float(expit(logit(mean) - reach)), float(expit(logit(mean) + reach)))
 
 
-def _of_metric(means: list[float], sizes: Sequence[int], confidence: float) -> Interval:
+def _of_metric(means: list[float], sizes: Sequence[int], confidence: float, parts: int = 1) -> Interval:
     normal_quantile(confidence)
     if len(means) < 2:
         return UNKNOWN
     _check_range(means, 0)
     mean, error, freedom, _ = _jackknife(means, sizes)
-    return share_interval(mean, error, freedom, len(means), confidence)
+    units = len(means) * parts if mean in (0.0, 1.0) else len(means)
+    return share_interval(mean, error, freedom, units, confidence)
 
 
 def _check_range(values: list[float], lowest: int) -> None:

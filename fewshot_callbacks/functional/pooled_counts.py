@@ -109,7 +109,8 @@ class PooledCounts:
 
     def cell_of(self, keys: Floats) -> Ints:
         """The kernel's own arithmetic: monotone in the key."""
-        place = ((keys - self.origin) * self.scale).astype(np.float32)
+        with np.errstate(over="ignore"):  # infinity is clipped, as in the kernel
+            place = ((keys - self.origin) * self.scale).astype(np.float32)
         return (np.clip(place, np.float32(-1), np.float32(self.cells_count - 2)) + np.float32(1)).astype(np.int64)
 
     def relevant(self, keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None) -> None:

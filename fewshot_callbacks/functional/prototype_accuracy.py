@@ -5,25 +5,27 @@ all items of a class; the classifier is the nearest class mean of Mensink, Verbe
 "Distance-based image classification: generalizing to new classes at near-zero cost", TPAMI 2013.
 
 It is Recall@1 with the class means as the gallery: a float64 product decides where its error leaves no doubt, the exact
-score elsewhere (see `similarity`). The means must not depend on the order of the items. Each component of an item is
+score elsewhere (see `exact_scores`). The means must not depend on the order of the items. Each component of an item is
 therefore rounded to a grid, 2**-(62 - log2 n) of the largest such component in its class, where n is the size of the largest
 class; sums of these integers are exact, and leaving a query out of its class is a subtraction. A class that holds one huge
-item has a huge mean and a coarse grid, but no other class is touched by it.
+item has a huge mean and a coarse grid, but no other class is touched by it. Scores with a mean are taken from the sum, and
+divided by the number of items at the end, so that equal means are equally similar, whatever the number of their members.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional import exact_scores
 from fewshot_callbacks.functional._precision import full_precision
 from fewshot_callbacks.functional.candidates import row_numbers
-from fewshot_callbacks.functional.exact_scores import two_product, two_sum
 from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.similarity import DOUBLE, ScoreTiles, Similarity, check_similarity
 
@@ -113,26 +115,64 @@ def prototype_accuracy(
 
 
 @dataclass(frozen=True)
-class _Classes:
-    """Some classes that follow each other, as exact sums of their items on a grid."""
+class _Sums:
+    """Sums of items, of some classes or of one for each query: sums / counts are prototypes."""
 
-    first: int
-    sums: Int[Tensor, "classes dim"]
-    grid: Float[Tensor, "classes dim"]
-    """power of two: the sums are multiples of it"""
-    counts: Int[Tensor, "classes"]
+    sums: Int[Tensor, "rows dim"]
+    unit: Float[Tensor, "rows dim"]
+    """power of two: each component is a multiple of unit * 2**-bits"""
+    counts: Int[Tensor, "rows"]
+    bits: int
+
+    def select(self, index: Int[Tensor, "chosen"]) -> _Sums:
+        """Some of the rows."""
+        return _Sums(self.sums[index], self.unit[index], self.counts[index], self.bits)
+
+    def without(self, items: Float[Tensor, "rows dim"]) -> _Sums:
+        """Each sum without one of its items."""
+        return _Sums(self.sums - _on_grid(items, self.unit, self.bits), self.unit, self.counts - 1, self.bits)
 
     @property
-    def means(self) -> Float[Tensor, "classes dim"]:
-        """The prototypes."""
-        return _mean(self.sums, self.counts, self.grid)
+    def means(self) -> Float[Tensor, "rows dim"]:
+        """The prototypes, rounded."""
+        return self.sums.double() / self.counts.double().unsqueeze(1) * 2.0**-self.bits * self.unit
 
-    def means_without(
-        self, items: Float[Tensor, "items dim"], of_class: Int[Tensor, "items"]
-    ) -> Float[Tensor, "items dim"]:
-        """For each item the mean of the others of its class, whose number in `first`, ... is given."""
-        grid = self.grid[of_class]
-        return _mean(self.sums[of_class] - _on_grid(items, grid), self.counts[of_class] - 1, grid)
+    def scores(self, queries: Float[Tensor, "rows dim"], similarity: Similarity) -> Float[Tensor, "rows"]:
+        """The exact score of each query with the prototype of the same row.
+
+        Sums of more than 53 bits are rounded to these. Dot products are in multiples of the power of two in the query.
+        """
+        scale, other = _power_of_two(queries.abs().amax(dim=1)), self.unit.amax(dim=1)
+        count, dim = self.counts.double(), queries.shape[1]
+        sums = self.sums.double() * 2.0**-self.bits * (self.unit / other.unsqueeze(1))
+        if similarity == "euclidean":  # |n q - s| / n
+            common = torch.maximum(scale, other)
+            left, sums = queries / common.unsqueeze(1) * count.unsqueeze(1), sums * (other / common).unsqueeze(1)
+            distance = exact_scores.root(*exact_scores.squared_distance(left, sums, torch.ones_like(count)))
+            first, second = exact_scores.quotient(*distance, count)
+            found = exact_scores.nearest(first, second, first * (2.0**-96 + exact_scores.relative_error(dim)))
+        else:
+            left = queries / scale.unsqueeze(1)
+            products = exact_scores.dot(left, sums, single=False)
+            if similarity == "cosine":
+                squares = [exact_scores.dot(rows, rows, single=False)[:2] for rows in (left, sums)]
+                found = exact_scores.cosine(products, squares[0], squares[1], dim)
+            else:
+                first, second = exact_scores.quotient(*products[:2], count)
+                found = exact_scores.nearest(first, second, first.abs() * 2.0**-97 + products[2] / count)
+        for row in found.isnan().nonzero().flatten().tolist():  # what the error leaves open
+            found[row] = _by_fractions(left[row].tolist(), sums[row].tolist(), int(self.counts[row]), similarity)
+        return found * {"cosine": torch.ones_like(count), "dot": other}.get(similarity, -torch.maximum(scale, other))
+
+
+def _by_fractions(left: list[float], sums: list[float], count: int, similarity: Similarity) -> float:
+    """Cosine, dot product over the count, or distance over the count, rounded once."""
+    if similarity == "cosine":
+        return exact_scores.by_fractions(left, sums, similarity)
+    pairs = [(Fraction(x), Fraction(y)) for x, y in zip(left, sums, strict=True)]
+    if similarity == "dot":
+        return float(sum((x * y for x, y in pairs), Fraction(0)) / count)
+    return exact_scores.nearest_root(sum(((x - y) ** 2 for x, y in pairs), Fraction(0)) / count**2)
 
 
 class _Means:
@@ -175,8 +215,8 @@ class _Means:
         length = vectors.square().cumsum(dim=1)[:, -1:].sqrt()  # one after the other: the same sum in each layout
         return vectors / length.masked_fill(length == 0, 1.0)
 
-    def classes(self) -> Iterator[_Classes]:
-        """All classes, some at a time."""
+    def classes(self) -> Iterator[tuple[int, _Sums]]:
+        """All classes, some at a time: the number of the first of them, and their sums."""
         for first in range(0, len(self.counts), self.classes_at_once):
             counts = self.counts[first : first + self.classes_at_once]
             shape = len(counts), self.gallery.shape[1]
@@ -186,13 +226,13 @@ class _Means:
             if self.processes.count > 1:
                 everywhere = np.max(self.processes.gather(largest.cpu().numpy()), axis=0)
                 largest = torch.from_numpy(everywhere).to(largest.device)
-            grid = _power_of_two(largest) * 2.0**-self.bits
+            unit = _power_of_two(largest)
             sums = torch.zeros(shape, dtype=torch.int64, device=self.gallery.device)
             for items, of_class in self._items(first, len(counts)):
-                sums.index_add_(0, of_class, _on_grid(items, grid[of_class]))
+                sums.index_add_(0, of_class, _on_grid(items, unit[of_class], self.bits))
             if self.processes.count > 1:
                 sums = torch.from_numpy(self.processes.summed(sums.cpu().numpy())).to(sums.device)
-            yield _Classes(first, sums, grid, counts)
+            yield first, _Sums(sums, unit, counts, self.bits)
 
     def _items(self, first: int, classes: int) -> Iterator[tuple[Float[Tensor, "items dim"], Int[Tensor, "items"]]]:
         """The items of some classes, some at a time, with the number of their class from the first of these on."""
@@ -228,58 +268,71 @@ class _Search:
         """1 where its own prototype is the most similar, 1 / n where it is one of n, otherwise 0."""
         own = torch.empty(len(self.rows), dtype=torch.float64, device=self.rows.device)
         better, equal = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
-        held: list[_Classes] = []
-        for some in self.means.classes():
-            held = [some]
-            self._score_own(own, some)
+        held: list[tuple[int, _Sums]] = []
+        for first, sums in self.means.classes():
+            held = [(first, sums)]
+            self._score_own(own, first, sums)
         # if they do not all fit, they are formed once more, now that each query knows its own
-        for some in held if len(self.means.counts) <= self.means.classes_at_once else self.means.classes():
-            prototypes = some.means
+        for first, sums in held if len(self.means.counts) <= self.means.classes_at_once else self.means.classes():
             for part in torch.arange(len(self.rows)).split(self.means.rows_at_once):
-                more, same = self._compare(self.rows[part], own[part], self.row_class[part] - some.first, prototypes)
+                more, same = self._compare(self.rows[part], own[part], self.row_class[part] - first, sums)
                 better[part] += more
                 equal[part] += same
         return (better == 0).double() / (1 + equal)
 
-    def _score_own(self, own: Float[Tensor, "rows"], some: _Classes) -> None:
-        """The scores of the queries of some classes with their own prototypes."""
-        ends = self.row_class.new_tensor([some.first, some.first + len(some.counts)])
+    def _score_own(self, own: Float[Tensor, "rows"], first: int, sums: _Sums) -> None:
+        """The scores of the queries of some classes, from number `first` on, with their own prototypes."""
+        ends = self.row_class.new_tensor([first, first + len(sums.counts)])
         low, high = torch.searchsorted(self.row_class, ends).tolist()
-        prototypes = some.means
         for part in torch.arange(low, high, device=self.rows.device).split(self.means.rows_at_once):
-            queries, of_class = self.queries[self.rows[part]].double(), self.row_class[part] - some.first
-            mine = prototypes[of_class]
+            queries, mine = self.queries[self.rows[part]].double(), sums.select(self.row_class[part] - first)
             if self.same_set:
-                mine = some.means_without(self.means.prepared(queries), of_class)
-            tiles = ScoreTiles(queries, mine, self.means.similarity)
-            pair = torch.arange(len(part), device=part.device)
-            own[part] = tiles.scores_of(tiles.pair_keys(pair, pair))
+                mine = mine.without(self.means.prepared(queries))
+            own[part] = mine.scores(queries, self.means.similarity)
 
     def _compare(
-        self,
-        rows: Int[Tensor, "rows"],
-        own: Float[Tensor, "rows"],
-        own_column: Int[Tensor, "rows"],
-        prototypes: Float[Tensor, "classes dim"],
+        self, rows: Int[Tensor, "rows"], own: Float[Tensor, "rows"], own_column: Int[Tensor, "rows"], sums: _Sums
     ) -> tuple[Int[Tensor, "rows"], Int[Tensor, "rows"]]:
         """How many other prototypes are more similar than each query's own, and how many are as similar.
 
         Where some are clearly more similar, the query has lost: those that are close are not looked at any more.
         """
-        tiles = ScoreTiles(self.queries[rows].double(), prototypes, self.means.similarity)
-        threshold = tiles.keys_of(own)
-        queries, columns = (torch.arange(len(side), device=rows.device) for side in (rows, prototypes))
-        estimates, error = tiles.tile(queries, columns, DOUBLE)
-        inside = ((own_column >= 0) & (own_column < len(prototypes))).nonzero().flatten()
-        estimates[inside, own_column[inside]] = -torch.inf  # its own prototype is no other
-        estimates -= threshold.unsqueeze(1)
-        error = error + threshold.abs() * 2.0**-52  # of the difference
-        more = (estimates > error.unsqueeze(1)).sum(dim=1)
-        unclear = (estimates.abs() <= error.unsqueeze(1)) & (more == 0).unsqueeze(1)
+        similarity, queries = self.means.similarity, self.queries[rows].double()
+        tiles = ScoreTiles(queries, sums.means, similarity)
+        # the scores of dot products are in multiples of a power of two in the query
+        unit = _power_of_two(queries.abs().amax(dim=1)) if similarity == "dot" else torch.ones_like(own)
+        threshold = tiles.keys_of(own * unit).unsqueeze(1)
+        index, columns = (torch.arange(len(side), device=rows.device) for side in (rows, sums.counts))
+        estimates, error = tiles.tile(index, columns, DOUBLE)
+        others = own_column.unsqueeze(1) != columns  # its own prototype is no other
+        # prototypes were rounded, and so is the difference
+        error = (1.01 * error).unsqueeze(1) + threshold.abs() * 2.0**-50
+        more = ((estimates - threshold > error) & others).sum(dim=1)
+        unclear = ~((estimates - threshold).abs() > error) & (more == 0).unsqueeze(1) & others
         row, column = unclear.nonzero(as_tuple=True)
-        exact = tiles.pair_keys(row, column)
-        equal = torch.zeros_like(more).index_add_(0, row, (exact == threshold[row]).long())
-        return more.index_add_(0, row, (exact > threshold[row]).long()), equal
+        equal = torch.zeros_like(more)
+        if not len(row):
+            return more, equal
+        exact = self._distinct_scores(queries, sums, row, column)
+        equal.index_add_(0, row, (exact == own[row]).long())
+        more.index_add_(0, row, (exact > own[row]).long())
+        return more, equal
+
+    def _distinct_scores(
+        self, queries: Float[Tensor, "rows dim"], sums: _Sums, row: Int[Tensor, "pairs"], column: Int[Tensor, "pairs"]
+    ) -> Float[Tensor, "pairs"]:
+        """The exact scores of pairs, each made once for equal queries and equal prototypes: of a collapsed set, few."""
+        prototypes = torch.cat([sums.sums.double(), sums.unit, sums.counts.double().unsqueeze(1)], dim=1)
+        number = row_numbers(queries)[row] * len(prototypes) + row_numbers(prototypes)[column]
+        distinct, back = number.unique(return_inverse=True)
+        first = torch.full_like(distinct, len(row)).scatter_reduce_(
+            0, back, torch.arange(len(row), device=row.device), "amin"
+        )
+        scores = [
+            sums.select(column[some]).scores(queries[row[some]], self.means.similarity)
+            for some in first.split(self.means.rows_at_once)
+        ]
+        return torch.cat(scores)[back]
 
 
 def _power_of_two(values: Tensor) -> Tensor:
@@ -287,17 +340,6 @@ def _power_of_two(values: Tensor) -> Tensor:
     return torch.where(values == 0, 1.0, values / (2 * torch.frexp(values)[0]))
 
 
-def _on_grid(values: Float[Tensor, "items dim"], grid: Float[Tensor, "items dim"]) -> Int[Tensor, "items dim"]:
-    return (values / grid).round().long()
-
-
-def _mean(
-    sums: Int[Tensor, "items dim"], counts: Int[Tensor, "items"], grid: Float[Tensor, "items dim"]
-) -> Float[Tensor, "items dim"]:
-    """Sums / counts * grid, rounded once: equal means give equal results, whatever the number of items."""
-    high = sums.double()
-    low = (sums - high.long()).double()
-    count = counts.double().unsqueeze(1).expand_as(high)
-    quotient = high / count
-    back, error = two_product(quotient, count)
-    return two_sum(quotient, (((high - back) - error) + low) / count)[0] * grid
+def _on_grid(values: Float[Tensor, "rows dim"], unit: Float[Tensor, "rows dim"], bits: int) -> Int[Tensor, "rows dim"]:
+    """Each value in multiples of unit * 2**-bits."""
+    return (values / unit * 2.0**bits).round().long()

@@ -5,8 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
+from decimal import Context, Decimal
+from fractions import Fraction
 
 import numpy as np
+
+DIGITS = Context(prec=400, Emax=10**6, Emin=-(10**6))
+
+
+def root(value: Fraction) -> float:
+    """The square root to 400 digits, then rounded to float64."""
+    numerator, denominator = (Decimal(part) for part in value.as_integer_ratio())
+    return float(DIGITS.sqrt(DIGITS.divide(numerator, denominator)))
 
 
 @dataclass

@@ -12,6 +12,7 @@ from fewshot_callbacks.functional import prototype_accuracy as module
 from fewshot_callbacks.functional.prototype_accuracy import prototype_accuracy
 from fewshot_callbacks.functional.similarity import ScoreTiles
 from tests.functional import brute_force
+from tests.functional.brute_force import root
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
 
@@ -127,11 +128,25 @@ def test_exact_scores_agree_with_the_product(similarity, monkeypatch):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(-(2**61), 2**61), min_size=1, max_size=6), st.integers(1, 2**24))
-def test_means_are_the_fractions_rounded(sums, count):
-    grid = torch.full((1, len(sums)), 2.0**-40, dtype=torch.float64)
-    found = module._mean(torch.tensor([sums]), torch.tensor([count]), grid)
-    assert found[0].tolist() == [float(Fraction(value, count)) * 2.0**-40 for value in sums]
+@given(
+    st.lists(st.tuples(st.integers(-(2**24), 2**24), st.integers(-(2**53), 2**53)), min_size=1, max_size=6),
+    st.integers(1, 2**24),
+    st.sampled_from(SIMILARITIES),
+)
+def test_scores_with_means_are_the_fractions_rounded(components, count, similarity):
+    q, s = (torch.tensor([side]) for side in zip(*components, strict=True))
+    sums = module._Sums(s, torch.ones(s.shape, dtype=torch.float64), torch.tensor([count]), 40)
+    mean = [Fraction(value, count) * Fraction(2) ** -40 for value in s[0].tolist()]
+    query = [Fraction(value) for value in q[0].tolist()]
+    found = sums.scores(q.double(), similarity).item()
+    dot = sum((x * y for x, y in zip(query, mean, strict=True)), Fraction(0))
+    if similarity == "dot":
+        assert found * float(module._power_of_two(q.double().abs().max())) == float(dot)
+    elif similarity == "euclidean":
+        assert found == 0.0 - root(sum(((x - y) ** 2 for x, y in zip(query, mean, strict=True)), Fraction(0)))
+    elif dot:
+        norms = sum(x * x for x in query) * sum(y * y for y in mean)
+        assert found == math.copysign(root(dot * dot / norms), dot)
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
