@@ -182,15 +182,18 @@ SHARE_OF_KEYS = 0.1
 QUERY_BYTES, ITEM_BYTES = 250, 250
 """Of each query and gallery item: places, classes, scales, lengths, bounds of errors, and the metrics of each query."""
 
-LEAST_ROWS, LEAST_BLOCK = 16, 64
-"""No panel has fewer rows, and no block fewer queries, as long as there are so many."""
-LEAST_SQUARE = 64
-"""Two tiles of panels with fewer rows cost more to begin than one that serves both its sides saves."""
-LEAST_TILE = 2**20
+LEAST_ROWS = 64
+"""No panel and no block has fewer queries, as long as there are so many."""
+LEAST_TILE = 2**22
 """Multiplications, or what counting costs in these, below which a tile costs more to begin than to make."""
+LEAST_SHARE = 0.5
+"""With less than this share of `item_bytes` for everything else, beginning tiles would take most of the time: their number
+grows with the square of the items."""
 
 COUNTER_BYTES = 8 + 4 + 4
 """A threshold and two counters for each relevant item of a query."""
+RANK_BYTES = 200
+"""Ranks of a relevant item of a query, a sorted copy of its score, and the metrics made of them."""
 
 
 def choose_layout(
@@ -219,20 +222,22 @@ def choose_layout(
     panel_bytes = partial(_panel_bytes, dim=dim, relevant=relevant, whole_tiles=whole_tiles)
     panel = 2048
     while panel > LEAST_ROWS:
-        enough_panels = panel < 64 or panel * 3 * threads <= max(queries, gallery, 512 * threads)  # for all threads
+        enough_panels = panel * 3 * threads <= max(queries, gallery, 512 * threads)  # for all threads
         if enough_panels and threads * panel_bytes(panel) <= free * SHARE_OF_PANELS:
             break
         panel //= 2
     columns = panel
     working = threads * panel_bytes(panel)
-    # a sorted copy of a panel's relevant keys, its ranks and the metrics made of them: some 160 bytes for each
-    ranks = min(min(queries, panel) * 160 * (relevant + 1), free * SHARE_OF_RANKS)
+    ranked = max(least_ranked(relevant), int(free * SHARE_OF_RANKS / (RANK_BYTES * (relevant + 1))))
+    ranks = min(queries, panel, ranked) * RANK_BYTES * (relevant + 1)
 
     def fitting(working: float) -> int:
-        return int(min(queries, max(LEAST_BLOCK, (free * SHARE_OF_LAYOUT - max(working, ranks)) // per_query)))
+        return int(min(queries, max(LEAST_ROWS, (free * SHARE_OF_LAYOUT - max(working, ranks)) // per_query)))
 
     block = fitting(working)
-    if (block < queries or panel < LEAST_SQUARE) and not whole_tiles:
+    # two tiles of small panels cost more to begin than one that serves both its sides saves
+    tight = panel * panel * max(dim, 64) < LEAST_TILE and threads * panel_bytes(2 * panel) > free * SHARE_OF_PANELS
+    if (block < queries or tight) and not whole_tiles:
         # a tile serves its rows alone: the more columns, the more often what is known of a row is used while it is at hand
         while 2 * columns <= min(8192, gallery) and (
             panel * columns * max(dim, 64) < LEAST_TILE
@@ -260,7 +265,12 @@ def least_bytes(
     """The smallest budget that can be kept; the arguments are those of `choose_layout`."""
     items = item_bytes(queries, gallery)
     layout = choose_layout(0, queries, gallery, dim, relevant, threads=threads, whole_tiles=whole_tiles)
-    return items + math.ceil((layout.bytes - items) / SHARE_OF_LAYOUT)
+    return items + math.ceil(max((layout.bytes - items) / SHARE_OF_LAYOUT, items * LEAST_SHARE))
+
+
+def least_ranked(relevant: float) -> int:
+    """For how many queries ranks are made at once at least: for few, most of the time goes into calls."""
+    return max(1, min(16, int(2**12 / (relevant + 1))))
 
 
 def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool, columns: int | None = None) -> float:
@@ -338,7 +348,8 @@ class RankingPass:
         self._find_entries()
         self._count()
         relevant = 1.0 if best is not None else self.relevant_pairs / max(1, self.queries)
-        self.memory_bytes = max(memory_bytes, least_bytes(*self._shape(relevant), **self._options))
+        most = 1.0 if best is not None else self.most_relevant
+        self.memory_bytes = max(memory_bytes, least_bytes(*self._shape(most), **self._options))
         self.free_bytes = self.memory_bytes - item_bytes(*self.most_entries)
         self.layout = self._layout(relevant)
         # one tile serves both of its items, where nobody is excluded by a code; of ranks, where all counters are held
@@ -374,6 +385,7 @@ class RankingPass:
         candidates = self.candidates
         self.pairs, self.relevant_pairs = candidates.pairs, candidates.relevant_pairs
         self.queries, self.in_class = len(candidates.query_order), candidates.gallery_start.diff()
+        self.most_relevant = largest_class(candidates)
         self.most_entries = len(self._query_entries), len(self._gallery_entries)
         self.sampled_share = 1.0
 
@@ -451,7 +463,20 @@ class RankingPass:
         return entries.panels(range(len(entries)), self.layout.columns, self.candidates.part)
 
     def sample(self, queries: int, gallery: int, seed: int = 0) -> tuple[Panel, Panel]:
-        """Some queries with thresholds, and some gallery entries, drawn at random."""
+        """Some queries with thresholds, and some gallery entries, drawn at random: no more than fit the budget."""
+        relevant = self.most_relevant if self.best is None else 1.0
+
+        def taken() -> float:  # several copies of the thresholds are made on the way
+            tiles = _panel_bytes(queries, self.scores.dim, relevant, whole_tiles=False, columns=gallery)
+            return tiles + queries * 4 * COUNTER_BYTES * (relevant + 1)
+
+        while taken() > self.free_bytes * SHARE_OF_PANELS and (queries > LEAST_ROWS // 4 or gallery > LEAST_ROWS):
+            if queries > LEAST_ROWS // 4 and queries * (relevant + 1) > gallery:
+                queries //= 2
+            elif gallery > LEAST_ROWS:
+                gallery //= 2
+            else:
+                queries //= 2
         generator = torch.Generator().manual_seed(seed)
 
         def drawn(entries: Entries, count: int) -> Panel:
@@ -568,7 +593,8 @@ class RankingPass:
     def _rank_blocks(self, panel: Panel) -> Iterator[RankBlock]:
         assert panel.counts is not None
         width = panel.counts.thresholds.shape[1]
-        rows = max(16, min(int(self.free_bytes * SHARE_OF_RANKS) // (200 * (width + 1)), 2**21 // (width + 1)))
+        fitting = int(self.free_bytes * SHARE_OF_RANKS) // (RANK_BYTES * (width + 1))
+        rows = max(least_ranked(width), min(fitting, 2**21 // (width + 1)))
         for start in range(0, len(panel), rows):
             part = slice(start, start + rows)
             counts = Counts(*(table[part] for table in (panel.counts.thresholds, panel.counts.hits, panel.counts.ties)))
@@ -656,6 +682,12 @@ class Entries:
                 some = slice(first, min(first + size, stop))
                 panels.append(Panel(first, self.index[some], self.classes[some], self.weight[some], None, number))
         return panels
+
+
+def largest_class(candidates: Candidates) -> int:
+    """Gallery items of the largest class that has a query."""
+    in_class = candidates.gallery_start.diff()[candidates.query_class]
+    return int(in_class.max()) if len(in_class) else 0
 
 
 def _entries(order: Tensor, classes: Tensor, numbers: Tensor | None, device: torch.device) -> Entries:

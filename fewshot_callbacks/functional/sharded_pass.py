@@ -34,6 +34,7 @@ from fewshot_callbacks.functional.ranks import (
     Meeting,
     Panel,
     RankingPass,
+    largest_class,
     panel_positives,
 )
 from fewshot_callbacks.functional.relevant_keys import RelevantKeys, without_last_columns
@@ -106,6 +107,7 @@ class ShardedPass(RankingPass):
         everyone = self.everyone
         self.pairs, self.relevant_pairs = everyone.pairs, everyone.relevant_pairs
         self.queries, self.in_class = len(everyone.query_order), everyone.gallery_start.diff()
+        self.most_relevant = largest_class(everyone)
         self._sizes = self.processes.gather((len(self._query_entries), len(self._gallery_entries)))
         queries, gallery = (max(sizes) for sizes in zip(*self._sizes, strict=True))
         # where both sides of a tile are counted, the counters of a guest are here as well
