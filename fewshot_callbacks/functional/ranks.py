@@ -176,10 +176,12 @@ SHARE_OF_KEPT = 0.2
 """Share of the budget for operands and tables that are kept so as not to make them anew for each tile."""
 SHARE_OF_RANKS = 0.25
 """Share of the budget for ranks, and the metrics that are made of them."""
+POSITIVE_BYTES = 500
+"""So many times fewer relevant pairs than bytes of the budget are recorded at once; each takes about 60 bytes meanwhile."""
 SHARE_OF_KEYS = 0.1
 """Share of the budget for the keys of the highest negatives."""
 
-QUERY_BYTES, ITEM_BYTES = 250, 250
+QUERY_BYTES, ITEM_BYTES = 300, 300
 """Of each query and gallery item: places, classes, scales, lengths, bounds of errors, and the metrics of each query."""
 
 LEAST_ROWS = 64
@@ -192,6 +194,8 @@ grows with the square of the items."""
 
 COUNTER_BYTES = 8 + 4 + 4
 """A threshold and two counters for each relevant item of a query."""
+COPY_BYTES = 8 + 1
+"""And a copy of the threshold while those of a query are sorted, which is made of all queries of a small block at once."""
 RANK_BYTES = 200
 """Ranks of a relevant item of a query, a sorted copy of its score, and the metrics made of them."""
 
@@ -231,10 +235,12 @@ def choose_layout(
     ranked = max(least_ranked(relevant), int(free * SHARE_OF_RANKS / (RANK_BYTES * (relevant + 1))))
     ranks = min(queries, panel, ranked) * RANK_BYTES * (relevant + 1)
 
-    def fitting(working: float) -> int:
+    def fitting(working: float, per_query: float) -> int:
         return int(min(queries, max(LEAST_ROWS, (free * SHARE_OF_LAYOUT - max(working, ranks)) // per_query)))
 
-    block = fitting(working)
+    block = fitting(working, per_query)
+    if block < queries:
+        per_query += COPY_BYTES * (relevant + 1)
     # two tiles of small panels cost more to begin than one that serves both its sides saves
     tight = panel * panel * max(dim, 64) < LEAST_TILE and threads * panel_bytes(2 * panel) > free * SHARE_OF_PANELS
     if (block < queries or tight) and not whole_tiles:
@@ -245,7 +251,7 @@ def choose_layout(
         ):
             columns *= 2
         working = threads * panel_bytes(panel, columns=columns)
-        block = min(block, fitting(working))
+        block = min(block, fitting(working, per_query))
     return Layout(
         rows=min(panel, block),
         columns=columns,
@@ -286,8 +292,9 @@ def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool, colum
     parts = math.ceil(dim / 128) + 2
     if whole_tiles:
         return 48 * panel * panel + 2 * panel * (8 * dim + 8 * relevant + 2200)
-    of_row = 8 * dim + table_bytes(relevant)
-    of_column = of_row if columns is None else 8 * dim
+    # an operand in float32 and one in half precision or float64, and what the latter are made of
+    of_row = 24 * dim + table_bytes(relevant)
+    of_column = of_row if columns is None else 24 * dim
     columns = columns or panel
     return 4 * parts * min(part_rows(columns), panel) * columns + panel * of_row + columns * of_column
 
@@ -501,7 +508,14 @@ class RankingPass:
             return
         for block in self.blocks():
             for panel in self.query_panels(block):
-                yield panel_positives(panel, weighted=self.repeats)
+                yield from self.positives_of(panel)
+
+    def positives_of(self, panel: Panel) -> Iterator[tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]]:
+        """`panel_positives` in pieces, since each key is copied several times on the way."""
+        assert panel.counts is not None
+        rows = max(1, int(self.free_bytes // POSITIVE_BYTES) // (panel.counts.thresholds.shape[1] + 1))
+        for part in torch.arange(len(panel)).split(rows):
+            yield panel_positives(panel, weighted=self.repeats, rows=slice(int(part[0]), int(part[-1]) + 1))
 
     # ------------------------------------------------------------------------------------------------------- thresholds
 
@@ -531,7 +545,8 @@ class RankingPass:
         panels = self.query_panels(block)
         if look is not None:
             for panel in panels:
-                look.relevant(*panel_positives(panel, weighted=self.repeats))
+                for keys, weights in self.positives_of(panel):
+                    look.relevant(keys, weights)
         if look is not None or self._anyone_asks(panels):
             self._walk(panels, look, counting=True)
         else:  # no query of this block has a match, and nobody else looks at its pairs
@@ -702,12 +717,15 @@ def _entries(order: Tensor, classes: Tensor, numbers: Tensor | None, device: tor
     return Entries(order[first], classes[first], weight, order[by_entry], start)
 
 
-def panel_positives(panel: Panel, *, weighted: bool) -> tuple[Tensor, Tensor | None]:
-    """The keys of a panel's relevant pairs, and the number of pairs each stands for where that is not one."""
+def panel_positives(
+    panel: Panel, *, weighted: bool, rows: slice = slice(None)
+) -> tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]:
+    """The keys of the relevant pairs of some rows, and the number of pairs each stands for where that is not one."""
     assert panel.counts is not None
-    valid = panel.counts.thresholds.isfinite()
-    weights = panel.weight[:, None].expand_as(valid)[valid] if weighted else None
-    return panel.counts.thresholds[valid], weights
+    thresholds = panel.counts.thresholds[rows]
+    valid = thresholds.isfinite()
+    weights = panel.weight[rows, None].expand_as(valid)[valid] if weighted else None
+    return thresholds[valid], weights
 
 
 def _rank_block(queries: Tensor, counts: Counts) -> RankBlock:

@@ -35,7 +35,6 @@ from fewshot_callbacks.functional.ranks import (
     Panel,
     RankingPass,
     largest_class,
-    panel_positives,
 )
 from fewshot_callbacks.functional.relevant_keys import RelevantKeys, without_last_columns
 from fewshot_callbacks.functional.similarity import ScoreTiles
@@ -197,7 +196,7 @@ class ShardedPass(RankingPass):
             return
         for block in self.blocks():
             for panel in self.query_panels(block):
-                yield panel_positives(panel, weighted=self.repeats)
+                yield from self.positives_of(panel)
 
     def _guests_keys(self) -> Iterator[RelevantKeys]:
         """The keys of queries and the items of each piece of a guest."""
