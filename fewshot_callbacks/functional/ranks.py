@@ -293,8 +293,8 @@ def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool, colum
     if whole_tiles:
         return 48 * panel * panel + 2 * panel * (8 * dim + 8 * relevant + 2200)
     # an operand in float32 and one in half precision or float64, and what the latter are made of
-    of_row = 24 * dim + table_bytes(relevant)
-    of_column = of_row if columns is None else 24 * dim
+    of_row = 16 * dim + table_bytes(relevant)
+    of_column = of_row if columns is None else 16 * dim
     columns = columns or panel
     return 4 * parts * min(part_rows(columns), panel) * columns + panel * of_row + columns * of_column
 
