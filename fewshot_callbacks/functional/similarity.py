@@ -287,7 +287,7 @@ class ScoreTiles:
         rows = self._rows(vectors, index)
         if self.similarity == "cosine":
             factor = torch.where(norm == 0, 0.0, 1 / norm)[index].to(dtype).unsqueeze(1)
-            rows = self._scaled(rows, scale[index]).to(dtype) * factor
+            rows = self._scaled(rows, scale[index]).to(dtype).mul_(factor)
         elif self.similarity == "dot":
             rows = self._scaled(rows, unit).to(dtype)
         else:
