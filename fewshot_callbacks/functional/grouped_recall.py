@@ -176,7 +176,8 @@ def grouped_recall(
         unmatched: what a query counts for that has no relevant candidate, whatever the embedding: `"exclude"` leaves it out
             of its group's mean; `"miss"` counts it as a miss, as the denominator of the paper's equations 4 and 5 does.
         confidence: of the interval.
-        memory_mb: bound on the memory beyond the embeddings.
+        memory_mb: bound on the memory beyond the embeddings, in MB. One that is too small is exceeded without a note, which
+            only `evaluate_retrieval` gives.
 
     Returns:
         Values in [0, 1], larger is better.

@@ -176,21 +176,32 @@ SHARE_OF_KEPT = 0.2
 """Share of the budget for operands and tables that are kept so as not to make them anew for each tile."""
 SHARE_OF_RANKS = 0.25
 """Share of the budget for ranks, and the metrics that are made of them."""
+POSITIVE_BYTES = 500
+"""So many times fewer relevant pairs than bytes of the budget are recorded at once; each takes about 60 bytes meanwhile."""
 SHARE_OF_KEYS = 0.1
 """Share of the budget for the keys of the highest negatives."""
 
-QUERY_BYTES, ITEM_BYTES = 250, 250
-"""Of each query and gallery item: places, classes, scales, lengths, bounds of errors, and the metrics of each query."""
+QUERY_BYTES, ITEM_BYTES = 300, 300
+"""Of each query and gallery item: places, classes, scales, lengths, bounds of errors, and the metrics of each query.
 
-LEAST_ROWS, LEAST_BLOCK = 16, 64
-"""No panel has fewer rows, and no block fewer queries, as long as there are so many."""
-LEAST_SQUARE = 64
-"""Two tiles of panels with fewer rows cost more to begin than one that serves both its sides saves."""
-LEAST_TILE = 2**20
+With the smallest layout, one set of dim 8 took 1.4, 4.2, 13.3 and 16.5 MB for 1,000, 4,000, 16,000 and 20,000 items (peak
+of the resident memory, Linux x86-64, one thread) where 250 bytes and `LEAST_SHARE` said 1.6, 3.9, 12 and 15 MB.
+"""
+
+LEAST_ROWS = 64
+"""No panel and no block has fewer queries, as long as there are so many."""
+LEAST_TILE = 2**22
 """Multiplications, or what counting costs in these, below which a tile costs more to begin than to make."""
+LEAST_SHARE = 0.5
+"""With less than this share of `item_bytes` for everything else, beginning tiles would take most of the time: their number
+grows with the square of the items."""
 
 COUNTER_BYTES = 8 + 4 + 4
 """A threshold and two counters for each relevant item of a query."""
+COPY_BYTES = 8 + 1
+"""And a copy of the threshold while those of a query are sorted, which is made of all queries of a small block at once."""
+RANK_BYTES = 200
+"""Ranks of a relevant item of a query, a sorted copy of its score, and the metrics made of them."""
 
 
 def choose_layout(
@@ -219,20 +230,24 @@ def choose_layout(
     panel_bytes = partial(_panel_bytes, dim=dim, relevant=relevant, whole_tiles=whole_tiles)
     panel = 2048
     while panel > LEAST_ROWS:
-        enough_panels = panel < 64 or panel * 3 * threads <= max(queries, gallery, 512 * threads)  # for all threads
+        enough_panels = panel * 3 * threads <= max(queries, gallery, 512 * threads)  # for all threads
         if enough_panels and threads * panel_bytes(panel) <= free * SHARE_OF_PANELS:
             break
         panel //= 2
     columns = panel
     working = threads * panel_bytes(panel)
-    # a sorted copy of a panel's relevant keys, its ranks and the metrics made of them: some 160 bytes for each
-    ranks = min(min(queries, panel) * 160 * (relevant + 1), free * SHARE_OF_RANKS)
+    ranked = max(least_ranked(relevant), int(free * SHARE_OF_RANKS / (RANK_BYTES * (relevant + 1))))
+    ranks = min(queries, panel, ranked) * RANK_BYTES * (relevant + 1)
 
-    def fitting(working: float) -> int:
-        return int(min(queries, max(LEAST_BLOCK, (free * SHARE_OF_LAYOUT - max(working, ranks)) // per_query)))
+    def fitting(working: float, per_query: float) -> int:
+        return int(min(queries, max(LEAST_ROWS, (free * SHARE_OF_LAYOUT - max(working, ranks)) // per_query)))
 
-    block = fitting(working)
-    if (block < queries or panel < LEAST_SQUARE) and not whole_tiles:
+    block = fitting(working, per_query)
+    if block < queries:
+        per_query += COPY_BYTES * (relevant + 1)
+    # two tiles of small panels cost more to begin than one that serves both its sides saves
+    tight = panel * panel * max(dim, 64) < LEAST_TILE and threads * panel_bytes(2 * panel) > free * SHARE_OF_PANELS
+    if (block < queries or tight) and not whole_tiles:
         # a tile serves its rows alone: the more columns, the more often what is known of a row is used while it is at hand
         while 2 * columns <= min(8192, gallery) and (
             panel * columns * max(dim, 64) < LEAST_TILE
@@ -240,7 +255,7 @@ def choose_layout(
         ):
             columns *= 2
         working = threads * panel_bytes(panel, columns=columns)
-        block = min(block, fitting(working))
+        block = min(block, fitting(working, per_query))
     return Layout(
         rows=min(panel, block),
         columns=columns,
@@ -260,7 +275,12 @@ def least_bytes(
     """The smallest budget that can be kept; the arguments are those of `choose_layout`."""
     items = item_bytes(queries, gallery)
     layout = choose_layout(0, queries, gallery, dim, relevant, threads=threads, whole_tiles=whole_tiles)
-    return items + math.ceil((layout.bytes - items) / SHARE_OF_LAYOUT)
+    return items + math.ceil(max((layout.bytes - items) / SHARE_OF_LAYOUT, items * LEAST_SHARE))
+
+
+def least_ranked(relevant: float) -> int:
+    """For how many queries ranks are made at once at least: for few, most of the time goes into calls."""
+    return max(1, min(16, int(2**12 / (relevant + 1))))
 
 
 def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool, columns: int | None = None) -> float:
@@ -276,8 +296,9 @@ def _panel_bytes(panel: int, dim: int, relevant: float, whole_tiles: bool, colum
     parts = math.ceil(dim / 128) + 2
     if whole_tiles:
         return 48 * panel * panel + 2 * panel * (8 * dim + 8 * relevant + 2200)
-    of_row = 8 * dim + table_bytes(relevant)
-    of_column = of_row if columns is None else 8 * dim
+    # an operand in float32 and one in half precision or float64, and what the latter are made of
+    of_row = 16 * dim + table_bytes(relevant)
+    of_column = of_row if columns is None else 16 * dim
     columns = columns or panel
     return 4 * parts * min(part_rows(columns), panel) * columns + panel * of_row + columns * of_column
 
@@ -338,7 +359,8 @@ class RankingPass:
         self._find_entries()
         self._count()
         relevant = 1.0 if best is not None else self.relevant_pairs / max(1, self.queries)
-        self.memory_bytes = max(memory_bytes, least_bytes(*self._shape(relevant), **self._options))
+        most = 1.0 if best is not None else self.most_relevant
+        self.memory_bytes = max(memory_bytes, least_bytes(*self._shape(most), **self._options))
         self.free_bytes = self.memory_bytes - item_bytes(*self.most_entries)
         self.layout = self._layout(relevant)
         # one tile serves both of its items, where nobody is excluded by a code; of ranks, where all counters are held
@@ -374,6 +396,7 @@ class RankingPass:
         candidates = self.candidates
         self.pairs, self.relevant_pairs = candidates.pairs, candidates.relevant_pairs
         self.queries, self.in_class = len(candidates.query_order), candidates.gallery_start.diff()
+        self.most_relevant = largest_class(candidates)
         self.most_entries = len(self._query_entries), len(self._gallery_entries)
         self.sampled_share = 1.0
 
@@ -451,7 +474,20 @@ class RankingPass:
         return entries.panels(range(len(entries)), self.layout.columns, self.candidates.part)
 
     def sample(self, queries: int, gallery: int, seed: int = 0) -> tuple[Panel, Panel]:
-        """Some queries with thresholds, and some gallery entries, drawn at random."""
+        """Some queries with thresholds, and some gallery entries, drawn at random: no more than fit the budget."""
+        relevant = self.most_relevant if self.best is None else 1.0
+
+        def taken() -> float:  # several copies of the thresholds are made on the way
+            tiles = _panel_bytes(queries, self.scores.dim, relevant, whole_tiles=False, columns=gallery)
+            return tiles + queries * 4 * COUNTER_BYTES * (relevant + 1)
+
+        while taken() > self.free_bytes * SHARE_OF_PANELS and (queries > LEAST_ROWS // 4 or gallery > LEAST_ROWS):
+            if queries > LEAST_ROWS // 4 and queries * (relevant + 1) > gallery:
+                queries //= 2
+            elif gallery > LEAST_ROWS:
+                gallery //= 2
+            else:
+                queries //= 2
         generator = torch.Generator().manual_seed(seed)
 
         def drawn(entries: Entries, count: int) -> Panel:
@@ -476,7 +512,14 @@ class RankingPass:
             return
         for block in self.blocks():
             for panel in self.query_panels(block):
-                yield panel_positives(panel, weighted=self.repeats)
+                yield from self.positives_of(panel)
+
+    def positives_of(self, panel: Panel) -> Iterator[tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]]:
+        """`panel_positives` in pieces, since each key is copied several times on the way."""
+        assert panel.counts is not None
+        rows = max(1, int(self.free_bytes // POSITIVE_BYTES) // (panel.counts.thresholds.shape[1] + 1))
+        for part in torch.arange(len(panel)).split(rows):
+            yield panel_positives(panel, weighted=self.repeats, rows=slice(int(part[0]), int(part[-1]) + 1))
 
     # ------------------------------------------------------------------------------------------------------- thresholds
 
@@ -506,7 +549,8 @@ class RankingPass:
         panels = self.query_panels(block)
         if look is not None:
             for panel in panels:
-                look.relevant(*panel_positives(panel, weighted=self.repeats))
+                for keys, weights in self.positives_of(panel):
+                    look.relevant(keys, weights)
         if look is not None or self._anyone_asks(panels):
             self._walk(panels, look, counting=True)
         else:  # no query of this block has a match, and nobody else looks at its pairs
@@ -568,7 +612,8 @@ class RankingPass:
     def _rank_blocks(self, panel: Panel) -> Iterator[RankBlock]:
         assert panel.counts is not None
         width = panel.counts.thresholds.shape[1]
-        rows = max(16, min(int(self.free_bytes * SHARE_OF_RANKS) // (200 * (width + 1)), 2**21 // (width + 1)))
+        fitting = int(self.free_bytes * SHARE_OF_RANKS) // (RANK_BYTES * (width + 1))
+        rows = max(least_ranked(width), min(fitting, 2**21 // (width + 1)))
         for start in range(0, len(panel), rows):
             part = slice(start, start + rows)
             counts = Counts(*(table[part] for table in (panel.counts.thresholds, panel.counts.hits, panel.counts.ties)))
@@ -658,6 +703,12 @@ class Entries:
         return panels
 
 
+def largest_class(candidates: Candidates) -> int:
+    """Gallery items of the largest class that has a query."""
+    in_class = candidates.gallery_start.diff()[candidates.query_class]
+    return int(in_class.max()) if len(in_class) else 0
+
+
 def _entries(order: Tensor, classes: Tensor, numbers: Tensor | None, device: torch.device) -> Entries:
     order, classes = order.to(device), classes.to(device)
     if numbers is None:
@@ -670,12 +721,15 @@ def _entries(order: Tensor, classes: Tensor, numbers: Tensor | None, device: tor
     return Entries(order[first], classes[first], weight, order[by_entry], start)
 
 
-def panel_positives(panel: Panel, *, weighted: bool) -> tuple[Tensor, Tensor | None]:
-    """The keys of a panel's relevant pairs, and the number of pairs each stands for where that is not one."""
+def panel_positives(
+    panel: Panel, *, weighted: bool, rows: slice = slice(None)
+) -> tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]:
+    """The keys of the relevant pairs of some rows, and the number of pairs each stands for where that is not one."""
     assert panel.counts is not None
-    valid = panel.counts.thresholds.isfinite()
-    weights = panel.weight[:, None].expand_as(valid)[valid] if weighted else None
-    return panel.counts.thresholds[valid], weights
+    thresholds = panel.counts.thresholds[rows]
+    valid = thresholds.isfinite()
+    weights = panel.weight[rows, None].expand_as(valid)[valid] if weighted else None
+    return thresholds[valid], weights
 
 
 def _rank_block(queries: Tensor, counts: Counts) -> RankBlock:

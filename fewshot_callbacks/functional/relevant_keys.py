@@ -21,7 +21,9 @@ from fewshot_callbacks.functional.similarity import SINGLE, ScoreTiles
 from fewshot_callbacks.functional.workers import Task, run_tasks
 
 SCREENED_ROWS, SCREENED_COLUMNS = 128, 4096
-"""Relevant pairs that are looked at together."""
+"""Relevant pairs that are looked at together, as long as the budget allows it."""
+SCREENED_SHARE = 0.125
+"""Share of the budget for these: an estimate, and room for an exact score and a copy of it."""
 MANY_NEAR = 0.25
 """Where more of them than these are close to what is asked, the keys of all cost less."""
 
@@ -44,6 +46,8 @@ class RelevantKeys:
         self.same_set = scores.queries is scores.gallery
         of_itself = self.same_set or not candidates.exclusions  # nobody but the item itself is excluded
         self.compiled = scores.compiled is not None and not repeats and not candidates.across_classes and of_itself
+        of_column = threads * SCREENED_ROWS * (4 + 8 + 8) + 8 * scores.dim
+        self.columns = min(SCREENED_COLUMNS, max(64, int(memory_bytes * SCREENED_SHARE / of_column)))
         if self.compiled:
             self._pairs, self._gallery = scores.pairs(), candidates.gallery_order.numpy()
 
@@ -145,8 +149,8 @@ class RelevantKeys:
         starts = zip(candidates.query_start.tolist(), candidates.gallery_start.tolist(), strict=True)
         for (query, first), (last_query, last) in pairwise(starts):
             if last_query > query:
-                for start in range(first, last, SCREENED_COLUMNS):
-                    yield candidates.query_order[query:last_query], start, min(start + SCREENED_COLUMNS, last)
+                for start in range(first, last, self.columns):
+                    yield candidates.query_order[query:last_query], start, min(start + self.columns, last)
 
     def _look(
         self,

@@ -127,7 +127,9 @@ def evaluate_retrieval(
             whole gallery. The report then says that it is an estimate; the intervals say how good it is.
         query_seed: of that draw, which depends on the order of the queries.
         confidence: of the intervals.
-        memory_mb: bound on the memory used beyond the embeddings, in MB.
+        memory_mb: bound on the memory used beyond the embeddings, in MB. Where it is smaller than what vectors of so many
+            queries and items are estimated to need, `memory_note` of the report says so. Binary codes take what their
+            number and the largest class ask for, without a note.
         device: where the scores are made: `"cpu"`, `"cuda"` (or one of several), `"auto"`. The results are the same.
             The embeddings stay where they are and come over in slices.
         device_memory_mb: bound on the memory used on that device; by default half of what is free there.

@@ -34,7 +34,7 @@ from fewshot_callbacks.functional.ranks import (
     Meeting,
     Panel,
     RankingPass,
-    panel_positives,
+    largest_class,
 )
 from fewshot_callbacks.functional.relevant_keys import RelevantKeys, without_last_columns
 from fewshot_callbacks.functional.similarity import ScoreTiles
@@ -106,6 +106,7 @@ class ShardedPass(RankingPass):
         everyone = self.everyone
         self.pairs, self.relevant_pairs = everyone.pairs, everyone.relevant_pairs
         self.queries, self.in_class = len(everyone.query_order), everyone.gallery_start.diff()
+        self.most_relevant = largest_class(everyone)
         self._sizes = self.processes.gather((len(self._query_entries), len(self._gallery_entries)))
         queries, gallery = (max(sizes) for sizes in zip(*self._sizes, strict=True))
         # where both sides of a tile are counted, the counters of a guest are here as well
@@ -195,7 +196,7 @@ class ShardedPass(RankingPass):
             return
         for block in self.blocks():
             for panel in self.query_panels(block):
-                yield panel_positives(panel, weighted=self.repeats)
+                yield from self.positives_of(panel)
 
     def _guests_keys(self) -> Iterator[RelevantKeys]:
         """The keys of queries and the items of each piece of a guest."""

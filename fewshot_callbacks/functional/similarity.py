@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional import exact_scores
+from fewshot_callbacks.functional._checks import rows_at_once
 from fewshot_callbacks.functional.kernels import compiled_kernels
 from fewshot_callbacks.functional.processes import ALONE, Processes
 
@@ -47,7 +48,6 @@ PAIRS_AT_ONCE = {"cpu": 2**14, "cuda": 2**20}
 """Pairs whose exact scores PyTorch makes together: their sums stay in a processor's cache, or fill a GPU."""
 COMPONENTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}
 """And components of their rows, in float64."""
-ROWS_AT_ONCE = 16384
 TINIEST = 2.0**-1022
 
 
@@ -170,7 +170,7 @@ class ScoreTiles:
         if self.similarity != "euclidean":
             return torch.empty(0, dtype=torch.float64)
         unit, lengths = self._query_unit, []
-        for index in torch.arange(len(vectors), device=self.device).split(ROWS_AT_ONCE):
+        for index in torch.arange(len(vectors), device=self.device).split(rows_at_once(vectors)):
             rows = self._rows(vectors, index).double()
             lengths.append(((rows - self._centre) / unit).square().sum(dim=1).sqrt() * (1 + 1e-9))
         return torch.cat(lengths)
@@ -287,7 +287,7 @@ class ScoreTiles:
         rows = self._rows(vectors, index)
         if self.similarity == "cosine":
             factor = torch.where(norm == 0, 0.0, 1 / norm)[index].to(dtype).unsqueeze(1)
-            rows = self._scaled(rows, scale[index]).to(dtype) * factor
+            rows = self._scaled(rows, scale[index]).to(dtype).mul_(factor)
         elif self.similarity == "dot":
             rows = self._scaled(rows, unit).to(dtype)
         else:
@@ -487,7 +487,8 @@ class ScoreTiles:
             scales = np.empty(len(vectors))
             self.compiled.row_scales(vectors.numpy(), of_zeros, scales)
             return torch.from_numpy(scales)
-        largest = torch.cat([part.abs().amax(dim=1).double() for part in vectors.split(ROWS_AT_ONCE)]).to(self.device)
+        largest = torch.cat([part.abs().amax(dim=1).double() for part in vectors.split(rows_at_once(vectors))])
+        largest = largest.to(self.device)
         mantissa, _ = torch.frexp(largest)
         # exact, and not by torch.ldexp, whose power of two is a float32
         return torch.where(largest == 0, of_zeros, largest / (2 * mantissa))
@@ -499,7 +500,7 @@ class ScoreTiles:
             self.compiled.squares(vectors.numpy(), 1 / scale.numpy(), self.single, *out.numpy())
             return out[0], out[1]
         parts = []
-        for index in torch.arange(len(vectors), device=self.device).split(PAIRS_AT_ONCE["cpu"]):
+        for index in torch.arange(len(vectors), device=self.device).split(rows_at_once(vectors)):
             rows = self._doubled(vectors, index) / scale[index].unsqueeze(1)
             parts.append(exact_scores.dot(rows, rows, single=self.single)[:2])
         if not parts:

@@ -71,8 +71,9 @@ def beyond(n: int, classes: int, dim: int, memory_mb: int) -> float:
         (4_000, 75, 32, 34),
         (4_000, 75, 32, 16),
         (4_000, 75, 32, 8),
+        (4_000, 2, 8, 16),
     ],
-    ids=["small-budget", "large-budget", "many-relevant", "34-MB", "16-MB", "8-MB"],
+    ids=["small-budget", "large-budget", "many-relevant", "34-MB", "16-MB", "8-MB", "many-relevant-16-MB"],
 )
 def test_no_more_memory_than_was_granted(n, classes, dim, memory_mb):
     assert beyond(n, classes, dim, memory_mb) < 1.1 * memory_mb
