@@ -100,7 +100,7 @@ def test_equals_loops_over_groups(drawn):
         if groups < 2:
             assert all(math.isnan(end) for end in result.intervals[k])
         else:
-            ends = np.mean([mean_interval(torch.from_numpy(split)) for split in values], axis=0)
+            ends = np.mean([mean_interval(torch.from_numpy(split), parts=group_size) for split in values], axis=0)
             assert result.intervals[k] == pytest.approx(tuple(ends), abs=1e-9)
 
 
@@ -239,7 +239,7 @@ class TestValue:
         values = np.array([by_loops(embeddings.numpy(), labels.numpy(), split, 1) for split in splits])
         assert once[0].at[1] == pytest.approx(values[0].mean(), abs=1e-12)
         assert once[1].at[1] == pytest.approx(values.mean(), abs=1e-12)
-        ends = np.array([mean_interval(torch.from_numpy(split)) for split in values])
+        ends = np.array([mean_interval(torch.from_numpy(split), parts=10) for split in values])
         assert once[0].intervals[1] == pytest.approx(tuple(ends[0]), abs=1e-12)
         assert once[1].intervals[1] == pytest.approx(tuple(ends.mean(axis=0)), abs=1e-12)
 

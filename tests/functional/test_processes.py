@@ -38,10 +38,9 @@ EVERYTHING = {
 
 
 def shown(report):
-    """Everything in a report, to the last bit; but how long it took, and the curve, whose points are only enclosed."""
-    values = {
-        field.name: getattr(report, field.name) for field in fields(report) if field.name not in ("seconds", "curve")
-    }
+    """Everything in a report, to the last bit; but time, memory, and the curve, whose points are only enclosed."""
+    left_out = ("seconds", "memory_note", "curve")
+    values = {field.name: getattr(report, field.name) for field in fields(report) if field.name not in left_out}
     area = values.pop("auc_pr")
     values["per_query"] = {name: per_query.tolist() for name, per_query in report.per_query.items()}
     values["query_labels"] = report.query_labels.tolist()
