@@ -335,34 +335,31 @@ def keys(pairs, rows, columns, out):
 
 
 @_kernel
-def _dots(row, members, single, sums):
-    """`_dot` of a scaled row with each column of `members` (dim, count) into `sums`: total, low and errors of each."""
-    dim, count = members.shape
-    total, low, errors = sums[0], sums[1], sums[2]
-    total[:count] = 0.0
-    low[:count] = 0.0
-    errors[:count] = 0.0
+def _dots(row, members, start, stop, single, sums):
+    """`_dot` of a scaled row with columns `start` to `stop` of `members` (dim, width): total, low and errors of each."""
+    dim = members.shape[0]
+    total, low, errors = sums[0][: stop - start], sums[1][: stop - start], sums[2][: stop - start]
+    total[:] = 0.0
+    low[:] = 0.0
+    errors[:] = 0.0
     first = 0
     if single:
-        first = dim // 2 * 2
-        for k in range(0, first, 2):  # two components at a time, so that the sums stay in registers between them
-            x, y = row[k], row[k + 1]
-            one, two = members[k], members[k + 1]
-            for m in range(count):
-                product = x * one[m]
-                middle = total[m] + product
-                z = middle - total[m]
-                error = (total[m] - (middle - z)) + (product - z)
-                product = y * two[m]
-                end = middle + product
-                z = end - middle
-                other = (middle - (end - z)) + (product - z)
+        first = dim // 4 * 4
+        for k in range(0, first, 4):  # four components at a time, so that the sums stay in registers between them
+            w, x, y, z = row[k], row[k + 1], row[k + 2], row[k + 3]
+            one, two = members[k][start:stop], members[k + 1][start:stop]
+            three, four = members[k + 2][start:stop], members[k + 3][start:stop]
+            for m in range(stop - start):
+                end, error = _two_sum(total[m], w * one[m])
+                end, other = _two_sum(end, x * two[m])
+                end, third = _two_sum(end, y * three[m])
+                end, fourth = _two_sum(end, z * four[m])
                 total[m] = end
-                low[m] += error + other
-                errors[m] += abs(error) + abs(other)
+                low[m] += (error + other) + (third + fourth)
+                errors[m] += (abs(error) + abs(other)) + (abs(third) + abs(fourth))
     for k in range(first, dim):
-        x, one = row[k], members[k]
-        for m in range(count):
+        x, one = row[k], members[k][start:stop]
+        for m in range(stop - start):
             product, error = _two_product(x, one[m])
             low[m] += error
             errors[m] += abs(error)
@@ -372,16 +369,15 @@ def _dots(row, members, single, sums):
 
 
 @_kernel
-def _squared_distances(row, members, scale, sums):
-    """`_squared_distance` of a row and each column of `members` (dim, count), both times the scale of the pair."""
-    dim, count = members.shape
-    total, low = sums[0], sums[1]
-    total[:count] = 0.0
-    low[:count] = 0.0
-    for k in range(dim):
-        x, one = row[k], members[k]
-        for m in range(count):
-            difference, rest = _two_sum(x * scale[m], -(one[m] * scale[m]))
+def _squared_distances(row, members, start, stop, scale, sums):
+    """`_squared_distance` of a row and columns `start` to `stop` of `members` (dim, width), times the scale of the pair."""
+    total, low, scales = sums[0][: stop - start], sums[1][: stop - start], scale[: stop - start]
+    total[:] = 0.0
+    low[:] = 0.0
+    for k in range(members.shape[0]):
+        x, one = row[k], members[k][start:stop]
+        for m in range(stop - start):
+            difference, rest = _two_sum(x * scales[m], -(one[m] * scales[m]))
             square, error = _two_product(difference, difference)
             low[m] += error + 2 * difference * rest
             total[m], error = _two_sum(total[m], square)
@@ -399,21 +395,22 @@ def _load(side, index, similarity, out):
 
 
 @_kernel
-def _row_keys(pairs, query, row, items, members, sums, out):
-    """The keys of one query with some gallery items, whose rows `members` holds as columns."""
-    if items.shape[0] == 0:
-        return
-    dim = row.shape[0]
+def _row_keys(pairs, query, row, items, members, start, stop, sums, out):
+    """The keys of one query with the gallery items from `start` to `stop`, whose rows are these columns of `members`.
+
+    The columns are named by their numbers: a slice of `members` would not be contiguous, and not be vectorised.
+    """
+    dim = members.shape[0]
     if pairs.similarity == EUCLIDEAN:
         scale = sums[3]
-        for m in range(items.shape[0]):
-            scale[m] = min(pairs.queries.inverse_scale[query], pairs.gallery.inverse_scale[items[m]])
-        _squared_distances(row, members, scale, sums)
+        for m in range(start, stop):
+            scale[m - start] = min(pairs.queries.inverse_scale[query], pairs.gallery.inverse_scale[items[m]])
+        _squared_distances(row, members, start, stop, scale, sums)
     else:
-        _dots(row, members, pairs.single, sums)
-    for m in range(items.shape[0]):
-        high, low = _two_sum(sums[0, m], sums[1, m])
-        error = _relative_error(dim) if pairs.similarity == EUCLIDEAN else _error_of_sum(sums[2, m], dim)
+        _dots(row, members, start, stop, pairs.single, sums)
+    for m in range(start, stop):
+        high, low = _two_sum(sums[0, m - start], sums[1, m - start])
+        error = _relative_error(dim) if pairs.similarity == EUCLIDEAN else _error_of_sum(sums[2, m - start], dim)
         value = _rounded_key(pairs, query, items[m], high, low, error)
         out[m] = _without_rounding(pairs, query, items[m]) if math.isnan(value) else value
 
@@ -437,7 +434,7 @@ def block_keys(pairs, rows, columns, out):
             for r in range(rows.shape[1]):
                 _load(pairs.queries, rows[b, r : r + 1], pairs.similarity, own)
                 _row_keys(
-                    pairs, rows[b, r], own[:, 0], items, members[:, : items.shape[0]], sums, out[b, r, begin:]
+                    pairs, rows[b, r], own[:, 0], items, members, 0, items.shape[0], sums, out[b, r, begin:]
                 )  # fmt: skip
 
 
@@ -482,8 +479,7 @@ def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
                 _load(pairs.queries, queries[q : q + 1], pairs.similarity, own)
                 for low, high in ((begin, made_from), (made_to, end)):
                     _row_keys(
-                        pairs, queries[q], own[:, 0], items[low - begin : high - begin],
-                        members[:, low - begin : high - begin], sums, row[low:high],
+                        pairs, queries[q], own[:, 0], items, members, low - begin, high - begin, sums, row[begin:]
                     )  # fmt: skip
                 if same_set:
                     for m in range(begin, end):
