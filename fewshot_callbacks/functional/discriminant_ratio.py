@@ -14,6 +14,7 @@ squares of narrower types; float64 embeddings are scaled before they are squared
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -111,12 +112,16 @@ class BatchScatter:
         if self.items.numel() == 0:
             return self.items.new_full((), torch.nan, dtype=self.dtype)
         # a class of one item has no scatter within, and must not move the centre
-        count = self.count * (self.count > 1) if skip_singletons else self.count
-        between, within = self.lengths(count)
+        between, within = self._lengths(self.count * (self.count > 1)) if skip_singletons else self.lengths
         return torch.where(self.count.max() <= 1, torch.nan, _ratio(between, within, eps)).to(self.dtype)
 
-    def lengths(self, count: Float[Tensor, "items"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Square roots of the scatter between and within classes, in one unit, where the classes have so many items."""
+    @cached_property
+    def lengths(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Square roots of the scatter between and within classes, in one unit. Computed once for both ratios."""
+        return self._lengths(self.count)
+
+    def _lengths(self, count: Float[Tensor, "items"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Those of the classes whose `count` is not 0."""
         reference = count.argmax().view(1)  # its class takes part: an outlier that does not must not swallow the others
         means = (self.items - self.items[reference]).add_(self.offset).sub_(self.offset[reference])
         means -= (count / count.sum()) @ means

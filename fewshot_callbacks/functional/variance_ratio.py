@@ -89,7 +89,7 @@ def batch_ratios(
 def _of_batch(batch: BatchScatter) -> Float[Tensor, ""]:
     if batch.items.numel() == 0:
         return batch.items.new_full((), torch.nan, dtype=batch.dtype)
-    between, within = batch.lengths(batch.count)
+    between, within = batch.lengths
     items, classes = len(batch.items), batch.count.count_nonzero().to(batch.count)  # integers divide to float32
     ratio = _estimate((between / within).square(), items, classes, batch.count.square().sum())
     defined = (classes > 1) & (classes < items) & (within > 0)  # what is not finite stays NaN
