@@ -30,8 +30,9 @@ if TYPE_CHECKING:
         grouped_recall,
         plan_evaluation,
         training_dynamics,
+        variance_ratio,
     )
-    from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation, all_processes
+    from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation, VarianceRatio, all_processes
     from fewshot_callbacks.protonet import (
         ClassVectors,
         Conv4,
@@ -62,8 +63,9 @@ _HOME = {
         "grouped_recall",
         "plan_evaluation",
         "training_dynamics",
+        "variance_ratio",
     ),
-    "metrics": ("DiscriminantRatio", "RetrievalEvaluation", "all_processes"),
+    "metrics": ("DiscriminantRatio", "RetrievalEvaluation", "VarianceRatio", "all_processes"),
     "protonet": (
         "ClassVectors",
         "Conv4",
@@ -97,6 +99,7 @@ __all__ = [
     "SoftmaxHead",
     "SupportClassifier",
     "TrainingDynamicsMonitor",
+    "VarianceRatio",
     "all_processes",
     "compare_dynamics",
     "compare_reports",
@@ -107,6 +110,7 @@ __all__ = [
     "grouped_recall",
     "plan_evaluation",
     "training_dynamics",
+    "variance_ratio",
 ]
 
 

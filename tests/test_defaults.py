@@ -48,12 +48,15 @@ OTHERS = {
     "class_subset": {"seed": 0},
     "plan_evaluation": {"relevant": 64},
     "discriminant_ratio": {"eps": 1e-30, "normalize": False, "skip_singletons": False},
+    "variance_ratio": {"normalize": False},
+    "variance_ratio_of_set": {"normalize": False, "confidence": 0.95},
     "sample_episodes": {"ways": 5, "shots": 1, "queries": 15, "episodes": 600, "seed": 0},
     "EpisodeProtocol": {"ways": 5, "shots": 1, "queries": 15, "episodes": 600, "seed": 0},
     "summarize_accuracies": {"batch_statistics": False},
     "training_dynamics": {"episodes": 1},
     "DiscriminantRatioMonitor": {
-        "every_n_steps": 1, "normalize": False, "skip_singletons": False, "eps": 1e-30, "prog_bar": True, "strict": False,
+        "every_n_steps": 1, "normalize": False, "skip_singletons": False, "eps": 1e-30, "variance_ratio": True,
+        "prog_bar": True, "strict": False,
     },
     "GeneralizationGapMonitor": {
         "val_loader": 0, "classes": 100, "items_per_class": None, "k": (1,), "seed": 0, "every_n_epochs": 1,

@@ -1,20 +1,23 @@
-"""J of every training batch, and of the whole validation set."""
+"""J and the variance ratio of every training batch, and of the whole validation set."""
 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
 from fewshot_callbacks.functional._checks import check_labels, non_finite_rows
-from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, discriminant_ratio, unit_rows
+from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ClassScatter, unit_rows
+from fewshot_callbacks.functional.processes import Processes
+from fewshot_callbacks.functional.variance_ratio import batch_ratios, variance_ratio_of_set
 from fewshot_callbacks.metrics.processes import all_processes, process_count
 
 
@@ -26,6 +29,11 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     all ranks together. Both go through `LightningModule.log`, so that every logger, checkpoint and progress bar gets
     them. On several ranks `train/J` is that of rank 0's batch.
 
+    J depends on how many items and classes it is taken of. Beside it stands what can be compared between batches and sets,
+    from the same sums: `train/variance_ratio`, `val/variance_ratio` (see `fewshot_callbacks.variance_ratio`), and for
+    sets the ends of its 95 % interval, `val/variance_ratio_low` and `..._high`. The labels of the first batch that is
+    measured in a fit are read at once, and a warning is given if most of its classes have one item.
+
     Args:
         source: where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
@@ -36,7 +44,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         normalize: scale each embedding to length 1 first, which changes J.
         skip_singletons: leave out classes with a single item in the batch.
         eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
-        prog_bar: show J in the progress bar.
+        variance_ratio: log the variance ratio beside J.
+        prog_bar: show what is measured of training batches in the progress bar.
         strict: raise an error where J cannot be computed. By default the fit goes on, J is NaN, and a warning says why.
 
     Examples:
@@ -53,6 +62,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         normalize: bool = False,
         skip_singletons: bool = False,
         eps: float = EPS,
+        variance_ratio: bool = True,
         prog_bar: bool = True,
         strict: bool = False,
     ) -> None:
@@ -60,10 +70,12 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             raise ValueError(f"DiscriminantRatioMonitor(every_n_steps={every_n_steps}) must be at least 1.")
         super().__init__(source, labels, strict)
         self.every_n_steps, self.normalize, self.skip_singletons = every_n_steps, normalize, skip_singletons
-        self.eps, self.prog_bar = eps, prog_bar
+        self.eps, self.variance_ratio, self.prog_bar = eps, variance_ratio, prog_bar
         self._measured = 0
-        self._undefined: Tensor | None = None  # how many batches of this epoch J said nothing of; on their device
-        self._undefined_said = False
+        # how many batches of this epoch have no J, and no variance ratio; on their device
+        self._without_j: Tensor | int = 0
+        self._without_ratio: Tensor | int = 0
+        self._warned: set[str] = set()
         self._forget()
 
     # ------------------------------------------------------------------------------------------------------------ training
@@ -72,10 +84,11 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         """Get ready."""
         super().setup(trainer, pl_module, stage)
         self._trainer = trainer
+        self._warned = set()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count."""
-        self._measured, self._undefined = 0, None
+        self._measured = self._without_j = self._without_ratio = 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Expect embeddings where this batch is to be measured."""
@@ -85,15 +98,15 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log J of this batch."""
+        """Log J and the variance ratio of this batch."""
         if not self._is_due(trainer):
             return
-        value: Tensor | float = torch.nan
+        values: tuple[Tensor | float, Tensor | float] = (torch.nan, torch.nan)
         items = 1
         try:
             embeddings, labels = self._reader.read(outputs, batch, "training_step")
             items = len(labels)
-            value = discriminant_ratio(
+            values = found = batch_ratios(
                 embeddings,
                 labels.to(embeddings.device, non_blocking=True),
                 eps=self.eps,
@@ -101,22 +114,39 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                 skip_singletons=self.skip_singletons,
             )
             self._measured += 1
-            undefined = value.isnan()
-            self._undefined = undefined.long() if self._undefined is None else self._undefined + undefined
+            self._without_j = found[0].isnan() + self._without_j
+            self._without_ratio = found[1].isnan() + self._without_ratio
+            if "first batch" not in self._warned:
+                self._warned.add("first batch")
+                _warn_of_singletons(labels)
         except Exception as error:  # a metric must not end a training
             self._policy.handle(error, "train/J is NaN.")
-        pl_module.log("train/J", value, on_step=True, on_epoch=False, prog_bar=self.prog_bar, batch_size=items)
+        names = ("train/J", "train/variance_ratio") if self.variance_ratio else ("train/J",)
+        for name, value in zip(names, values, strict=False):
+            pl_module.log(name, value, on_step=True, on_epoch=False, prog_bar=self.prog_bar, batch_size=items)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say once if J was undefined."""
-        undefined = 0 if self._undefined is None else int(self._undefined)
-        if undefined and not self._undefined_said:
-            self._undefined_said = True
-            rank_zero_warn(
-                f"train/J was NaN in {undefined} of {self._measured} batches: each class had one item, all embeddings "
+        """Say once if J or the variance ratio was undefined."""
+        without_j, without_ratio = int(self._without_j), int(self._without_ratio)
+        if without_j:
+            self._warn_once(
+                "undefined",
+                f"train/J was NaN in {without_j} of {self._measured} batches: each class had one item, all embeddings "
                 "were equal (collapsed), or some were not finite. J compares items of one class: draw several of each, "
-                "for instance with an EpisodicBatchSampler. (Said once.)"
+                "for instance with an EpisodicBatchSampler. (Said once.)",
             )
+        elif without_ratio and self.variance_ratio:
+            self._warn_once(
+                "undefined",
+                f"train/variance_ratio was NaN in {without_ratio} of {self._measured} batches: there was a single class, "
+                "or the items of each class were equal. Draw several classes, for instance with an EpisodicBatchSampler. "
+                "(Said once.)",
+            )
+
+    def _warn_once(self, kind: str, words: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _warn(words)
 
     def _is_due(self, trainer: Trainer) -> bool:
         # The batch that runs, counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same
@@ -151,22 +181,37 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         for loader, suffix in enumerate(suffixes(trainer)):
-            key, value = f"{stage}/J{suffix}", torch.nan
+            key, value, scatter = f"{stage}/J{suffix}", torch.nan, None
             if loader in failed:
                 self._policy.handle(failed[loader], f"{key} is NaN.")
             else:
                 self._dealt(trainer, loader)
                 try:
-                    value = self._ratio(self._moments.get(loader))
+                    value, scatter = self._ratio(self._moments.get(loader))
                 except Exception as error:  # a metric must not end a training
                     self._policy.handle(error, f"{key} is NaN.")
             self._log(pl_module, key, value)
+            if self.variance_ratio:
+                self._log_variance_ratio(pl_module, f"{stage}/variance_ratio", suffix, scatter)
 
-    def _ratio(self, mine: ClassMoments | None) -> float:
-        """J of the items of all processes.
+    def _log_variance_ratio(
+        self, pl_module: LightningModule, name: str, suffix: str, scatter: ClassScatter | None
+    ) -> None:
+        """NaN where there is no J, of which a warning was given."""
+        values = [torch.nan] * 3
+        if scatter is not None:
+            found = variance_ratio_of_set(scatter)
+            values = [found.value, *found.interval]
+            if found.undefined is not None:
+                self._warn_once(name + suffix, f"{name}{suffix} is NaN. {found.undefined} (Said once.)")
+        for end, value in zip(("", "_low", "_high"), values, strict=True):
+            self._log(pl_module, f"{name}{end}{suffix}", value)
+
+    def _ratio(self, mine: ClassMoments | None) -> tuple[float, ClassScatter]:
+        """J of the items of all processes, and what the variance ratio is made of.
 
         Raises:
-            ValueError: where it says nothing, with the reason.
+            ValueError: where J says nothing, with the reason.
         """
         processes = all_processes()
         with processes.together():
@@ -174,21 +219,44 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             if not dims:
                 raise ValueError("The set is empty: no step gave an embedding.")
             moments = (ClassMoments.nothing(dims[0]) if mine is None else mine).shared(processes)
-            value = float(
-                moments.discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons, processes=processes)
-            )
-            most = processes.largest([float(moments.counts.max()) if len(moments.counts) else 0.0])[0]
-            classes = sum(processes.gather(len(moments.counts)))
-        if not classes:
+            scatter, kept = self._class_scatter(moments, processes)
+        if not len(scatter.counts):
             raise ValueError("The set is empty: no step gave an embedding.")
+        value = float(kept.discriminant_ratio(eps=self.eps))
         if math.isnan(value):
             raise ValueError(
-                f"Each of the {classes} classes has one item. J compares items of one class: validate on a set with several "
-                "of each."
-                if most == 1
+                f"Each of the {len(scatter.counts)} classes has one item. J compares items of one class: validate on a set "
+                "with several of each."
+                if scatter.counts.max() == 1
                 else "All embeddings are equal: the model has collapsed."
             )
-        return value
+        return value, scatter
+
+    def _class_scatter(self, moments: ClassMoments, processes: Processes) -> tuple[ClassScatter, ClassScatter]:
+        """Of all classes, and of those that J is taken of."""
+        every = moments.class_scatter(processes=processes)
+        return every, moments.class_scatter(
+            skip_singletons=True, processes=processes
+        ) if self.skip_singletons else every
 
     def _forget(self) -> None:
         self._moments: dict[int, ClassMoments] = {}
+
+
+def _warn_of_singletons(labels: Tensor) -> None:
+    """Warn if most classes of a batch have one item. Waits for the device of the labels."""
+    counts = labels.unique(return_counts=True)[1]
+    alone = int((counts == 1).sum())
+    if 2 * alone > len(counts):
+        _warn(
+            f"{alone} of the {len(counts)} classes of the first measured batch have one item: train/J then tells how the "
+            "batch was drawn rather than how good the embedding is, and cannot be compared with val/J. Read "
+            "train/variance_ratio, which can be compared (where some class has two items), or draw several items of each "
+            "class, for instance with an EpisodicBatchSampler. (Said once.)"
+        )
+
+
+@rank_zero_only
+def _warn(words: str) -> None:
+    # without a registry, so that Python does not swallow what an earlier fit of this process has said
+    warnings.warn_explicit(words, UserWarning, __file__, 1, module=__name__, registry=None)

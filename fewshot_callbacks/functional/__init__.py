@@ -27,6 +27,7 @@ from fewshot_callbacks.functional.operating_points import Enclosure, ErrorRatePo
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.subsets import class_subset
+from fewshot_callbacks.functional.variance_ratio import VarianceRatioEstimate, variance_ratio, variance_ratio_of_set
 
 __all__ = [
     "ClassMoments",
@@ -46,6 +47,7 @@ __all__ = [
     "OperatingPoint",
     "RetrievalReport",
     "StepDynamics",
+    "VarianceRatioEstimate",
     "class_subset",
     "clustered_mean_interval",
     "compare_dynamics",
@@ -64,4 +66,6 @@ __all__ = [
     "split_episodes",
     "summarize_accuracies",
     "training_dynamics",
+    "variance_ratio",
+    "variance_ratio_of_set",
 ]

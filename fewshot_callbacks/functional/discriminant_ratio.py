@@ -14,6 +14,7 @@ squares of narrower types; float64 embeddings are scaled before they are squared
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -55,48 +56,82 @@ def discriminant_ratio(
         >>> round(discriminant_ratio(embeddings, torch.tensor([0, 0, 1, 1])).item(), 6)  # 16 / 4
         4.0
     """
+    check_batch(embeddings, labels, "discriminant_ratio")
+    with torch.no_grad(), torch.autocast(embeddings.device.type, enabled=False):
+        batch = BatchScatter.of(embeddings.detach(), labels, normalize=normalize)
+        return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons)
+
+
+def check_batch(embeddings: Tensor, labels: Tensor, function: str) -> None:
+    """Refuse what is no batch of embeddings with their labels, by shapes and types alone: values would be waited for."""
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         raise ValueError(
-            f"discriminant_ratio needs floating-point embeddings of shape (items, dim); got {embeddings.dtype} of shape "
+            f"{function} needs floating-point embeddings of shape (items, dim); got {embeddings.dtype} of shape "
             f"{tuple(embeddings.shape)}. Flatten what belongs to one item: embeddings.flatten(1)."
         )
     if labels.shape != embeddings.shape[:1] or labels.dtype not in LABEL_DTYPES:
         raise ValueError(
-            f"discriminant_ratio needs one integer label for each of the {len(embeddings)} embeddings; got "
+            f"{function} needs one integer label for each of the {len(embeddings)} embeddings; got "
             f"{labels.dtype} of shape {tuple(labels.shape)}."
         )
-    with torch.no_grad(), torch.autocast(embeddings.device.type, enabled=False):
-        return _discriminant_ratio(embeddings.detach(), labels, eps, normalize, skip_singletons)
 
 
-def _discriminant_ratio(
-    embeddings: Tensor, labels: Tensor, eps: float, normalize: bool, skip_singletons: bool
-) -> Float[Tensor, ""]:
-    dtype = torch.promote_types(embeddings.dtype, torch.float32)
-    if embeddings.numel() == 0:
-        return embeddings.new_full((), torch.nan, dtype=dtype)
-    items = embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
-    if normalize:
-        items = unit_rows(items)
-    origin = _origins(labels)
-    # The row of a class is that of its origin, so that no size depends on the number of classes; other rows count 0.
-    count = items.new_zeros(len(items)).index_add_(0, origin, items.new_ones(len(items)))
-    apart = items - items[origin]  # (items, dim)
-    offset = torch.zeros_like(items).index_add_(0, origin, apart).div_(count.clamp(min=1).unsqueeze(1))
-    apart -= offset[origin]
-    undefined = count.max() <= 1
-    if skip_singletons:  # a class of one item has no scatter within, and must not move the centre
-        count = count * (count > 1)
-    reference = count.argmax().view(1)  # its class takes part: an outlier that does not must not swallow the others
-    means = (items - items[reference]).add_(offset).sub_(offset[reference])
-    means -= (count / count.sum()) @ means
-    means *= count.sqrt().unsqueeze(1)
-    if items.dtype == embeddings.dtype:  # squares may overflow or underflow; those of narrower dtypes cannot
-        unit = torch.stack([torch.linalg.vector_norm(rows, ord=torch.inf) for rows in (apart, means)]).max()
-        unit = unit.where(unit > 0, 1)
-        apart, means = apart / unit, means / unit
-    within, between = torch.linalg.vector_norm(apart), torch.linalg.vector_norm(means)
-    return torch.where(undefined, torch.nan, _ratio(between, within, eps)).to(dtype)
+@dataclass(frozen=True)
+class BatchScatter:
+    """The sums of one batch that J and the variance ratio are made of. No size depends on values: nothing waits."""
+
+    items: Float[Tensor, "items dim"]
+    apart: Float[Tensor, "items dim"]
+    """each item minus the mean of its class"""
+    offset: Float[Tensor, "items dim"]
+    """mean minus origin of a class, in the row of its origin; 0 in other rows"""
+    count: Float[Tensor, "items"]
+    """items of a class, in the row of its origin; 0 in other rows"""
+    source: torch.dtype
+    """of the embeddings"""
+
+    @classmethod
+    def of(cls, embeddings: Tensor, labels: Tensor, *, normalize: bool) -> BatchScatter:
+        """Those of embeddings without a gradient."""
+        items = embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
+        if normalize:
+            items = unit_rows(items)
+        origin = _origins(labels)
+        count = items.new_zeros(len(items)).index_add_(0, origin, items.new_ones(len(items)))
+        apart = items - items[origin]  # (items, dim)
+        offset = torch.zeros_like(items).index_add_(0, origin, apart).div_(count.clamp(min=1).unsqueeze(1))
+        return cls(items, apart.sub_(offset[origin]), offset, count, embeddings.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the ratios."""
+        return torch.promote_types(self.source, torch.float32)
+
+    def discriminant_ratio(self, *, eps: float, skip_singletons: bool) -> Float[Tensor, ""]:
+        """J (see `discriminant_ratio`)."""
+        if self.items.numel() == 0:
+            return self.items.new_full((), torch.nan, dtype=self.dtype)
+        # a class of one item has no scatter within, and must not move the centre
+        between, within = self._lengths(self.count * (self.count > 1)) if skip_singletons else self.lengths
+        return torch.where(self.count.max() <= 1, torch.nan, _ratio(between, within, eps)).to(self.dtype)
+
+    @cached_property
+    def lengths(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Square roots of the scatter between and within classes, in one unit. Computed once for both ratios."""
+        return self._lengths(self.count)
+
+    def _lengths(self, count: Float[Tensor, "items"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Those of the classes whose `count` is not 0."""
+        reference = count.argmax().view(1)  # its class takes part: an outlier that does not must not swallow the others
+        means = (self.items - self.items[reference]).add_(self.offset).sub_(self.offset[reference])
+        means -= (count / count.sum()) @ means
+        means *= count.sqrt().unsqueeze(1)
+        apart = self.apart
+        if self.items.dtype == self.source:  # squares may overflow or underflow; those of narrower dtypes cannot
+            unit = torch.stack([torch.linalg.vector_norm(rows, ord=torch.inf) for rows in (apart, means)]).max()
+            unit = unit.where(unit > 0, 1)
+            apart, means = apart / unit, means / unit
+        return torch.linalg.vector_norm(means), torch.linalg.vector_norm(apart)
 
 
 def _origins(labels: Shaped[Tensor, "items"]) -> Int[Tensor, "items"]:
@@ -236,17 +271,40 @@ class ClassMoments:
             skip_singletons: see `discriminant_ratio`.
             processes: those that hold the other classes of the set (see `shared`).
         """
+        return self.class_scatter(skip_singletons=skip_singletons, processes=processes).discriminant_ratio(eps=eps)
+
+    def class_scatter(self, *, skip_singletons: bool = False, processes: Processes = ALONE) -> ClassScatter:
+        """How far the classes of all processes lie from the centre, and how wide they are: three numbers for each.
+
+        Args:
+            skip_singletons: leave out classes with a single item.
+            processes: those that hold the other classes of the set (see `shared`); every one has to call it.
+        """
         kept = self._of(self.counts > (1 if skip_singletons else 0))
         counts = kept.counts.double()
-        sizes = processes.gather((float(counts.sum()), float(counts.max()) if len(counts) else 0.0))
-        total, largest = sum(items for items, _ in sizes), max(most for _, most in sizes)
-        if largest <= 1:
-            return self.origins.new_full((), torch.nan)
-        references = processes.gather((kept.origins[:1], kept.offsets[:1]))
-        origin, offset = next(reference for reference in references if len(reference[0]))
+        total = sum(processes.gather(float(counts.sum())))
+        references = [pair for pair in processes.gather((kept.origins[:1], kept.offsets[:1])) if len(pair[0])]
+        if not references:
+            return ClassScatter(counts, counts, counts)
+        origin, offset = references[0]
         means = (kept.origins - origin) + (kept.offsets - offset)
         centre = torch.stack(processes.gather((counts / total) @ means)).sum(dim=0)
-        between = _lengths(counts.sqrt() * _lengths(means - centre))
-        of_all = torch.stack(processes.gather(torch.stack([between, _lengths(kept.spread)])))  # (processes, 2)
-        between, within = _lengths(of_all.T)
-        return _ratio(between, within, eps)
+        mine = torch.stack([counts, _lengths(means - centre), kept.spread])  # (3, classes)
+        return ClassScatter(*torch.cat(processes.gather(mine), dim=1))
+
+
+@dataclass(frozen=True)
+class ClassScatter:
+    """Of all classes of a set, what J and the variance ratio are made of. Every process holds the same."""
+
+    counts: Float[Tensor, "classes"]
+    distances: Float[Tensor, "classes"]
+    """of the mean of a class to the mean of all items"""
+    spread: Float[Tensor, "classes"]
+    """square root of the scatter of each class"""
+
+    def discriminant_ratio(self, *, eps: float = EPS) -> Float[Tensor, ""]:
+        """J of the whole set; NaN where it says nothing."""
+        if len(self.counts) == 0 or self.counts.max() <= 1:
+            return self.counts.new_full((), torch.nan)
+        return _ratio(_lengths(self.counts.sqrt() * self.distances), _lengths(self.spread), eps)

@@ -4,6 +4,7 @@ from fewshot_callbacks.metrics.discriminant_ratio import DiscriminantRatio
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 from fewshot_callbacks.metrics.processes import TorchProcesses, all_processes
 from fewshot_callbacks.metrics.retrieval import RetrievalEvaluation
+from fewshot_callbacks.metrics.variance_ratio import VarianceRatio
 
 __all__ = [
     "DiscriminantRatio",
@@ -11,5 +12,6 @@ __all__ = [
     "RetrievalEvaluation",
     "Shard",
     "TorchProcesses",
+    "VarianceRatio",
     "all_processes",
 ]

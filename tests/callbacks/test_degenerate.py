@@ -69,7 +69,8 @@ def fitted(net: Net, data: Any, *monitors: Callback, **settings: Any) -> tuple[d
     assert len(batches.outputs) == 12  # the fit has gone on
     skip = "does not have many workers", "Total length of `DataLoader`", "smaller than the logging interval"
     words = [text for text in said(caught) if not any(part in text for part in skip)]
-    return {key: float(value) for key, value in run.callback_metrics.items() if key != "train/J"}, words
+    of_batches = "train/J", "train/variance_ratio"
+    return {key: float(value) for key, value in run.callback_metrics.items() if key not in of_batches}, words
 
 
 def gap_of(net: Net) -> Any:
@@ -218,7 +219,9 @@ def test_a_single_class_is_reported_as_far_as_it_is_defined() -> None:
     assert values["val/J"] == 0.0  # there is scatter within, and none between
     assert math.isnan(values["val/grouped_recall@1"])
     assert math.isnan(values["gap/grouped_recall@1"])
-    of_set, of_gap = sorted(words, reverse=True)
+    assert math.isnan(values["val/variance_ratio"])
+    of_set, of_ratio, of_gap = sorted(words, reverse=True)
+    assert of_ratio.startswith("val/variance_ratio is NaN. The set has a single class.")
     assert of_set.startswith(
         "val: Grouped Recall is left out: two groups of group_size=10 labels need 20, and the queries"
     )

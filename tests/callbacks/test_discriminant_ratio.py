@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
 from fewshot_callbacks.functional import discriminant_ratio
 from tests.callbacks.models import EveryBatch, EveryEpoch, Net, Scripted, hooks, items, loader, said, scripted, trainer
+from tests.functional.variance import logged_by_definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`|.*defined a `validation_step`")
 
@@ -75,6 +76,7 @@ def test_a_logger_gets_the_batches_it_writes(tmp_path: Path) -> None:
     assert rows == pytest.approx({1: every[1], 3: every[3]})
 
 
+@pytest.mark.filterwarnings("ignore:.*of the first measured batch have one item")
 def test_a_batch_that_j_says_nothing_of_is_nan_and_one_warning_at_the_end_of_the_epoch() -> None:
     data = TensorDataset(torch.randn(6, 12), 10 * torch.arange(6) - 7)  # a class for each item
     batches = EveryBatch()
@@ -82,7 +84,7 @@ def test_a_batch_that_j_says_nothing_of_is_nan_and_one_warning_at_the_end_of_the
         UserWarning, match="train/J was NaN in 3 of 3 batches: each class had one item.*draw several"
     ) as w:
         trainer(DiscriminantRatioMonitor(), batches, max_epochs=2).fit(Net(), loader(data, batch_size=2))
-    assert len([warning for warning in w if "train/J" in str(warning.message)]) == 1
+    assert len([warning for warning in w if "train/J was NaN" in str(warning.message)]) == 1
     assert all(map(math.isnan, batches.logged))
     assert len(batches.logged) == 6
 
@@ -129,24 +131,29 @@ def test_j_of_a_set_does_not_depend_on_its_batches(settings: dict[str, Any], bat
     data = TensorDataset(torch.cat([points, points[:1]]), torch.cat([labels, torch.tensor([1])]))  # one lone class
     net = Net()
     embeddings, labels = net.by_hand(data)
-    expected = discriminant_ratio(embeddings.double(), labels, **settings).item()
+    expected = {"J": discriminant_ratio(embeddings.double(), labels, **settings).item()}
+    if settings.get("normalize"):
+        embeddings = embeddings / embeddings.norm(dim=1, keepdim=True)
+    expected |= logged_by_definition(embeddings, labels)
     [logged] = trainer(DiscriminantRatioMonitor(**settings)).validate(net, loader(data, batch_size), verbose=False)
-    assert logged == pytest.approx({"val/J": expected}, rel=1e-6)
+    assert logged == pytest.approx({f"val/{name}": value for name, value in expected.items()}, rel=1e-6, abs=1e-6)
     [tested] = trainer(DiscriminantRatioMonitor(**settings)).test(net, loader(data, batch_size), verbose=False)
-    assert tested == {"test/J": logged["val/J"]}
+    assert tested == {f"test/{name}": logged[f"val/{name}"] for name in expected}
 
 
 @pytest.mark.parametrize("names", [None, ("easy", "hard")])
 def test_each_loader_has_its_own_j(names: tuple[str, str] | None) -> None:
     net, sets = Net(), [items(), items(per_class=4, seed=4)]
     loaders = [loader(data) for data in sets]
-    expected = [discriminant_ratio(*net.by_hand(data)).item() for data in sets]
+    pairs = [net.by_hand(data) for data in sets]
+    expected = [{"J": discriminant_ratio(*pair).item()} | logged_by_definition(*pair) for pair in pairs]
     given = loaders if names is None else dict(zip(names, loaders, strict=True))
     monitored = trainer(DiscriminantRatioMonitor())
     monitored.validate(net, given, verbose=False)
     ends = names or ("dataloader_idx_0", "dataloader_idx_1")
     logged = {key: float(value) for key, value in monitored.callback_metrics.items()}
-    assert logged == pytest.approx({f"val/J/{end}": j for end, j in zip(ends, expected, strict=True)}, rel=1e-5)
+    wanted = {f"val/{name}/{end}": v for end, ratios in zip(ends, expected, strict=True) for name, v in ratios.items()}
+    assert logged == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
 def test_an_undefined_j_of_a_set_is_nan_and_said_once_and_the_next_epoch_is_fine() -> None:

@@ -16,6 +16,7 @@ from tests.callbacks import two_processes
 from tests.callbacks.models import items, measured, scripted
 from tests.callbacks.test_generalization_gap import TRAINING, Embeds
 from tests.callbacks.two_processes import ITEMS, QUALITY, seeded, shorter, uneven
+from tests.functional.variance import logged_by_definition
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,6 +67,12 @@ def expected_of(*data: Any) -> dict[str, float]:
     return measured(*sets)
 
 
+def ratios_of(data: Any) -> dict[str, float]:
+    """J and the variance ratio of one process, by hand."""
+    embeddings, labels = seeded().by_hand(data)
+    return {"J": float(discriminant_ratio(embeddings, labels))} | logged_by_definition(embeddings, labels)
+
+
 def values_of(seen: dict[str, Any]) -> dict[str, float]:
     return {key: value for key, value in seen.items() if key != "said"}
 
@@ -76,7 +83,7 @@ def test_the_number_of_items_is_uneven() -> None:
 
 
 def test_several_processes_give_what_one_gives(several: list[dict[str, Any]]) -> None:
-    expected = expected_of(uneven()) | {"J": float(discriminant_ratio(*seeded().by_hand(uneven())))}
+    expected = expected_of(uneven()) | ratios_of(uneven())
     for seen in several:
         assert seen["one"]["said"] == []
         assert values_of(seen["one"]) == pytest.approx({f"val/{k}": v for k, v in expected.items()}, rel=1e-5)
@@ -165,8 +172,7 @@ def test_a_repeated_item_would_be_noticed() -> None:
 def test_several_loaders(several: list[dict[str, Any]]) -> None:
     expected = {}
     for end, data in (("/dataloader_idx_0", uneven()), ("/dataloader_idx_1", shorter())):
-        ratio = {"J": float(discriminant_ratio(*seeded().by_hand(data)))}
-        expected |= {f"val/{name}{end}": value for name, value in (expected_of(data) | ratio).items()}
+        expected |= {f"val/{name}{end}": value for name, value in (expected_of(data) | ratios_of(data)).items()}
     for seen in several:
         assert values_of(seen["two"]) == pytest.approx(expected, rel=1e-5)
 

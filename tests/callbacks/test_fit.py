@@ -35,6 +35,7 @@ from tests.callbacks.models import (
     scripted,
     trainer,
 )
+from tests.functional.variance import logged_by_definition
 
 NAN = math.nan
 
@@ -154,7 +155,8 @@ def test_validate_and_test_after_fit_look_at_the_loaders_they_are_given() -> Non
     [validated] = run.validate(net, loader(other), verbose=False)
     [tested] = run.test(net, loader(other), verbose=False)
     embeddings, labels = net.by_hand(other)
-    expected = measured(embeddings, labels) | {"J": float(discriminant_ratio(embeddings, labels))}
+    ratios = {"J": float(discriminant_ratio(embeddings, labels))} | logged_by_definition(embeddings, labels)
+    expected = measured(embeddings, labels) | ratios
     assert validated == pytest.approx({f"val/{name}": value for name, value in expected.items()}, rel=1e-5)
     assert tested == pytest.approx({f"test/{name}": value for name, value in expected.items()}, rel=1e-5)
     assert set(monitors[0].reports) == {""}

@@ -26,13 +26,15 @@ from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval,
 from tests.callbacks.models import EveryBatch, Net, items, loader, measured, retrieval, said, trainer
 from tests.callbacks.test_generalization_gap import KEYS, TRAINING, VALIDATION, Embeds, Labelled, gap_monitor
 from tests.callbacks.test_training_dynamics import SHOTS, episodes
+from tests.functional.variance import logged_by_definition
 
 Embedding = Callable[[Tensor], Tensor]
 
 
 def of_set(embeddings: Tensor, labels: Tensor) -> dict[str, float]:
     """What the monitors of a set must log, without the prefix."""
-    return measured(embeddings, labels) | {"J": float(discriminant_ratio(embeddings, labels))}
+    ratios = {"J": float(discriminant_ratio(embeddings, labels))} | logged_by_definition(embeddings, labels)
+    return measured(embeddings, labels) | ratios
 
 
 def gap_of(embed: Embedding, seen: int = 36) -> dict[str, float]:
@@ -60,7 +62,7 @@ def close(values: dict[str, float]) -> Any:
 
 def logged_by(run: Trainer) -> dict[str, float]:
     """All but how long it took, and what is logged of training batches."""
-    skip = "gap/share_of_time", "train/J"
+    skip = "gap/share_of_time", "train/J", "train/variance_ratio"
     return {key: float(value) for key, value in run.callback_metrics.items() if key not in skip}
 
 

@@ -72,6 +72,14 @@ def discriminant_ratio(rank: int) -> dict[str, Any]:
 
 
 @case
+def variance_ratio(rank: int) -> dict[str, Any]:
+    from fewshot_callbacks.metrics import VarianceRatio
+
+    metrics = {name: filled(VarianceRatio(), name, rank) for name in SHARDS}
+    return {name: (metric.compute(), tuple(metric.interval())) for name, metric in metrics.items()}
+
+
+@case
 def retrieval(rank: int) -> dict[str, Any]:
     from fewshot_callbacks.metrics import RetrievalEvaluation
 

@@ -1,0 +1,209 @@
+"""The variance ratio: variance between the classes of a population over variance within them, estimated from a sample.
+
+J of noise is (k - 1) / (n - k) for k classes and n items, and J of a batch tells how the batch was drawn more than how good
+the embedding is. What can be compared between batches, samplers and sets is the ratio of the two variances themselves, from
+the mean squares of a one-way analysis of variance (Searle, Casella and McCulloch, "Variance Components", 1992), here of all
+dimensions together:
+
+    MSB = Tr(S_B) / (k - 1),  MSW = Tr(S_W) / (n - k),  n0 = (n - sum_c n_c^2 / n) / (k - 1)
+    ratio = (MSB - MSW) / (n0 MSW)
+
+It is near 0 for noise and may be slightly negative. A class with one item counts in MSB and n0, not in MSW. Numerator and
+denominator come from the sums that J is made of (see discriminant_ratio.py, which says how they are kept exact).
+
+The interval of a set takes its classes as drawn from a population. It is a t interval from the jackknife over classes, on
+the scale of log(1 + n0 ratio), which is log(MSB / MSW): J. N. Arvesen and T. H. Schmitz, "Robust procedures for variance
+component problems using the jackknife", Biometrics 26, 1970; an F interval would hold for one normal dimension alone. Its
+degrees of freedom are Satterthwaite's, as in intervals.py. `benchmarks/variance_ratio.py --coverage` measures it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fewshot_callbacks.functional.discriminant_ratio import (
+    EPS,
+    BatchScatter,
+    ClassMoments,
+    ClassScatter,
+    check_batch,
+    unit_rows,
+)
+from fewshot_callbacks.functional.intervals import UNKNOWN, Interval, normal_quantile
+
+
+def variance_ratio(embeddings: Tensor, labels: Tensor, *, normalize: bool = False) -> Float[Tensor, ""]:
+    """Variance between classes over variance within them, on the device of the embeddings and without waiting for it.
+
+    It estimates a property of the population that the items were drawn from, so that batches of any size, episodes and
+    whole sets can be compared; they differ in how far the estimate scatters. See the head of this file.
+
+    Args:
+        embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
+        labels: (items,) integer labels, any values, same device.
+        normalize: scale each embedding to length 1 first.
+
+    Returns:
+        A scalar on the same device, larger is better separated, 0 in expectation for noise and slightly below it by
+        chance; no gradient flows. NaN where it is undefined: fewer than two classes, no class with two items, or items
+        that are equal within every class. float64 for float64 embeddings, else float32.
+
+    Raises:
+        ValueError: if embeddings are not (items, dim) or labels are not one integer for each item. Values are not looked
+            at, since that would wait for the device; NaN or Inf in the embeddings makes the ratio NaN.
+
+    Examples:
+        >>> import torch
+        >>> embeddings = torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0], [4.0, 2.0]])
+        >>> round(variance_ratio(embeddings, torch.tensor([0, 0, 1, 1])).item(), 6)  # MSB = 16, MSW = 2, n0 = 2
+        3.5
+    """
+    check_batch(embeddings, labels, "variance_ratio")
+    with torch.no_grad(), torch.autocast(embeddings.device.type, enabled=False):
+        return _of_batch(BatchScatter.of(embeddings.detach(), labels, normalize=normalize))
+
+
+def batch_ratios(
+    embeddings: Tensor, labels: Tensor, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """J and the variance ratio of one batch, from one computation. See `discriminant_ratio` and `variance_ratio`.
+
+    Args:
+        embeddings: see `discriminant_ratio`.
+        labels: see `discriminant_ratio`.
+        eps: see `discriminant_ratio`.
+        normalize: see `discriminant_ratio`.
+        skip_singletons: see `discriminant_ratio`; the variance ratio has no need of it.
+    """
+    check_batch(embeddings, labels, "batch_ratios")
+    with torch.no_grad(), torch.autocast(embeddings.device.type, enabled=False):
+        batch = BatchScatter.of(embeddings.detach(), labels, normalize=normalize)
+        return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons), _of_batch(batch)
+
+
+def _of_batch(batch: BatchScatter) -> Float[Tensor, ""]:
+    if batch.items.numel() == 0:
+        return batch.items.new_full((), torch.nan, dtype=batch.dtype)
+    between, within = batch.lengths
+    items, classes = len(batch.items), batch.count.count_nonzero().to(batch.count)  # integers divide to float32
+    ratio = _estimate((between / within).square(), items, classes, batch.count.square().sum())
+    defined = (classes > 1) & (classes < items) & (within > 0)  # what is not finite stays NaN
+    return torch.where(defined, ratio, torch.nan).to(batch.dtype)
+
+
+def _estimate(traces: Tensor, items: Tensor | float, classes: Tensor | int, squares: Tensor | float) -> Tensor:
+    """The ratio from Tr(S_B) / Tr(S_W), n, k and sum_c n_c^2."""
+    n0 = (items - squares / items) / (classes - 1)
+    return (traces * ((items - classes) / (classes - 1)) - 1) / n0
+
+
+@dataclass(frozen=True)
+class VarianceRatioEstimate:
+    """The variance ratio of a set, and how well it is known.
+
+    Examples:
+        >>> import torch
+        >>> embeddings = torch.tensor([[0.0], [2.0], [4.0], [6.0], [8.0], [9.0], [13.0], [15.0]])
+        >>> found = variance_ratio_of_set(embeddings, torch.arange(8) // 2)
+        >>> round(found.value, 2), round(found.interval.low, 2), round(found.interval.high, 2)
+        (18.21, 1.27, 197.05)
+    """
+
+    value: float
+    """NaN where it is undefined"""
+    interval: Interval
+    """of the ratio in the population of classes; NaN where it is unknown, as for fewer than three classes"""
+    classes: int
+    items: int
+    undefined: str | None = None
+    """why the value is NaN"""
+
+
+def variance_ratio_of_set(
+    embeddings: Tensor | ClassMoments | ClassScatter,
+    labels: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    confidence: float = 0.95,
+) -> VarianceRatioEstimate:
+    """The variance ratio of a whole set, with its interval over the classes (see the head of this file).
+
+    Args:
+        embeddings: (items, dim), any floating dtype; or the moments of a set, as they are merged from batches or processes.
+        labels: (items,) integer labels; None with moments.
+        normalize: scale each embedding to length 1 first; moments hold what they were made of.
+        confidence: share of such intervals that hold the ratio of the population.
+
+    Raises:
+        ValueError: if embeddings are not (items, dim), labels are not one integer for each item, or `confidence` is no
+            probability.
+    """
+    normal_quantile(confidence)
+    if isinstance(embeddings, Tensor):
+        if labels is None:
+            raise ValueError("variance_ratio_of_set(embeddings) needs labels. Pass one integer for each embedding.")
+        check_batch(embeddings, labels, "variance_ratio_of_set")
+        items = embeddings.detach()
+        embeddings = ClassMoments.of(unit_rows(items.double()) if normalize else items, labels)
+    scatter = embeddings.class_scatter() if isinstance(embeddings, ClassMoments) else embeddings
+    counts, distances, spread = scatter.counts, scatter.distances, scatter.spread
+    classes, total = len(counts), int(counts.sum())
+    undefined = _why_undefined(scatter)
+    if undefined is not None:
+        return VarianceRatioEstimate(math.nan, UNKNOWN, classes, total, undefined)
+    unit = spread.max()  # > 0; of other units the squares may overflow
+    between, within = counts * (distances / unit).square(), (spread / unit).square()
+    squares = counts.square()
+    ratio = _estimate(between.sum() / within.sum(), total, classes, squares.sum())
+    # Leaving out a class moves the centre away from it: n_c |mu_c - mu|^2 n / (n - n_c) of the scatter goes.
+    left = total - counts
+    others = (between.sum() - between * total / left) / (within.sum() - within)
+    without = _estimate(others, left, classes - 1, squares.sum() - squares)
+    n0 = float((total - squares.sum() / total) / (classes - 1))
+    interval = _jackknife_interval(float(ratio), without, counts / total, n0, confidence)
+    return VarianceRatioEstimate(float(ratio), interval, classes, total)
+
+
+def _why_undefined(scatter: ClassScatter) -> str | None:
+    classes, known = len(scatter.counts), torch.cat([scatter.distances, scatter.spread])
+    several = "Measure on a set of several classes, with several items of each."
+    reasons = {
+        "The set is empty.": classes == 0,
+        "Some embeddings are not finite.": not bool(known.isfinite().all()),
+        f"Each of the {classes} classes has one item. {several}": bool((scatter.counts == 1).all()),
+        f"The set has a single class. {several}": classes == 1,
+        "All embeddings are equal: the model has collapsed.": bool((known == 0).all()),
+        "The items of each class are equal: there is no variance within to compare with.": bool(
+            (scatter.spread == 0).all()
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _jackknife_interval(
+    ratio: float, without: Float[Tensor, "classes"], shares: Float[Tensor, "classes"], n0: float, confidence: float
+) -> Interval:
+    """Interval on the scale of log(1 + n0 ratio), from the ratios without one class each."""
+    from scipy.special import stdtrit  # noqa: PLC0415 - what is never evaluated needs no SciPy
+
+    units = len(without)
+    logs = (n0 * without).log1p()
+    if units < 3 or not bool(logs.isfinite().all()):
+        return UNKNOWN
+    moves = logs - logs.mean()
+    largest = float(moves.abs().max())
+    if largest == 0:
+        return UNKNOWN
+    scaled = moves / largest  # their fourth powers underflow otherwise
+    second, fourth = float(scaled.square().sum()), float(scaled.pow(4).sum())
+    # at least 1, at most the effective number of classes minus one: see intervals.py
+    freedom = max(1.0, min(1 / float(shares.square().sum()) - 1, 2 * second * second / fourth))
+    reach = float(stdtrit(freedom, (1 + confidence) / 2)) * largest * math.sqrt((units - 1) / units * second)
+    centre = math.log1p(n0 * ratio)
+    low, high = (math.expm1(min(centre + side * reach, 700.0)) / n0 for side in (-1, 1))  # exp(710) overflows
+    return Interval(low, high)

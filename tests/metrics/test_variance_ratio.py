@@ -1,0 +1,82 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchmetrics import MetricCollection
+
+from fewshot_callbacks.functional import ClassMoments, variance_ratio, variance_ratio_of_set
+from fewshot_callbacks.functional import discriminant_ratio as function_of_j
+from fewshot_callbacks.metrics import DiscriminantRatio, VarianceRatio
+from tests.metrics import ranks
+from tests.metrics.test_discriminant_ratio import cut_sets, fill, made
+
+
+@settings(max_examples=30, deadline=None)
+@given(cut_sets(), st.booleans())
+def test_equals_the_function_over_any_cut(case, normalize):
+    embeddings, labels, cuts = case
+    metric = fill(VarianceRatio(normalize=normalize), embeddings, labels, cuts)
+    expected = variance_ratio(embeddings.double(), labels, normalize=normalize)
+    torch.testing.assert_close(metric.compute(), expected.float(), rtol=1e-5, atol=1e-5, equal_nan=True)
+    of_set = variance_ratio_of_set(embeddings.double(), labels, normalize=normalize)
+    assert tuple(metric.interval()) == pytest.approx(tuple(of_set.interval), rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+@settings(max_examples=20, deadline=None)
+@given(cut_sets())
+def test_forward_gives_the_batch_and_keeps_the_whole(case):
+    embeddings, labels, cuts = case
+    metric = VarianceRatio()
+    for start, stop in cuts:
+        expected = variance_ratio(embeddings[start:stop].double(), labels[start:stop]).float()
+        torch.testing.assert_close(
+            metric(embeddings[start:stop], labels[start:stop]), expected, rtol=1e-5, atol=1e-5, equal_nan=True
+        )
+    expected = variance_ratio(embeddings.double(), labels).float()
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_in_a_collection_each_batch_is_added_once_for_both(monkeypatch):
+    embeddings, labels = made()
+    both = MetricCollection([DiscriminantRatio(), VarianceRatio()])
+    both.update(embeddings[:10], labels[:10])
+    calls, of = [], ClassMoments.of
+    monkeypatch.setattr(ClassMoments, "of", staticmethod(lambda *args: calls.append(1) or of(*args)))
+    both.update(embeddings[10:25], labels[10:25])
+    both.update(embeddings[25:], labels[25:])
+    assert len(calls) == 2
+    found = both.compute()
+    torch.testing.assert_close(found["DiscriminantRatio"], function_of_j(embeddings, labels), rtol=1e-5, atol=0)
+    torch.testing.assert_close(found["VarianceRatio"], variance_ratio(embeddings, labels), rtol=1e-5, atol=0)
+
+
+def test_a_confidence_of_the_users_own():
+    metric = fill(VarianceRatio(), *made(), [(0, 40)])
+    assert tuple(metric.interval(0.5)) == pytest.approx(tuple(variance_ratio_of_set(*made(), confidence=0.5).interval))
+
+
+def test_before_the_first_item_and_of_one_class():
+    metric = VarianceRatio()
+    metric.update(torch.empty(0, 5), torch.empty(0, dtype=torch.long))
+    assert metric.compute().isnan()
+    assert all(map(math.isnan, metric.interval()))
+    metric.update(torch.randn(4, 5), torch.zeros(4, dtype=torch.long))
+    assert metric.compute().isnan()
+
+
+def test_refusals_name_the_metric():
+    with pytest.raises(ValueError, match=r"VarianceRatio needs embeddings of shape \(items, dim\); got shape \(4,\)"):
+        VarianceRatio().update(torch.ones(4), torch.arange(4))
+    with pytest.raises(ValueError, match=r"VarianceRatio: 4 embeddings, but 3 labels"):
+        VarianceRatio().update(torch.ones(4, 2), torch.arange(3))
+
+
+@pytest.mark.parametrize("name", ranks.SHARDS)
+def test_every_process_gets_the_value_and_the_interval_of_one(on_ranks, name):
+    expected = variance_ratio_of_set(*ranks.items(24 if name == "even" else 23))
+    for answers in on_ranks:
+        value, interval = answers["variance_ratio"][name]
+        assert float(value) == pytest.approx(expected.value, rel=1e-6)
+        assert interval == pytest.approx(tuple(expected.interval), rel=1e-6)
