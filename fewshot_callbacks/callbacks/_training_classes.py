@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.functional._checks import LABEL_DTYPES, as_tensor
 from fewshot_callbacks.functional.subsets import class_subset
 from fewshot_callbacks.metrics.processes import process_count
@@ -66,7 +67,7 @@ class TrainingClasses:
             data_module = getattr(trainer, "datamodule", None)
             data = getattr(data_module, "training_data_for_evaluation", None)
             if data is None:
-                raise ValueError(
+                raise UsageError(
                     f"{self.owner} does not know the training set: pass training_data=..., your training set "
                     "with the transforms of an evaluation, or give your data module a method training_data_for_evaluation() "
                     "that returns it."
@@ -75,7 +76,7 @@ class TrainingClasses:
         elif callable(data) and not isinstance(data, Dataset | DataLoader):
             data = data(trainer)
         if not isinstance(data, DataLoader) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: training_data gave a {type(data).__name__}; a data set with a length and items, "
                 "or a DataLoader of one, is wanted."
             )
@@ -88,13 +89,13 @@ class TrainingClasses:
         if labels is None:
             labels = getattr(dataset, "targets", None)
         if labels is None:
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: {type(dataset).__name__} has neither labels nor targets, by which classes could be drawn "
                 " without reading every item. Pass training_labels=..., the label of each item."
             )
         labels = as_tensor(labels, "training_labels", self.owner)
         if labels.shape != (len(dataset),) or labels.dtype not in LABEL_DTYPES:
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: the training labels are {labels.dtype} of shape {tuple(labels.shape)}; one "
                 f"integer for each of the {len(dataset)} items is wanted."
             )

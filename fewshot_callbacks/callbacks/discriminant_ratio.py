@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
@@ -37,7 +36,9 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         skip_singletons: leave out classes with a single item in the batch.
         eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
         prog_bar: show J in the progress bar.
-        strict: raise an error where J cannot be computed. By default the fit goes on, J is NaN, and a warning says why.
+        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
+            ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
+            a run, and the values are NaN. True: any error ends the run. False: none does.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -54,7 +55,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         skip_singletons: bool = False,
         eps: float = EPS,
         prog_bar: bool = True,
-        strict: bool = False,
+        strict: bool | None = None,
     ) -> None:
         if every_n_steps < 1:
             raise ValueError(f"DiscriminantRatioMonitor(every_n_steps={every_n_steps}) must be at least 1.")
@@ -63,7 +64,6 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         self.eps, self.prog_bar = eps, prog_bar
         self._measured = 0
         self._undefined: Tensor | None = None  # how many batches of this epoch J said nothing of; on their device
-        self._undefined_said = False
         self._forget()
 
     # ------------------------------------------------------------------------------------------------------------ training
@@ -110,12 +110,12 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say once if J was undefined."""
         undefined = 0 if self._undefined is None else int(self._undefined)
-        if undefined and not self._undefined_said:
-            self._undefined_said = True
-            rank_zero_warn(
+        if undefined:
+            self._policy.say(
                 f"train/J was NaN in {undefined} of {self._measured} batches: each class had one item, all embeddings "
                 "were equal (collapsed), or some were not finite. J compares items of one class: draw several of each, "
-                "for instance with an EpisodicBatchSampler. (Said once.)"
+                "for instance with an EpisodicBatchSampler. (Said once.)",
+                kind="undefined batches",
             )
 
     def _is_due(self, trainer: Trainer) -> bool:

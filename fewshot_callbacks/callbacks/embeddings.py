@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.functional._checks import LABEL_DTYPES
-from fewshot_callbacks.functional.processes import RemoteError
 
 EmbeddingSource = str | tuple[str, str] | Callable[[Any, Any], tuple[Tensor, Tensor]]
 """`("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule.
@@ -25,6 +24,7 @@ LabelSource = str | int | Callable[[Any], Tensor]
 """Where the labels are in a batch: a key, a position, or a function of the batch."""
 
 STEP_KEYS = ("embeddings", "labels")
+TRAINING_STEP = "training_step"
 
 _UNOBSERVED: ContextVar[bool] = ContextVar("unobserved", default=False)
 
@@ -62,7 +62,8 @@ class EmbeddingReader:
         self.source, self.labels, self.owner = source, labels, owner
         self._handle: RemovableHandle | None = None
         self._captured: list[Any] | None = None
-        self._is_compiled = False
+        self._is_compiled, self._may_skip = False, False
+        self._worked: set[str] = set()
 
     # ----------------------------------------------------------------------------------------------------- hook on and off
 
@@ -72,6 +73,7 @@ class EmbeddingReader:
         Raises:
             ValueError: if there is no submodule of that name.
         """
+        self._worked, self._may_skip = set(), module.automatic_optimization
         if not isinstance(self.source, str) or self._handle is not None:
             return
         names = [name for name, _ in module.named_modules() if name]
@@ -114,12 +116,25 @@ class EmbeddingReader:
             step: its name, for messages.
 
         Raises:
-            ValueError: if they are not where the source says; names what was there and the argument that fixes it.
+            UsageError: if they are not where the source says; names what was there and the argument that fixes it.
+            ValueError: the same, where this step has given embeddings before, or may have skipped a batch: it may heal.
         """
         try:
-            return self.checked(*self._found(outputs, batch, step), step)
-        finally:  # also after an error: what follows this step is nobody's to keep
+            found = self.checked(*self._found(outputs, batch, step), step)
+        except UsageError as error:
+            skipped = self._may_skip and step == TRAINING_STEP and isinstance(outputs, Mapping) and not outputs
+            if step in self._worked or skipped:
+                raise ValueError(str(error)) from error
+            raise
+        finally:  # always stop capturing: the output of later calls is not read
             self.dismiss()
+        if step == TRAINING_STEP:
+            self.note_success(step)
+        return found
+
+    def note_success(self, step: str) -> None:
+        """From now on in this run a missing embedding in this step may heal."""
+        self._worked.add(step)
 
     def _found(self, outputs: Any, batch: Any, step: str) -> tuple[Any, Any]:
         """Embeddings and labels, whatever they are."""
@@ -127,12 +142,12 @@ class EmbeddingReader:
             try:
                 result = self.source(outputs, batch)
             except Exception as error:
-                raise ValueError(
+                raise UsageError(
                     f"{self.owner}: the function given as source raised {type(error).__name__}: {error}. {step} returned "
                     f"{_describe(outputs)}, and the batch is {_describe(batch)}."
                 ) from error
             if not (isinstance(result, Sequence) and len(result) == 2):
-                raise ValueError(
+                raise UsageError(
                     f"{self.owner}: the function given as source returned {_describe(result)}; it must return "
                     "(embeddings, labels)."
                 )
@@ -146,7 +161,7 @@ class EmbeddingReader:
     def _step_embeddings(self, outputs: Any, step: str, key: str, labels_key: str) -> Any:
         if isinstance(outputs, Mapping) and key in outputs:
             return outputs[key]
-        raise ValueError(
+        raise UsageError(
             f"{self.owner} found no embeddings: {step} returned {_describe(outputs)}, but {key!r} is wanted. Return "
             f'{{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or tell {self.owner} where they are: '
             f"source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
@@ -161,19 +176,19 @@ class EmbeddingReader:
                 " Or it was compiled before this monitor listened to it, and such code passes hooks by: return the "
                 "embeddings from the step, or call torch.compiler.reset() before the run."
             )
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: {step} did not call the submodule {self.source!r}, so there are no embeddings. Name one "
                 f"that runs in this step.{compiled if self._is_compiled else ''}"
             )
         if not all(isinstance(output, Tensor) for output in captured):
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: the submodule {self.source!r} returns {_describe(captured[-1])}, not a tensor. Pass "
                 "source=lambda outputs, batch: (embeddings, labels)."
             )
         if len(captured) > 1 and sum(len(output) for output in captured) == items:
             return torch.cat(captured)
         if len(captured) > 1:
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: {step} called the submodule {self.source!r} {len(captured)} times, with "
                 f"{', '.join(str(len(output)) for output in captured)} rows, for {items} labels. Pass "
                 "source=lambda outputs, batch: (embeddings, labels) to say which are meant."
@@ -192,7 +207,7 @@ class EmbeddingReader:
             try:
                 return batch[self.labels]
             except (KeyError, IndexError, TypeError) as error:
-                raise ValueError(
+                raise UsageError(
                     f"{self.owner}(labels={self.labels!r}): the batch is {_describe(batch)} and has no such entry. "
                     "Pass a key or a position that it has, or a function of the batch."
                 ) from error
@@ -202,7 +217,7 @@ class EmbeddingReader:
             return batch[key]
         if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2:
             return batch[1]
-        raise ValueError(
+        raise UsageError(
             f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {_describe(batch)}. "
             f"Say where they are in the batch: {self.owner}(labels='key'), labels=1 for a position, or a function of it."
         )
@@ -211,7 +226,7 @@ class EmbeddingReader:
         """Embeddings and labels, detached, once they are found to be such; `step` gave them, for messages."""
         for name, value in (("embeddings", embeddings), ("labels", labels)):
             if not isinstance(value, Tensor):
-                raise ValueError(f"{self.owner}: the {name} of {step} are {_describe(value)}, not a tensor.")
+                raise UsageError(f"{self.owner}: the {name} of {step} are {_describe(value)}, not a tensor.")
         if embeddings.ndim != 2 or not embeddings.is_floating_point():
             fix = (
                 "Pass embeddings.float()."
@@ -220,17 +235,17 @@ class EmbeddingReader:
                 if embeddings.ndim > 2
                 else "Has a squeeze() dropped a dimension? For items of one number each: embeddings[:, None]."
             )
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: the embeddings of {step} are {_describe(embeddings)}; one floating-point vector for each "
                 f"item is wanted, (items, dim). {fix}"
             )
         if labels.shape != embeddings.shape[:1]:
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: {step} gave {len(embeddings)} embeddings, but labels of shape {tuple(labels.shape)}; one "
                 "for each embedding is wanted, in the same order."
             )
         if labels.dtype not in LABEL_DTYPES:
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: the labels of {step} are {_describe(labels)}; integers are wanted, such as labels.long()."
             )
         return embeddings.detach(), labels.detach()
@@ -240,7 +255,7 @@ def read_flag(where: str | Callable[[Any, Any], Tensor], outputs: Any, batch: An
     """The mask that says which items of a batch belong to the gallery, (items,) on the CPU."""
     flag = _entry("gallery_flag", where, outputs, batch, owner)
     if not isinstance(flag, Tensor) or flag.ndim != 1:
-        raise ValueError(f"{owner}: gallery_flag gave {_describe(flag)}; one boolean for each item is wanted.")
+        raise UsageError(f"{owner}: gallery_flag gave {_describe(flag)}; one boolean for each item is wanted.")
     return flag.detach().cpu().bool()
 
 
@@ -252,7 +267,7 @@ def read_ids(
     of_tensor = isinstance(ids, Tensor) and ids.ndim == 1 and ids.dtype in LABEL_DTYPES
     of_words = isinstance(ids, Sequence) and not isinstance(ids, str)
     if not (of_tensor or of_words) or len(ids) != items:
-        raise ValueError(
+        raise UsageError(
             f"{owner}: ids gave {_describe(ids)}; an integer or a word for each of the {items} embeddings is wanted."
         )
     return ids.detach().cpu() if isinstance(ids, Tensor) else list(ids)
@@ -264,37 +279,11 @@ def _entry(argument: str, where: str | Callable[[Any, Any], Any], outputs: Any, 
         return where(outputs, batch)
     holder = next((part for part in (outputs, batch) if isinstance(part, Mapping) and where in part), None)
     if holder is None:
-        raise ValueError(
+        raise UsageError(
             f"{owner}({argument}={where!r}): neither what the step returned ({_describe(outputs)}) nor the batch "
             f"({_describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns it."
         )
     return holder[where]
-
-
-class FailurePolicy:
-    """What becomes of an error in a running fit: with `strict` it is raised, otherwise it is said once."""
-
-    def __init__(self, owner: str, strict: bool) -> None:
-        self.owner, self.strict = owner, strict
-        self._said: set[str] = set()
-
-    def handle(self, error: Exception, consequence: str) -> None:
-        """Raise the error, or warn of it and of what it means for the log."""
-        if self.strict:
-            raise error
-        words = str(error) or type(error).__name__
-        # another count of bad rows, at another epoch, is the same error
-        kind = type(error).__name__ + "".join(character for character in words if not character.isdigit())[:60]
-        if kind not in self._said:
-            self._said.add(kind)
-            cause = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
-            rank_zero_warn(
-                f"{consequence} {cause}{words} (Said once; {self.owner}(strict=True) raises instead.)", stacklevel=2
-            )
-
-    def say(self, words: str) -> None:
-        """Warn, on the first rank."""
-        rank_zero_warn(words, stacklevel=2)
 
 
 def _is_compiled(module: LightningModule) -> bool:

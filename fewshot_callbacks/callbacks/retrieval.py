@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
+from fewshot_callbacks.callbacks._failures import UsageError, without_digits
 from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, read_flag, read_ids
 from fewshot_callbacks.functional.ranking import Divisor, Ties
@@ -73,8 +74,9 @@ class RetrievalMonitor(EvaluationMonitor):
         device: where the scores are made: `cpu`, `cuda` or `auto`. The values are the same.
         prefix: first part of the keys; by default `val` or `test`.
         prog_bar: show mAP in the progress bar.
-        strict: raise an error where nothing can be computed. By default the fit goes on, the values are NaN, and a
-            warning says why, once.
+        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
+            ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
+            a run, and the values are NaN. True: any error ends the run. False: none does.
 
     Attributes:
         reports: the latest report of each set, by the end of its keys (`""` for a single loader).
@@ -123,7 +125,7 @@ class RetrievalMonitor(EvaluationMonitor):
         device: str = "cpu",
         prefix: str | None = None,
         prog_bar: bool = True,
-        strict: bool = False,
+        strict: bool | None = None,
     ) -> None:
         super().__init__(source, labels, strict)
         if gallery_loader is not None and gallery_flag is not None:
@@ -158,7 +160,6 @@ class RetrievalMonitor(EvaluationMonitor):
         self.gallery_loader, self.gallery_flag, self.ids = gallery_loader, gallery_flag, ids
         self.prefix, self.prog_bar = prefix, prog_bar
         self.reports = {}
-        self._noted: set[str] = set()
         self._forget()
 
     @property
@@ -183,7 +184,7 @@ class RetrievalMonitor(EvaluationMonitor):
             return
         in_gallery = read_flag(self.gallery_flag, outputs, batch, self._policy.owner)
         if len(in_gallery) != len(labels):
-            raise ValueError(
+            raise UsageError(
                 f"RetrievalMonitor: gallery_flag has {len(in_gallery)} entries for {len(labels)} embeddings. One boolean "
                 "for each item is wanted."
             )
@@ -228,12 +229,12 @@ class RetrievalMonitor(EvaluationMonitor):
         names = list(evaluation_loaders(trainer))
         known = dict(zip(names, range(len(names)), strict=True)) | {i: i for i in range(len(names))}
         if self.gallery_loader not in known:
-            raise ValueError(
+            raise UsageError(
                 f"RetrievalMonitor(gallery_loader={self.gallery_loader!r}): there is no such loader; there are "
                 f"{', '.join(map(repr, names))}. Pass one of these names or an index below {len(names)}."
             )
         if len(names) < 2:
-            raise ValueError(
+            raise UsageError(
                 f"RetrievalMonitor(gallery_loader={self.gallery_loader!r}): there is one loader only, so there are no "
                 "queries. Return two loaders, or leave gallery_loader out for leave-one-out."
             )
@@ -280,7 +281,4 @@ class RetrievalMonitor(EvaluationMonitor):
     def _say_notes(self, report: RetrievalReport, where: str) -> None:
         """Each kind of note once, so that a long training is not full of them."""
         for note in report.messages:
-            kind = "".join(character for character in note if not character.isdigit())
-            if kind not in self._noted:
-                self._noted.add(kind)
-                self._policy.say(f"{where}: {note}")
+            self._policy.say(f"{where}: {note}", kind=without_digits(note))

@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 
 from fewshot_callbacks._trainer import rehearsing
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
+from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingReader,
     EmbeddingSource,
-    FailurePolicy,
     LabelSource,
     unobserved,
 )
@@ -65,8 +65,9 @@ class TrainingDynamicsMonitor(Callback):
         prefix: first part of the logged keys; a second monitor in one Trainer needs another one, and another file.
         file: where the history is kept as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of the
             Trainer's logger (nothing is written without one), or a whole path. None for no file.
-        strict: raise an error where nothing can be measured. By default the fit goes on, the values are NaN, and a
-            warning says why, once.
+        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
+            ends the run, at the first step that is measured; what may heal, such as a diverged batch, is a warning, once in
+            a run, and the values are NaN. True: any error ends the run. False: none does.
 
     Attributes:
         history: the measured steps, a `DynamicsHistory`; checkpoints hold it, so that a resumed run goes on with it.
@@ -95,7 +96,7 @@ class TrainingDynamicsMonitor(Callback):
         centering: Centering = "points",
         prefix: str = "dynamics",
         file: str | None = FILE,
-        strict: bool = False,
+        strict: bool | None = None,
     ) -> None:
         owner = type(self).__name__
         if every_n_steps < 1:
@@ -134,6 +135,7 @@ class TrainingDynamicsMonitor(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a new history, unless a fit goes on."""
+        self._policy.begin()
         self._check_alone(trainer)
         self._embedder.check_name(pl_module)
         if stage == "fit" and trainer.global_step == 0:
@@ -299,7 +301,7 @@ class TrainingDynamicsMonitor(Callback):
         try:
             return index(size)
         except TypeError:
-            raise ValueError(
+            raise UsageError(
                 f"{type(self).__name__} does not know the {name.replace('_', ' ')}: {type(module).__name__} has no "
                 f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
             ) from None
