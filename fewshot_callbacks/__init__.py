@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fewshot_callbacks.callbacks import (
         DiscriminantRatioMonitor,
+        EmbeddingSource,
         GeneralizationGapMonitor,
         RetrievalMonitor,
         TrainingDynamicsMonitor,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _HOME = {
     "callbacks": (
         "DiscriminantRatioMonitor",
+        "EmbeddingSource",
         "GeneralizationGapMonitor",
         "RetrievalMonitor",
         "TrainingDynamicsMonitor",
@@ -84,6 +86,7 @@ __all__ = [
     "DiscriminantRatioMonitor",
     "DistanceRatioHead",
     "DynamicsHistory",
+    "EmbeddingSource",
     "EpisodeProtocol",
     "EpisodicBatchSampler",
     "GeneralizationGapMonitor",

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluating
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, follow
 from fewshot_callbacks.functional.similarity import Similarity
 
 Embed = str | Callable[[LightningModule, Any], Tensor | tuple[Tensor, Tensor]]
-"""How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, or a
-function of (module, batch) that returns embeddings, or (embeddings, labels)."""
+"""How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need be
+with a path in its output (`"encoder:pooler_output"`), or a function of (module, batch) that returns embeddings, or
+(embeddings, labels)."""
 
 MOVED = 0.01
 """Two embeddings of one item further apart than this, relative to their length, were not made in the same way."""
@@ -50,7 +51,8 @@ class Embedder:
     def _called(self, module: LightningModule, batch: Any) -> Any:
         inputs = _inputs(batch, self.owner)
         if self.embed is not None:
-            return module.get_submodule(str(self.embed))(inputs)
+            name, _, path = str(self.embed).partition(":")
+            return follow(module.get_submodule(name)(inputs), path, f"{self.owner}(embed={self.embed!r})")
         try:
             return module(inputs)
         except NotImplementedError as error:
@@ -67,10 +69,12 @@ class Embedder:
         Raises:
             ValueError: if not; with the names that are near.
         """
-        if isinstance(self.embed, str) and self.embed not in (
-            names := [name for name, _ in module.named_modules() if name]
-        ):
-            near = difflib.get_close_matches(self.embed, names, n=3) or [name for name in names if "." not in name][:8]
+        if not isinstance(self.embed, str):
+            return
+        wanted = self.embed.partition(":")[0]
+        names = [name for name, _ in module.named_modules() if name]
+        if wanted not in names:
+            near = difflib.get_close_matches(wanted, names, n=3) or [name for name in names if "." not in name][:8]
             raise ValueError(
                 f"{self.owner}(embed={self.embed!r}): {type(module).__name__} has no submodule of that name. It has, for "
                 f"instance, {', '.join(near)}."

@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler
 
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
 from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSource
+from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.metrics.processes import gather_objects, process_count
 
 STEPS = {"val": "validation_step", "test": "test_step"}
@@ -25,7 +25,7 @@ class EvaluationMonitor(Callback, ABC):
     reading is kept until the end of the epoch, so that all ranks learn of it together and none waits for another.
 
     Args:
-        source: see `EmbeddingSource`.
+        source: see `EmbeddingReader`.
         labels: see `LabelSource`.
         strict: see `FailurePolicy`.
     """
@@ -35,7 +35,7 @@ class EvaluationMonitor(Callback, ABC):
     _remedy_for_two = "Keep one of them."
     _remedy_for_repeats = "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
 
-    def __init__(self, source: EmbeddingSource, labels: LabelSource | None, strict: bool | None) -> None:
+    def __init__(self, source: Source | EmbeddingSource, labels: LabelSource | None, strict: bool | None) -> None:
         owner = type(self).__name__
         self._reader = EmbeddingReader(source, labels, owner)
         self._policy = FailurePolicy(owner, strict)
@@ -154,12 +154,16 @@ class EvaluationMonitor(Callback, ABC):
             self._reader.dismiss()
             return
         try:
-            embeddings, labels = self._reader.read(outputs, batch, step)
+            embeddings, labels = self._embeddings(trainer, outputs, batch, step)
             start = self._seen.get(loader, 0)
             self._seen[loader] = start + len(labels)
             self._collect(loader, embeddings, labels, range(start, start + len(labels)), outputs, batch)
         except Exception as error:  # a metric must not end a training
             self._failed[loader] = error
+
+    def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Tensor]:
+        """Embeddings and labels of the step that has just ended."""
+        return self._reader.read(outputs, batch, step)
 
     def _end(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.sanity_checking:

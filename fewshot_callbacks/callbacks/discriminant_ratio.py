@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.functional._checks import check_labels, non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, discriminant_ratio, unit_rows
 from fewshot_callbacks.metrics.processes import all_processes, process_count
@@ -28,7 +28,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     Args:
         source: where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels).
+            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
         labels: where labels are in the batch, if not where the step returned them: key, position or function.
         every_n_steps: measure every so many training batches, at least 1. In between the latest value stands, also in
             a logger: let it divide the Trainer's `log_every_n_steps`, so that what is written has just been measured.
@@ -48,7 +48,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def __init__(
         self,
         *,
-        source: EmbeddingSource = STEP_KEYS,
+        source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
         every_n_steps: int = 1,
         normalize: bool = False,

@@ -20,7 +20,7 @@ from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks._training_classes import TrainingClasses, TrainingData
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.functional.generalization_gap import GeneralizationGap, generalization_gap
 from fewshot_callbacks.functional.ranking import Ties
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
@@ -52,7 +52,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         training_labels: label of each of its items. By default its attribute `labels` or `targets`.
         source: where the embeddings of a validation step come from: two keys of the mapping that the step returns
             (default `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels).
+            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
         labels: where labels are in a batch, if not where the step returned them: key, position or function.
         embed: how a training batch is embedded, outside any step: the name of a submodule, called with the inputs of
             the batch, or a function of (module, batch) that returns embeddings or (embeddings, labels). By default the
@@ -97,7 +97,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         *,
         training_data: TrainingData | None = None,
         training_labels: Tensor | Sequence[int] | None = None,
-        source: EmbeddingSource = STEP_KEYS,
+        source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
         embed: Embed | None = None,
         val_loader: int | str = 0,

@@ -10,11 +10,20 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders
+from fewshot_callbacks._trainer import evaluating, evaluation_loaders
+from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks._failures import UsageError, without_digits
 from fewshot_callbacks.callbacks._progress import evaluation_progress
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, read_flag, read_ids
+from fewshot_callbacks.callbacks.embeddings import (
+    STEP_KEYS,
+    EmbeddingSource,
+    LabelSource,
+    Source,
+    read_flag,
+    read_ids,
+    unobserved,
+)
 from fewshot_callbacks.functional.ranking import Divisor, Ties
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
@@ -42,8 +51,11 @@ class RetrievalMonitor(EvaluationMonitor):
     Args:
         source: where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels).
+            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
         labels: where labels are in the batch, if not where the step returned them: key, position or function.
+        embed: embeds each batch once more, where no step gives embeddings: the name of a submodule that is called with the
+            batch's inputs, or a function of (module, batch) that returns embeddings or (embeddings, labels). The module
+            is in evaluation mode then, and random states are put back.
         gallery_loader: index or name of the loader that holds the gallery.
         gallery_flag: entry of the step's output or of the batch, or function of (outputs, batch), that says which items
             belong to the gallery.
@@ -98,8 +110,9 @@ class RetrievalMonitor(EvaluationMonitor):
     def __init__(
         self,
         *,
-        source: EmbeddingSource = STEP_KEYS,
+        source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
+        embed: Embed | None = None,
         gallery_loader: int | str | None = None,
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
         ids: str | Callable[[Any, Any], Any] | None = None,
@@ -132,6 +145,7 @@ class RetrievalMonitor(EvaluationMonitor):
             raise ValueError(
                 "RetrievalMonitor: gallery_loader and gallery_flag are two ways to say the same. Pass one of them."
             )
+        self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
         self._settings = RetrievalSettings(
             similarity=similarity,
             recall_k=tuple(recall_k),
@@ -173,6 +187,20 @@ class RetrievalMonitor(EvaluationMonitor):
         return self._generate_state_key(prefix=self.prefix)
 
     # ----------------------------------------------------------------------------------------------------------- collecting
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Get ready for a run."""
+        super().setup(trainer, pl_module, stage)
+        if self.embed is not None:
+            self.embed.check_name(pl_module)
+
+    def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Tensor]:
+        """Of the step, or made of its batch once more."""
+        if self.embed is None:
+            return super()._embeddings(trainer, outputs, batch, step)
+        self._reader.dismiss()
+        with unobserved(), evaluating(trainer.lightning_module):
+            return self.embed(trainer, trainer.lightning_module, batch)
 
     def _collect(
         self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any

@@ -20,6 +20,7 @@ from fewshot_callbacks.callbacks.embeddings import (
     EmbeddingReader,
     EmbeddingSource,
     LabelSource,
+    Source,
     unobserved,
 )
 from fewshot_callbacks.functional.dynamics import (
@@ -58,7 +59,7 @@ class TrainingDynamicsMonitor(Callback):
         embed: how a batch becomes embeddings: the name of a submodule that is called with the batch's inputs, or a
             function of (module, batch); by default the module itself is called with them.
         source: two keys of the mapping that the step returns, by which embeddings and labels are found there, if they
-            are; see `EmbeddingSource`. The first time they are compared with those that `embed` gives.
+            are; see `Source`. The first time they are compared with those that `embed` gives.
         labels: where labels are in the batch, if not under that key or in second place: key, position or function.
         centering: `"points"` subtracts the average embedding, as the paper says; `"coordinates"` from each embedding the
             mean of its own coordinates, as the authors' published program does.
@@ -91,7 +92,7 @@ class TrainingDynamicsMonitor(Callback):
         shots: int | None = None,
         episodes_per_batch: int | None = None,
         embed: Embed | None = None,
-        source: EmbeddingSource = STEP_KEYS,
+        source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
         centering: Centering = "points",
         prefix: str = "dynamics",

@@ -143,7 +143,9 @@ def test_a_submodule_that_was_not_called() -> None:
 
 
 def test_a_submodule_that_returns_no_tensor() -> None:
-    with pytest.raises(ValueError, match=r"'recurrent' returns a tuple of 2, not a tensor. Pass source=lambda"):
+    with pytest.raises(
+        ValueError, match=r"'recurrent' returns a tuple of 2, not a tensor. Name the entry .* or pass source=lambda"
+    ):
         Calls().embeddings_of("recurrent", 4)
 
 
@@ -183,7 +185,7 @@ def test_nothing_is_kept_after_a_step_that_could_not_be_read() -> None:
     with pytest.raises(ValueError, match="found no labels"):
         listening.read(None, None, "validation_step")
     net.encoder(E)  # a training goes on, and must not fill the memory with what nobody reads
-    assert listening._captured is None
+    assert listening.captured is None
 
 
 # ---------------------------------------------------------------------------------------------------- where labels are
@@ -257,7 +259,7 @@ def test_labels_that_are_not_where_the_argument_says(labels: Any, batch: Any, wh
     [
         (E.tolist(), L, "the embeddings of test_step are a list of 4, not a tensor"),
         (E, L.tolist(), "the labels of test_step are a list of 4, not a tensor"),
-        (E.reshape(4, 3, 1), L, r"a tensor of shape \(4, 3, 1\).*Flatten .*: embeddings.flatten\(1\)"),
+        (E.reshape(2, 3, 2), L[:2], r"a tensor of shape \(2, 3, 2\).*flatten them: embeddings.flatten\(1\)"),
         (E[0], L, r"a tensor of shape \(3,\) .*one floating-point vector for each"),
         (E.long(), L, "type torch.int64; one floating-point vector for each"),
         (E, L[:3], r"test_step gave 4 embeddings, but labels of shape \(3,\); one for each"),
