@@ -40,7 +40,7 @@ class Embedder:
     def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Tensor]:
         """Embeddings and labels of a batch that has arrived on the device."""
         with trainer.precision_plugin.val_step_context():
-            result = self.embed(module, batch) if callable(self.embed) else self._called(module, batch)
+            result: Any = self.embed(module, batch) if callable(self.embed) else self._called(module, batch)
         key = self.reader.source[0] if isinstance(self.reader.source, tuple) else STEP_KEYS[0]
         if isinstance(result, Mapping) and key in result:
             result = result[key]

@@ -49,7 +49,8 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         training_data: the training set with the transforms of an evaluation, as a data set or a loader of it whose
             batch size, workers and collation are kept; or a function of the Trainer that returns one. By default what
             `training_data_for_evaluation()` of the Trainer's data module returns, which those of this package have.
-        training_labels: label of each of its items. By default its attribute `labels` or `targets`.
+        training_labels: label of each of its items. By default its attribute `labels` or `targets`, also through `Subset`
+            and `ConcatDataset`; the last tensor of a `TensorDataset`; the column `label` of a Hugging Face data set.
         source: where the embeddings of a validation step come from: two keys of the mapping that the step returns
             (default `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.

@@ -8,6 +8,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
@@ -48,7 +49,9 @@ class TrainingDynamicsMonitor(Callback):
     without it, to the last bit. With gradient accumulation the step is that which updates the weights, and the episode
     its last batch. Where a batch takes several steps (several optimisers, manual optimisation, line searches), what is
     measured is all of them together, from before the first to after the last. A step that a gradient scaler skips moves
-    nothing, and is NaN. On several ranks each measures its own episode, and the first rank's is logged and kept.
+    nothing, and is NaN. A batch that is no episode, such as one of a shuffled loader, is measured on as many items of each
+    class that has more than `shots`, which is said once. On several ranks each measures its own episode, and the first
+    rank's is logged and kept.
 
     Args:
         every_n_steps: measure one update of the weights in so many, at least 1; the paper takes 100. Let the Trainer's
@@ -142,6 +145,17 @@ class TrainingDynamicsMonitor(Callback):
         if stage == "fit" and trainer.global_step == 0:
             self._history, self._checked, self._updates = {}, False, 0
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See that the sizes of the episodes are known.
+
+        Raises:
+            UsageError: if not.
+        """
+        try:
+            self._sizes(pl_module)
+        except UsageError as error:
+            self._policy.handle(error, "dynamics are NaN.")
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the folder of the history."""
         folder = self._folder(trainer)
@@ -186,13 +200,10 @@ class TrainingDynamicsMonitor(Callback):
                 items = len(before)
                 after, _ = self._embedded(trainer, pl_module, self._batch)
                 self._check(trainer, pl_module, outputs, before, after)
+                shots, episodes = self._sizes(pl_module)
+                some = slice(None) if episodes > 1 else self._episode_in(labels, shots)
                 measured = training_dynamics(
-                    before,
-                    after,
-                    labels,
-                    shots=self._size(pl_module, "shots", self.shots),
-                    episodes=self._size(pl_module, "episodes_per_batch", self.episodes_per_batch),
-                    centering=self.centering,
+                    before[some], after[some], labels[some], shots=shots, episodes=episodes, centering=self.centering
                 )
         except Exception as error:
             self._policy.handle(error, "dynamics are NaN.")
@@ -295,6 +306,38 @@ class TrainingDynamicsMonitor(Callback):
                     "Two TrainingDynamicsMonitors in one Trainer would log under the same keys or write the same file. Give "
                     "one of them another prefix=... and another file=...."
                 )
+
+    def _episode_in(self, labels: Tensor, shots: int) -> Tensor | slice:
+        """The items of a batch that make one episode: as many of each class that has more than `shots`.
+
+        Raises:
+            ValueError: if there are fewer than two such classes.
+        """
+        _, classes, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+        if bool((counts == counts[0]).all()):
+            return slice(None)  # an episode; or a batch of too few items of each, which `training_dynamics` refuses
+        enough = counts > shots
+        if int(enough.sum()) < 2:
+            raise ValueError(
+                f"{int(enough.sum())} of the {len(counts)} classes of a batch have more than shots={shots} items, and two "
+                "are needed. Train with an EpisodicBatchSampler, or on larger batches of fewer classes."
+            )
+        size = int(counts[enough].min())
+        order = classes.argsort(stable=True)  # by class, in the order of the batch
+        position = torch.arange(len(order)) - (counts.cumsum(0) - counts)[classes[order]]  # in the class
+        chosen: Tensor = order[enough[classes[order]] & (position < size)].sort().values
+        self._policy.say(
+            f"{type(self).__name__}: the batch is no episode. Measured are {size} items of each of the {int(enough.sum())} "
+            f"classes that have more than shots={shots}; {len(labels) - len(chosen)} of {len(labels)} items are left out. "
+            "An EpisodicBatchSampler gives episodes. (Said once.)",
+            kind="no episode",
+        )
+        return chosen
+
+    def _sizes(self, module: LightningModule) -> tuple[int, int]:
+        """Shots, and episodes in a batch."""
+        shots = self._size(module, "shots", self.shots)
+        return shots, self._size(module, "episodes_per_batch", self.episodes_per_batch)
 
     def _size(self, module: LightningModule, name: str, given: int | None) -> int:
         """How many shots, or episodes, a batch has."""

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fewshot_callbacks.callbacks import GeneralizationGapMonitor
 from fewshot_callbacks.functional import class_subset, evaluate_retrieval, generalization_gap
@@ -181,6 +181,44 @@ def test_one_of_several_loaders() -> None:
     with pytest.warns(UserWarning, match=r"val_loader=2\): there is no such loader; there are 'dataloader_idx_0'"):
         logged = validated(gap_monitor(val_loader=2, strict=False), net, loaders)
     assert all(math.isnan(logged[key]) for key in KEYS)
+
+
+class Table:
+    """Stands for a data set of Hugging Face: rows are mappings, a name gives a column."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.columns = {"image": data.tensors[0], "label": data.tensors[1]}
+        self.column_names = list(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+    def __getitem__(self, key: int | str) -> Any:
+        if isinstance(key, str):
+            return self.columns[key].tolist()
+        return {name: column[key] for name, column in self.columns.items()}
+
+
+def embed_either(module: Any, batch: Any) -> Any:
+    """Of a table, or of a pair."""
+    return (module(batch["image"]), batch["label"]) if isinstance(batch, dict) else (module(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        TRAINING,
+        ConcatDataset([Subset(TRAINING, range(20)), Subset(TRAINING, range(20, len(TRAINING)))]),
+        Subset(ConcatDataset([TRAINING, VALIDATION]), range(len(TRAINING))),
+        Table(TRAINING),
+        Subset(Table(TRAINING), range(len(TRAINING))),
+    ],
+    ids=["tensors", "parts", "subset of parts", "table", "subset of a table"],
+)
+def test_training_data_of_any_kind(data: Any) -> None:
+    net = Embeds()
+    logged = validated(gap_monitor(training_data=data, embed=embed_either), net)
+    assert {key: logged[key] for key in KEYS} == close(expected(net))
 
 
 # ------------------------------------------------------------------------------------------------------------ no trace
@@ -390,7 +428,7 @@ def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
     ("settings", "words"),
     [
         ({"training_data": None}, "does not know the training set: pass training_data"),
-        ({"training_data": TensorDataset(*TRAINING.tensors)}, "TensorDataset has neither labels nor targets"),
+        ({"training_data": TensorDataset(TRAINING.tensors[0])}, "TensorDataset has neither labels nor targets"),
         (
             {"training_labels": [1, 2]},
             "training labels are torch.int64 of shape (2,); one integer for each of the 48 items",
