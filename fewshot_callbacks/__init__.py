@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fewshot_callbacks.callbacks import (
         DiscriminantRatioMonitor,
+        EmbeddingSource,
         GeneralizationGapMonitor,
         RetrievalMonitor,
         TrainingDynamicsMonitor,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _HOME = {
     "callbacks": (
         "DiscriminantRatioMonitor",
+        "EmbeddingSource",
         "GeneralizationGapMonitor",
         "RetrievalMonitor",
         "TrainingDynamicsMonitor",
@@ -86,6 +88,7 @@ __all__ = [
     "DiscriminantRatioMonitor",
     "DistanceRatioHead",
     "DynamicsHistory",
+    "EmbeddingSource",
     "EpisodeProtocol",
     "EpisodicBatchSampler",
     "GeneralizationGapMonitor",

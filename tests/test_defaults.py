@@ -56,14 +56,14 @@ OTHERS = {
     "training_dynamics": {"episodes": 1},
     "DiscriminantRatioMonitor": {
         "every_n_steps": 1, "normalize": False, "skip_singletons": False, "eps": 1e-30, "variance_ratio": True,
-        "prog_bar": True, "strict": False,
+        "prog_bar": True, "strict": None,
     },
     "GeneralizationGapMonitor": {
         "val_loader": 0, "classes": 100, "items_per_class": None, "k": (1,), "seed": 0, "every_n_epochs": 1,
-        "max_share": 0.1, "prefix": "gap", "prog_bar": False, "strict": False,
+        "max_share": 0.1, "prefix": "gap", "prog_bar": False, "strict": None,
     },
-    "RetrievalMonitor": {"prog_bar": True, "strict": False, "prefix": None, "gallery_loader": None, "gallery_flag": None},
-    "TrainingDynamicsMonitor": {"every_n_steps": 100, "strict": False},
+    "RetrievalMonitor": {"prog_bar": True, "strict": None, "prefix": None, "gallery_loader": None, "gallery_flag": None},
+    "TrainingDynamicsMonitor": {"every_n_steps": 100, "strict": None},
 }  # fmt: skip
 
 

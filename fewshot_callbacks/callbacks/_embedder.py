@@ -11,12 +11,14 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluating
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader
+from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, follow
 from fewshot_callbacks.functional.similarity import Similarity
 
 Embed = str | Callable[[LightningModule, Any], Tensor | tuple[Tensor, Tensor]]
-"""How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, or a
-function of (module, batch) that returns embeddings, or (embeddings, labels)."""
+"""How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need be
+with a path in its output (`"encoder:pooler_output"`), or a function of (module, batch) that returns embeddings, or
+(embeddings, labels)."""
 
 MOVED = 0.01
 """Two embeddings of one item further apart than this, relative to their length, were not made in the same way."""
@@ -38,12 +40,7 @@ class Embedder:
     def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Tensor]:
         """Embeddings and labels of a batch that has arrived on the device."""
         with trainer.precision_plugin.val_step_context():
-            if callable(self.embed):
-                result = self.embed(module, batch)
-            else:
-                result = (module if self.embed is None else module.get_submodule(self.embed))(
-                    _inputs(batch, self.owner)
-                )
+            result: Any = self.embed(module, batch) if callable(self.embed) else self._called(module, batch)
         key = self.reader.source[0] if isinstance(self.reader.source, tuple) else STEP_KEYS[0]
         if isinstance(result, Mapping) and key in result:
             result = result[key]
@@ -51,16 +48,33 @@ class Embedder:
             return self.reader.checked(*result, "embed")
         return self.reader.checked(result, self.reader.labels_of(batch, "embed"), "embed")
 
+    def _called(self, module: LightningModule, batch: Any) -> Any:
+        inputs = _inputs(batch, self.owner)
+        if self.embed is not None:
+            name, _, path = str(self.embed).partition(":")
+            return follow(module.get_submodule(name)(inputs), path, f"{self.owner}(embed={self.embed!r})")
+        try:
+            return module(inputs)
+        except NotImplementedError as error:
+            if "forward" not in str(error):
+                raise
+            raise UsageError(
+                f"{self.owner}: {type(module).__name__} has no forward method, and embed is not given. Pass "
+                "embed='name.of.a.submodule', or a function of (module, batch) that returns the embeddings."
+            ) from error
+
     def check_name(self, module: LightningModule) -> None:
         """See that there is the submodule that is named.
 
         Raises:
             ValueError: if not; with the names that are near.
         """
-        if isinstance(self.embed, str) and self.embed not in (
-            names := [name for name, _ in module.named_modules() if name]
-        ):
-            near = difflib.get_close_matches(self.embed, names, n=3) or [name for name in names if "." not in name][:8]
+        if not isinstance(self.embed, str):
+            return
+        wanted = self.embed.partition(":")[0]
+        names = [name for name, _ in module.named_modules() if name]
+        if wanted not in names:
+            near = difflib.get_close_matches(wanted, names, n=3) or [name for name in names if "." not in name][:8]
             raise ValueError(
                 f"{self.owner}(embed={self.embed!r}): {type(module).__name__} has no submodule of that name. It has, for "
                 f"instance, {', '.join(near)}."
@@ -105,14 +119,14 @@ class Embedder:
         how = "The function given as embed" if callable(self.embed) else how
         fix = f"Pass embed=..., a function of (module, batch) that gives the embeddings of {step}."
         if own.shape != given.shape:
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: {how} gives embeddings of shape {tuple(own.shape)} for a batch of which "
                 f"{step} gave {tuple(given.shape)}. {fix}"
             )
         own, given = own.double(), given.double()
         moved = float(((own - given).norm(dim=1) / given.norm(dim=1).clamp(min=1e-30)).max()) if len(own) else 0.0
         if moved > MOVED:
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: {how} gives other embeddings than {step} for the same batch (they lie "
                 f"up to {moved:.2g} of their length apart), so {consequence}. {fix}"
             )
@@ -124,7 +138,7 @@ def _inputs(batch: Any, owner: str) -> Any:
         rest = [key for key in batch if key not in ("labels", "label", "targets", "target", "y")]
         if len(rest) == 1:
             return batch[rest[0]]
-        raise ValueError(
+        raise UsageError(
             f"{owner}: the batch is a mapping with the keys {', '.join(map(repr, batch))}, and which of them "
             "the model is called with is not known. Pass embed=lambda module, batch: module(batch['...'])."
         )

@@ -10,8 +10,12 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, FailurePolicy, LabelSource
+from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
+from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.metrics.processes import gather_objects, process_count
+
+STEPS = {"val": "validation_step", "test": "test_step"}
+"""Name of the step of each stage."""
 
 
 class EvaluationMonitor(Callback, ABC):
@@ -21,9 +25,9 @@ class EvaluationMonitor(Callback, ABC):
     reading is kept until the end of the epoch, so that all ranks learn of it together and none waits for another.
 
     Args:
-        source: see `EmbeddingSource`.
+        source: see `EmbeddingReader`.
         labels: see `LabelSource`.
-        strict: raise errors instead of warning once.
+        strict: see `FailurePolicy`.
     """
 
     prefix: str | None = None
@@ -31,14 +35,13 @@ class EvaluationMonitor(Callback, ABC):
     _remedy_for_two = "Keep one of them."
     _remedy_for_repeats = "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
 
-    def __init__(self, source: EmbeddingSource, labels: LabelSource | None, strict: bool) -> None:
+    def __init__(self, source: Source | EmbeddingSource, labels: LabelSource | None, strict: bool | None) -> None:
         owner = type(self).__name__
         self._reader = EmbeddingReader(source, labels, owner)
         self._policy = FailurePolicy(owner, strict)
         self._failed: dict[int, Exception] = {}
         self._seen: dict[int, int] = {}
         self._batches: dict[int, int] = {}
-        self._said_unknown = False
 
     # ------------------------------------------------------------------------------------------- what a monitor fills in
 
@@ -71,6 +74,7 @@ class EvaluationMonitor(Callback, ABC):
                     f"Two {owner}s in one Trainer would log under the same keys, which Lightning turns into their mean. "
                     + self._remedy_for_two
                 )
+        self._policy.begin()
         self._reader.attach(pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -113,7 +117,7 @@ class EvaluationMonitor(Callback, ABC):
         dataloader_idx: int = 0,
     ) -> None:
         """Take in the embeddings of this batch."""
-        self._read(trainer, outputs, batch, dataloader_idx, "validation_step")
+        self._read(trainer, outputs, batch, dataloader_idx, STEPS["val"])
 
     def on_test_batch_end(
         self,
@@ -125,7 +129,7 @@ class EvaluationMonitor(Callback, ABC):
         dataloader_idx: int = 0,
     ) -> None:
         """Take in the embeddings of this batch."""
-        self._read(trainer, outputs, batch, dataloader_idx, "test_step")
+        self._read(trainer, outputs, batch, dataloader_idx, STEPS["test"])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the set, before checkpoints and early stopping look."""
@@ -150,12 +154,16 @@ class EvaluationMonitor(Callback, ABC):
             self._reader.dismiss()
             return
         try:
-            embeddings, labels = self._reader.read(outputs, batch, step)
+            embeddings, labels = self._embeddings(trainer, outputs, batch, step)
             start = self._seen.get(loader, 0)
             self._seen[loader] = start + len(labels)
             self._collect(loader, embeddings, labels, range(start, start + len(labels)), outputs, batch)
         except Exception as error:  # a metric must not end a training
             self._failed[loader] = error
+
+    def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Tensor]:
+        """Embeddings and labels of the step that has just ended."""
+        return self._reader.read(outputs, batch, step)
 
     def _end(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.sanity_checking:
@@ -172,6 +180,8 @@ class EvaluationMonitor(Callback, ABC):
                     self._policy.handle(failure, "The sanity check shows that validation cannot be measured.")
             else:
                 self._measure(trainer, pl_module, stage, failed)
+                if self._seen and not failed:
+                    self._reader.note_success(STEPS[stage])
         finally:
             self._begin()
 
@@ -193,8 +203,7 @@ class EvaluationMonitor(Callback, ABC):
         others = [(wanted, given) for wanted, given in known if wanted != given]
         if not others:
             return dealt
-        if not ids and not self._said_unknown:
-            self._said_unknown = True
+        if not ids:
             wanted, given = others[0]  # perhaps those of another process
             sampler = getattr(dataloader, "sampler", None)
             why = f"the sampler ({type(sampler).__name__}) is not Lightning's DistributedSampler"
@@ -205,7 +214,8 @@ class EvaluationMonitor(Callback, ABC):
             total = sum(items for _, items in known)
             self._policy.say(
                 f"Whether some of the {total} items of loader {loader} came to several processes cannot be told, because "
-                f"{why}; such items count more than once. {self._remedy_for_repeats} (Said once.)"
+                f"{why}; such items count more than once. {self._remedy_for_repeats} (Said once.)",
+                kind="repeated items",
             )
         return None
 
@@ -235,4 +245,6 @@ def portable(error: Exception) -> Exception:
     """An error that another process can be sent; on one process the error itself, with its traceback."""
     if process_count() == 1:
         return error
-    return ValueError(str(error)) if type(error) is ValueError else RuntimeError(f"{type(error).__name__}: {error}")
+    if type(error) in (ValueError, UsageError):
+        return type(error)(str(error))
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
+from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.functional._checks import LABEL_DTYPES, as_tensor
 from fewshot_callbacks.functional.subsets import class_subset
 from fewshot_callbacks.metrics.processes import process_count
 
-TrainingData = Dataset[Any] | DataLoader[Any] | Callable[[Trainer], Any]
+
+@runtime_checkable
+class Table(Protocol):
+    """Rows that are mappings, and columns by name, as a data set of Hugging Face has them."""
+
+    column_names: list[str]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: Any, /) -> Any: ...
+
+
+TrainingData = Dataset[Any] | DataLoader[Any] | Table | Callable[[Trainer], Any]
 """A data set, a loader of one, or a function of the Trainer that returns either."""
+
+LABEL_COLUMNS = ("label", "labels", "target", "targets")
+"""Names under which a table keeps the label of each row."""
 
 
 class TrainingClasses:
@@ -22,7 +39,7 @@ class TrainingClasses:
 
     Args:
         data: the training set as it is served in an evaluation; by default the Trainer's data module is asked for it.
-        labels: of its items; by default its attribute `labels` or `targets`.
+        labels: of its items; by default what `labels_in` finds.
         classes: how many.
         items_per_class: of each.
         seed: of the draw.
@@ -66,7 +83,7 @@ class TrainingClasses:
             data_module = getattr(trainer, "datamodule", None)
             data = getattr(data_module, "training_data_for_evaluation", None)
             if data is None:
-                raise ValueError(
+                raise UsageError(
                     f"{self.owner} does not know the training set: pass training_data=..., your training set "
                     "with the transforms of an evaluation, or give your data module a method training_data_for_evaluation() "
                     "that returns it."
@@ -75,7 +92,7 @@ class TrainingClasses:
         elif callable(data) and not isinstance(data, Dataset | DataLoader):
             data = data(trainer)
         if not isinstance(data, DataLoader) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: training_data gave a {type(data).__name__}; a data set with a length and items, "
                 "or a DataLoader of one, is wanted."
             )
@@ -84,18 +101,40 @@ class TrainingClasses:
     def _labels_of(self, dataset: Any) -> Tensor:
         labels = self.labels
         if labels is None:
-            labels = getattr(dataset, "labels", None)
+            labels = labels_in(dataset)
         if labels is None:
-            labels = getattr(dataset, "targets", None)
-        if labels is None:
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: {type(dataset).__name__} has neither labels nor targets, by which classes could be drawn "
-                " without reading every item. Pass training_labels=..., the label of each item."
+                "without reading every item. Pass training_labels=..., the label of each item."
             )
         labels = as_tensor(labels, "training_labels", self.owner)
         if labels.shape != (len(dataset),) or labels.dtype not in LABEL_DTYPES:
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: the training labels are {labels.dtype} of shape {tuple(labels.shape)}; one "
                 f"integer for each of the {len(dataset)} items is wanted."
             )
         return labels
+
+
+def labels_in(dataset: Any) -> Any:
+    """The label of each item of a data set, found without reading an item; None where there is no such thing.
+
+    They are its attribute `labels` or `targets`; those of the data set that a `Subset` is of, or of the parts of a
+    `ConcatDataset`; the last tensor of a `TensorDataset`, if it holds integers; or the column of such a name of a `Table`.
+    """
+    for name in ("labels", "targets"):
+        if getattr(dataset, name, None) is not None:
+            return getattr(dataset, name)
+    if isinstance(dataset, Subset):
+        whole = labels_in(dataset.dataset)
+        return None if whole is None else as_tensor(whole, "labels", "labels_in")[torch.as_tensor(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [labels_in(part) for part in dataset.datasets]
+        if any(part is None for part in parts):
+            return None
+        return torch.cat([as_tensor(part, "labels", "labels_in") for part in parts])
+    if isinstance(dataset, TensorDataset):
+        last = dataset.tensors[-1]
+        return last if last.ndim == 1 and last.dtype in LABEL_DTYPES else None
+    column = next((name for name in LABEL_COLUMNS if name in (getattr(dataset, "column_names", None) or ())), None)
+    return None if column is None else dataset[column][:]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.functional._checks import check_labels, non_finite_rows
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ClassScatter, unit_rows
 from fewshot_callbacks.functional.processes import Processes
@@ -37,7 +35,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     Args:
         source: where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels).
+            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
         labels: where labels are in the batch, if not where the step returned them: key, position or function.
         every_n_steps: measure every so many training batches, at least 1. In between the latest value stands, also in
             a logger: let it divide the Trainer's `log_every_n_steps`, so that what is written has just been measured.
@@ -46,7 +44,9 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
         variance_ratio: log the variance ratio beside J.
         prog_bar: show what is measured of training batches in the progress bar.
-        strict: raise an error where J cannot be computed. By default the fit goes on, J is NaN, and a warning says why.
+        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
+            ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
+            a run, and the values are NaN. True: any error ends the run. False: none does.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -56,7 +56,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def __init__(
         self,
         *,
-        source: EmbeddingSource = STEP_KEYS,
+        source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
         every_n_steps: int = 1,
         normalize: bool = False,
@@ -64,7 +64,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         eps: float = EPS,
         variance_ratio: bool = True,
         prog_bar: bool = True,
-        strict: bool = False,
+        strict: bool | None = None,
     ) -> None:
         if every_n_steps < 1:
             raise ValueError(f"DiscriminantRatioMonitor(every_n_steps={every_n_steps}) must be at least 1.")
@@ -75,7 +75,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         # how many batches of this epoch have no J, and no variance ratio; on their device
         self._without_j: Tensor | int = 0
         self._without_ratio: Tensor | int = 0
-        self._warned: set[str] = set()
+        self._checked_first_batch = False
         self._forget()
 
     # ------------------------------------------------------------------------------------------------------------ training
@@ -83,8 +83,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Get ready."""
         super().setup(trainer, pl_module, stage)
-        self._trainer = trainer
-        self._warned = set()
+        self._trainer, self._checked_first_batch = trainer, False
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to count."""
@@ -116,9 +115,9 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             self._measured += 1
             self._without_j = found[0].isnan() + self._without_j
             self._without_ratio = found[1].isnan() + self._without_ratio
-            if "first batch" not in self._warned:
-                self._warned.add("first batch")
-                _warn_of_singletons(labels)
+            if not self._checked_first_batch:
+                self._checked_first_batch = True
+                self._warn_of_singletons(labels)
         except Exception as error:  # a metric must not end a training
             self._policy.handle(error, "train/J is NaN.")
         names = ("train/J", "train/variance_ratio") if self.variance_ratio else ("train/J",)
@@ -129,24 +128,32 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         """Say once if J or the variance ratio was undefined."""
         without_j, without_ratio = int(self._without_j), int(self._without_ratio)
         if without_j:
-            self._warn_once(
-                "undefined",
+            self._policy.say(
                 f"train/J was NaN in {without_j} of {self._measured} batches: each class had one item, all embeddings "
                 "were equal (collapsed), or some were not finite. J compares items of one class: draw several of each, "
                 "for instance with an EpisodicBatchSampler. (Said once.)",
+                kind="undefined batches",
             )
         elif without_ratio and self.variance_ratio:
-            self._warn_once(
-                "undefined",
+            self._policy.say(
                 f"train/variance_ratio was NaN in {without_ratio} of {self._measured} batches: there was a single class, "
                 "or the items of each class were equal. Draw several classes, for instance with an EpisodicBatchSampler. "
                 "(Said once.)",
+                kind="undefined batches",
             )
 
-    def _warn_once(self, kind: str, words: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            _warn(words)
+    def _warn_of_singletons(self, labels: Tensor) -> None:
+        """Warn if most classes of a batch have one item. Waits for the device of the labels."""
+        counts = labels.unique(return_counts=True)[1]
+        alone = int((counts == 1).sum())
+        if 2 * alone > len(counts):
+            self._policy.say(
+                f"{alone} of the {len(counts)} classes of the first measured batch have one item: train/J then tells how "
+                "the batch was drawn rather than how good the embedding is, and cannot be compared with val/J. Read "
+                "train/variance_ratio, which can be compared (where some class has two items), or draw several items of "
+                "each class, for instance with an EpisodicBatchSampler. (Said once.)",
+                kind="singletons",
+            )
 
     def _is_due(self, trainer: Trainer) -> bool:
         # The batch that runs, counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same
@@ -203,7 +210,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             found = variance_ratio_of_set(scatter)
             values = [found.value, *found.interval]
             if found.undefined is not None:
-                self._warn_once(name + suffix, f"{name}{suffix} is NaN. {found.undefined} (Said once.)")
+                self._policy.say(f"{name}{suffix} is NaN. {found.undefined} (Said once.)", kind=name + suffix)
         for end, value in zip(("", "_low", "_high"), values, strict=True):
             self._log(pl_module, f"{name}{end}{suffix}", value)
 
@@ -241,22 +248,3 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
 
     def _forget(self) -> None:
         self._moments: dict[int, ClassMoments] = {}
-
-
-def _warn_of_singletons(labels: Tensor) -> None:
-    """Warn if most classes of a batch have one item. Waits for the device of the labels."""
-    counts = labels.unique(return_counts=True)[1]
-    alone = int((counts == 1).sum())
-    if 2 * alone > len(counts):
-        _warn(
-            f"{alone} of the {len(counts)} classes of the first measured batch have one item: train/J then tells how the "
-            "batch was drawn rather than how good the embedding is, and cannot be compared with val/J. Read "
-            "train/variance_ratio, which can be compared (where some class has two items), or draw several items of each "
-            "class, for instance with an EpisodicBatchSampler. (Said once.)"
-        )
-
-
-@rank_zero_only
-def _warn(words: str) -> None:
-    # without a registry, so that Python does not swallow what an earlier fit of this process has said
-    warnings.warn_explicit(words, UserWarning, __file__, 1, module=__name__, registry=None)

@@ -10,21 +10,35 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.functional._checks import LABEL_DTYPES
-from fewshot_callbacks.functional.processes import RemoteError
 
-EmbeddingSource = str | tuple[str, str] | Callable[[Any, Any], tuple[Tensor, Tensor]]
-"""`("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule.
-A function of (outputs, batch): returns (embeddings, labels)."""
+Source = str | tuple[str, str] | Callable[[Any, Any], tuple[Tensor, Tensor]]
+"""`("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or
+`"encoder:pooler_output"` what its output holds under that name. A function of (outputs, batch): (embeddings, labels)."""
 
 LabelSource = str | int | Callable[[Any], Tensor]
 """Where the labels are in a batch: a key, a position, or a function of the batch."""
 
 STEP_KEYS = ("embeddings", "labels")
+TRAINING_STEP = "training_step"
+
+COMPILED = (
+    " Or it was compiled before this monitor listened to it, and such code passes hooks by: return the embeddings from the "
+    "step, or call torch.compiler.reset() before the run."
+)
+
+SHAPE_FIXES = {
+    1: "Has a squeeze() dropped a dimension? For items of one number each: embeddings[:, None].",
+    2: "Pass embeddings.float().",
+    3: "Pool the positions of an item: embeddings.mean(dim=1) or embeddings[:, 0]; or flatten them: embeddings.flatten(1).",
+    4: "This is a feature map: name the pooling layer that follows it, such as source='backbone.avgpool', or pool it with "
+    "embeddings.mean(dim=(2, 3)); or flatten it: embeddings.flatten(1).",
+}
+"""What to do with embeddings of so many dimensions, in place of two."""
 
 _UNOBSERVED: ContextVar[bool] = ContextVar("unobserved", default=False)
 
@@ -39,30 +53,180 @@ def unobserved() -> Iterator[None]:
         _UNOBSERVED.reset(token)
 
 
+class EmbeddingSource:
+    """Says where the embeddings and labels of each step come from; one object can serve several monitors.
+
+    Monitors that share one object share its hook, and the output of a submodule is captured, joined and flattened once.
+
+    Args:
+        source: two keys of the mapping that the step returns; or the name of a submodule whose output is the embedding,
+            with a path after a colon where the output is an object or a mapping that holds it (`"encoder:pooler_output"`,
+            `"encoder:hidden_states.0"`); or a function of (outputs, batch) that returns (embeddings, labels).
+        labels: where labels are in the batch, if not where the step returned them: key, position or function.
+        views: embeddings that a step may make of each item (2 for SimCLR), all items in one view, then all in the next, in
+            one call of the submodule or in several. The labels are repeated for them. A step that makes one embedding of
+            each item, such as that of a validation, is read as without it.
+
+    Raises:
+        ValueError: if the source is none of these, or `views` is less than 1.
+
+    Examples:
+        >>> from fewshot_callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+        >>> source = EmbeddingSource("encoder", labels="species", views=2)
+        >>> monitors = [DiscriminantRatioMonitor(source=source), RetrievalMonitor(source=source)]
+    """
+
+    def __init__(self, source: Source = STEP_KEYS, *, labels: LabelSource | None = None, views: int = 1) -> None:
+        self.where = _checked_source(source, "EmbeddingSource")
+        if views < 1:
+            raise ValueError(f"EmbeddingSource(views={views}) must be at least 1.")
+        self.labels, self.views = labels, views
+        self.submodule, _, self.path = self.where.partition(":") if isinstance(self.where, str) else ("", "", "")
+        self._handle: RemovableHandle | None = None
+        self._readers: set[int] = set()  # that listen
+        self._waiting: set[int] = set()  # that have yet to read this step
+        self._captured: list[Any] | None = None
+        self._joined: Any = None
+
+    def attach(self, reader: int, module: LightningModule, owner: str) -> None:
+        """Listen to the submodule for a reader, if embeddings come from one.
+
+        Raises:
+            ValueError: if there is no submodule of that name.
+        """
+        self._readers.add(reader)
+        if not self.submodule or self._handle is not None:
+            return
+        names = [name for name, _ in module.named_modules() if name]
+        if self.submodule not in names:
+            near = difflib.get_close_matches(self.submodule, names, n=3) or [n for n in names if "." not in n][:8]
+            raise ValueError(
+                f"{owner}(source={self.where!r}): {type(module).__name__} has no submodule of that name. It has, "
+                f"for instance, {', '.join(near)}. For keys of the step's output pass two: source=('embeddings', 'labels')."
+            )
+        self._handle = module.get_submodule(self.submodule).register_forward_hook(self._capture)
+
+    def detach(self, reader: int) -> None:
+        """Leave no hook behind once no reader listens."""
+        self._readers.discard(reader)
+        if not self._readers and self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        self.dismiss(reader)
+
+    def expect(self, reader: int) -> None:
+        """A step begins: what the submodule returns from now on belongs to it."""
+        if reader in self._waiting or not self._waiting:  # the last step was aborted, or every reader has read it
+            self._waiting, self._captured, self._joined = set(), [], None
+        self._waiting.add(reader)
+
+    def dismiss(self, reader: int) -> None:
+        """A reader is done with this step; after the last one, outputs are no longer kept."""
+        self._waiting.discard(reader)
+        if not self._waiting:
+            self._captured = self._joined = None
+
+    def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
+        if self._captured is not None and not _UNOBSERVED.get():
+            self._captured.append(output.detach() if isinstance(output, Tensor) else output)
+
+    def output(self, items: int, step: str, owner: str, hint: str) -> Tensor:
+        """The embeddings that the submodule gave in this step.
+
+        Args:
+            items: number of labels.
+            step: name of the step, for messages.
+            owner: name of the callback, for messages.
+            hint: what else may be the cause where the submodule was not called.
+
+        Raises:
+            UsageError: if it was not called, gave no tensor, or as many rows as fit neither the labels nor the views.
+        """
+        if self._joined is None:
+            self._joined = self._join(items, step, owner, hint)
+        joined: Tensor = self._joined
+        return joined
+
+    def _join(self, items: int, step: str, owner: str, hint: str) -> Tensor:
+        if not self._captured:
+            raise UsageError(
+                f"{owner}: {step} did not call the submodule {self.submodule!r}, so there are no embeddings. Name one "
+                f"that runs in this step.{hint}"
+            )
+        outputs = [follow(output, self.path, f"{owner}(source={self.where!r})") for output in self._captured]
+        for output in outputs:
+            if not isinstance(output, Tensor):
+                raise UsageError(
+                    f"{owner}: the submodule {self.where!r} returns {describe(output)}, not a tensor. Name the entry that "
+                    f"is the embedding, such as source='{self.submodule}:pooler_output', or pass "
+                    "source=lambda outputs, batch: (embeddings, labels)."
+                )
+        rows = [len(output) for output in outputs]
+        if len(outputs) > 1 and sum(rows) not in (items, self.views * items):
+            views = (
+                f" For {len(rows)} views of each item pass source=EmbeddingSource({self.where!r}, views={len(rows)})."
+                if set(rows) == {items}
+                else ""
+            )
+            raise UsageError(
+                f"{owner}: {step} called the submodule {self.submodule!r} {len(rows)} times, with "
+                f"{', '.join(map(str, rows))} rows, for {items} labels. Pass "
+                f"source=lambda outputs, batch: (embeddings, labels) to say which are meant.{views}"
+            )
+        return torch.cat(outputs).detach() if len(outputs) > 1 else outputs[0].detach()
+
+
+def follow(value: Any, path: str, where: str) -> Any:
+    """What lies at the end of a dotted path of keys, positions and attributes; the value itself for an empty path.
+
+    Raises:
+        UsageError: if there is no such entry.
+    """
+    for name in path.split(".") if path else ():
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, Sequence) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        elif not isinstance(value, Mapping) and hasattr(value, name):
+            value = getattr(value, name)
+        else:
+            raise UsageError(f"{where}: there is {describe(value)}, which has no entry {name!r}. Name one that it has.")
+    return value
+
+
+def _checked_source(source: Any, owner: str) -> Source:
+    """The source in one form: a tuple of two keys, a name, or a function."""
+    if isinstance(source, Sequence) and not isinstance(source, str):
+        if len(source) != 2 or not all(isinstance(key, str) for key in source):
+            raise ValueError(f"{owner}(source={source!r}): two keys are needed, such as ('embeddings', 'labels').")
+        return (source[0], source[1])  # a configuration file gives a list
+    if not isinstance(source, str) and not callable(source):
+        raise ValueError(
+            f"{owner}(source={source!r}) is none of: two keys of the step's output, the name of a submodule, a "
+            "function of (outputs, batch)."
+        )
+    checked: Source = source
+    return checked
+
+
 class EmbeddingReader:
     """Reads (embeddings, labels) of each step.
 
     Args:
-        source: see `EmbeddingSource`.
-        labels: see `LabelSource`; by default the labels that the step returned, or else the second part of the batch
-            or its entry under the name of the labels.
+        source: see `Source`, or an `EmbeddingSource`, which several readers can share.
+        labels: see `LabelSource`; by default those of the `EmbeddingSource`, or the labels that the step returned, or else
+            the second part of the batch or its entry under the name of the labels.
         owner: name of the callback, for messages.
     """
 
-    def __init__(self, source: EmbeddingSource, labels: LabelSource | None, owner: str) -> None:
-        if isinstance(source, Sequence) and not isinstance(source, str):
-            if len(source) != 2 or not all(isinstance(key, str) for key in source):
-                raise ValueError(f"{owner}(source={source!r}): two keys are needed, such as ('embeddings', 'labels').")
-            source = (source[0], source[1])  # a configuration file gives a list
-        elif not isinstance(source, str) and not callable(source):
-            raise ValueError(
-                f"{owner}(source={source!r}) is none of: two keys of the step's output, the name of a submodule, a "
-                "function of (outputs, batch)."
-            )
-        self.source, self.labels, self.owner = source, labels, owner
-        self._handle: RemovableHandle | None = None
-        self._captured: list[Any] | None = None
-        self._is_compiled = False
+    def __init__(self, source: Source | EmbeddingSource, labels: LabelSource | None, owner: str) -> None:
+        if not isinstance(source, EmbeddingSource):
+            source = EmbeddingSource(_checked_source(source, owner))
+        self.shared, self.owner = source, owner
+        self.source = source.where
+        self.labels = source.labels if labels is None else labels
+        self._is_compiled, self._may_skip = False, False
+        self._worked: set[str] = set()
 
     # ----------------------------------------------------------------------------------------------------- hook on and off
 
@@ -72,36 +236,26 @@ class EmbeddingReader:
         Raises:
             ValueError: if there is no submodule of that name.
         """
-        if not isinstance(self.source, str) or self._handle is not None:
-            return
-        names = [name for name, _ in module.named_modules() if name]
-        if self.source not in names:
-            near = difflib.get_close_matches(self.source, names, n=3) or [n for n in names if "." not in n][:8]
-            raise ValueError(
-                f"{self.owner}(source={self.source!r}): {type(module).__name__} has no submodule of that name. It has, "
-                f"for instance, {', '.join(near)}. For keys of the step's output pass two: source=('embeddings', 'labels')."
-            )
-        self._handle = module.get_submodule(self.source).register_forward_hook(self._capture)
+        self._worked, self._may_skip = set(), module.automatic_optimization
         self._is_compiled = _is_compiled(module)
+        self.shared.attach(id(self), module, self.owner)
 
     def detach(self) -> None:
         """Leave no hook behind."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
-        self.dismiss()
+        self.shared.detach(id(self))
 
     def expect(self) -> None:
         """A step begins: what the submodule returns from now on belongs to it."""
-        self._captured = []
+        self.shared.expect(id(self))
 
     def dismiss(self) -> None:
         """The step is over: what the submodule returns from now on is not kept."""
-        self._captured = None
+        self.shared.dismiss(id(self))
 
-    def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
-        if self._captured is not None and not _UNOBSERVED.get():
-            self._captured.append(output.detach() if isinstance(output, Tensor) else output)
+    @property
+    def captured(self) -> list[Any] | None:
+        """What the submodule has returned in this step; None between steps."""
+        return self.shared._captured
 
     # ------------------------------------------------------------------------------------------------------------- reading
 
@@ -114,12 +268,25 @@ class EmbeddingReader:
             step: its name, for messages.
 
         Raises:
-            ValueError: if they are not where the source says; names what was there and the argument that fixes it.
+            UsageError: if they are not where the source says; names what was there and the argument that fixes it.
+            ValueError: the same, where this step has given embeddings before, or may have skipped a batch: it may heal.
         """
         try:
-            return self.checked(*self._found(outputs, batch, step), step)
-        finally:  # also after an error: what follows this step is nobody's to keep
+            found = self.checked(*self._found(outputs, batch, step), step)
+        except UsageError as error:
+            skipped = self._may_skip and step == TRAINING_STEP and isinstance(outputs, Mapping) and not outputs
+            if step in self._worked or skipped:
+                raise ValueError(str(error)) from error
+            raise
+        finally:  # always stop capturing: the output of later calls is not read
             self.dismiss()
+        if step == TRAINING_STEP:
+            self.note_success(step)
+        return found
+
+    def note_success(self, step: str) -> None:
+        """From now on in this run a missing embedding in this step may heal."""
+        self._worked.add(step)
 
     def _found(self, outputs: Any, batch: Any, step: str) -> tuple[Any, Any]:
         """Embeddings and labels, whatever they are."""
@@ -127,59 +294,31 @@ class EmbeddingReader:
             try:
                 result = self.source(outputs, batch)
             except Exception as error:
-                raise ValueError(
+                raise UsageError(
                     f"{self.owner}: the function given as source raised {type(error).__name__}: {error}. {step} returned "
-                    f"{_describe(outputs)}, and the batch is {_describe(batch)}."
+                    f"{describe(outputs)}, and the batch is {describe(batch)}."
                 ) from error
             if not (isinstance(result, Sequence) and len(result) == 2):
-                raise ValueError(
-                    f"{self.owner}: the function given as source returned {_describe(result)}; it must return "
+                raise UsageError(
+                    f"{self.owner}: the function given as source returned {describe(result)}; it must return "
                     "(embeddings, labels)."
                 )
             return result[0], result[1]
         if isinstance(self.source, str):
             labels = self._labels(outputs, batch, step, STEP_KEYS[1])
-            return self._submodule_output(len(labels), step), labels
+            return self.shared.output(len(labels), step, self.owner, COMPILED if self._is_compiled else ""), labels
         embeddings = self._step_embeddings(outputs, step, *self.source)
         return embeddings, self._labels(outputs, batch, step, self.source[1])
 
     def _step_embeddings(self, outputs: Any, step: str, key: str, labels_key: str) -> Any:
         if isinstance(outputs, Mapping) and key in outputs:
             return outputs[key]
-        raise ValueError(
-            f"{self.owner} found no embeddings: {step} returned {_describe(outputs)}, but {key!r} is wanted. Return "
+        raise UsageError(
+            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}, but {key!r} is wanted. Return "
             f'{{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or tell {self.owner} where they are: '
             f"source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
             "whose output is the embedding."
         )
-
-    def _submodule_output(self, items: int, step: str) -> Tensor:
-        """The output of the call, or of the calls together where their rows add up to the labels."""
-        captured = self._captured or []
-        if not captured:
-            compiled = (
-                " Or it was compiled before this monitor listened to it, and such code passes hooks by: return the "
-                "embeddings from the step, or call torch.compiler.reset() before the run."
-            )
-            raise ValueError(
-                f"{self.owner}: {step} did not call the submodule {self.source!r}, so there are no embeddings. Name one "
-                f"that runs in this step.{compiled if self._is_compiled else ''}"
-            )
-        if not all(isinstance(output, Tensor) for output in captured):
-            raise ValueError(
-                f"{self.owner}: the submodule {self.source!r} returns {_describe(captured[-1])}, not a tensor. Pass "
-                "source=lambda outputs, batch: (embeddings, labels)."
-            )
-        if len(captured) > 1 and sum(len(output) for output in captured) == items:
-            return torch.cat(captured)
-        if len(captured) > 1:
-            raise ValueError(
-                f"{self.owner}: {step} called the submodule {self.source!r} {len(captured)} times, with "
-                f"{', '.join(str(len(output)) for output in captured)} rows, for {items} labels. Pass "
-                "source=lambda outputs, batch: (embeddings, labels) to say which are meant."
-            )
-        output: Tensor = captured[0]
-        return output
 
     def labels_of(self, batch: Any, step: str) -> Any:
         """The labels of a batch that no step has seen."""
@@ -192,8 +331,8 @@ class EmbeddingReader:
             try:
                 return batch[self.labels]
             except (KeyError, IndexError, TypeError) as error:
-                raise ValueError(
-                    f"{self.owner}(labels={self.labels!r}): the batch is {_describe(batch)} and has no such entry. "
+                raise UsageError(
+                    f"{self.owner}(labels={self.labels!r}): the batch is {describe(batch)} and has no such entry. "
                     "Pass a key or a position that it has, or a function of the batch."
                 ) from error
         if isinstance(outputs, Mapping) and key in outputs:
@@ -202,8 +341,8 @@ class EmbeddingReader:
             return batch[key]
         if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2:
             return batch[1]
-        raise ValueError(
-            f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {_describe(batch)}. "
+        raise UsageError(
+            f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {describe(batch)}. "
             f"Say where they are in the batch: {self.owner}(labels='key'), labels=1 for a position, or a function of it."
         )
 
@@ -211,27 +350,25 @@ class EmbeddingReader:
         """Embeddings and labels, detached, once they are found to be such; `step` gave them, for messages."""
         for name, value in (("embeddings", embeddings), ("labels", labels)):
             if not isinstance(value, Tensor):
-                raise ValueError(f"{self.owner}: the {name} of {step} are {_describe(value)}, not a tensor.")
+                raise UsageError(f"{self.owner}: the {name} of {step} are {describe(value)}, not a tensor.")
+        if embeddings.ndim > 2 and embeddings.shape[2:].numel() == 1:  # (items, dim, 1, 1) of a global pooling layer
+            embeddings = embeddings.flatten(1)
         if embeddings.ndim != 2 or not embeddings.is_floating_point():
-            fix = (
-                "Pass embeddings.float()."
-                if embeddings.ndim == 2
-                else "Flatten what belongs to one item: embeddings.flatten(1)."
-                if embeddings.ndim > 2
-                else "Has a squeeze() dropped a dimension? For items of one number each: embeddings[:, None]."
-            )
-            raise ValueError(
-                f"{self.owner}: the embeddings of {step} are {_describe(embeddings)}; one floating-point vector for each "
+            fix = SHAPE_FIXES.get(embeddings.ndim, "Flatten what belongs to one item: embeddings.flatten(1).")
+            raise UsageError(
+                f"{self.owner}: the embeddings of {step} are {describe(embeddings)}; one floating-point vector for each "
                 f"item is wanted, (items, dim). {fix}"
             )
+        if labels.ndim == 1 and self.shared.views > 1 and len(embeddings) == self.shared.views * len(labels):
+            labels = labels.repeat(self.shared.views)
         if labels.shape != embeddings.shape[:1]:
-            raise ValueError(
+            raise UsageError(
                 f"{self.owner}: {step} gave {len(embeddings)} embeddings, but labels of shape {tuple(labels.shape)}; one "
                 "for each embedding is wanted, in the same order."
             )
         if labels.dtype not in LABEL_DTYPES:
-            raise ValueError(
-                f"{self.owner}: the labels of {step} are {_describe(labels)}; integers are wanted, such as labels.long()."
+            raise UsageError(
+                f"{self.owner}: the labels of {step} are {describe(labels)}; integers are wanted, such as labels.long()."
             )
         return embeddings.detach(), labels.detach()
 
@@ -240,7 +377,7 @@ def read_flag(where: str | Callable[[Any, Any], Tensor], outputs: Any, batch: An
     """The mask that says which items of a batch belong to the gallery, (items,) on the CPU."""
     flag = _entry("gallery_flag", where, outputs, batch, owner)
     if not isinstance(flag, Tensor) or flag.ndim != 1:
-        raise ValueError(f"{owner}: gallery_flag gave {_describe(flag)}; one boolean for each item is wanted.")
+        raise UsageError(f"{owner}: gallery_flag gave {describe(flag)}; one boolean for each item is wanted.")
     return flag.detach().cpu().bool()
 
 
@@ -252,8 +389,8 @@ def read_ids(
     of_tensor = isinstance(ids, Tensor) and ids.ndim == 1 and ids.dtype in LABEL_DTYPES
     of_words = isinstance(ids, Sequence) and not isinstance(ids, str)
     if not (of_tensor or of_words) or len(ids) != items:
-        raise ValueError(
-            f"{owner}: ids gave {_describe(ids)}; an integer or a word for each of the {items} embeddings is wanted."
+        raise UsageError(
+            f"{owner}: ids gave {describe(ids)}; an integer or a word for each of the {items} embeddings is wanted."
         )
     return ids.detach().cpu() if isinstance(ids, Tensor) else list(ids)
 
@@ -264,37 +401,11 @@ def _entry(argument: str, where: str | Callable[[Any, Any], Any], outputs: Any, 
         return where(outputs, batch)
     holder = next((part for part in (outputs, batch) if isinstance(part, Mapping) and where in part), None)
     if holder is None:
-        raise ValueError(
-            f"{owner}({argument}={where!r}): neither what the step returned ({_describe(outputs)}) nor the batch "
-            f"({_describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns it."
+        raise UsageError(
+            f"{owner}({argument}={where!r}): neither what the step returned ({describe(outputs)}) nor the batch "
+            f"({describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns it."
         )
     return holder[where]
-
-
-class FailurePolicy:
-    """What becomes of an error in a running fit: with `strict` it is raised, otherwise it is said once."""
-
-    def __init__(self, owner: str, strict: bool) -> None:
-        self.owner, self.strict = owner, strict
-        self._said: set[str] = set()
-
-    def handle(self, error: Exception, consequence: str) -> None:
-        """Raise the error, or warn of it and of what it means for the log."""
-        if self.strict:
-            raise error
-        words = str(error) or type(error).__name__
-        # another count of bad rows, at another epoch, is the same error
-        kind = type(error).__name__ + "".join(character for character in words if not character.isdigit())[:60]
-        if kind not in self._said:
-            self._said.add(kind)
-            cause = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
-            rank_zero_warn(
-                f"{consequence} {cause}{words} (Said once; {self.owner}(strict=True) raises instead.)", stacklevel=2
-            )
-
-    def say(self, words: str) -> None:
-        """Warn, on the first rank."""
-        rank_zero_warn(words, stacklevel=2)
 
 
 def _is_compiled(module: LightningModule) -> bool:
@@ -304,7 +415,7 @@ def _is_compiled(module: LightningModule) -> bool:
     return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules())
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
     """A value in a few words."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"

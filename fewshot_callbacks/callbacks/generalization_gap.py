@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader
 from fewshot_callbacks._trainer import evaluating, evaluation_loaders, on_device
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor
+from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks._training_classes import TrainingClasses, TrainingData
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.functional.generalization_gap import GeneralizationGap, generalization_gap
 from fewshot_callbacks.functional.ranking import Ties
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
@@ -27,7 +28,7 @@ from fewshot_callbacks.functional.settings import RetrievalSettings
 from fewshot_callbacks.functional.similarity import Similarity
 from fewshot_callbacks.functional.subsets import class_subset
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
-from fewshot_callbacks.metrics.processes import all_processes, broadcast_object
+from fewshot_callbacks.metrics.processes import all_processes, broadcast_object, gather_objects
 
 UNEVEN = 1.5
 """Where the numbers of items of a class differ by more than this factor, recall cannot be compared."""
@@ -48,10 +49,11 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         training_data: the training set with the transforms of an evaluation, as a data set or a loader of it whose
             batch size, workers and collation are kept; or a function of the Trainer that returns one. By default what
             `training_data_for_evaluation()` of the Trainer's data module returns, which those of this package have.
-        training_labels: label of each of its items. By default its attribute `labels` or `targets`.
+        training_labels: label of each of its items. By default its attribute `labels` or `targets`, also through `Subset`
+            and `ConcatDataset`; the last tensor of a `TensorDataset`; the column `label` of a Hugging Face data set.
         source: where the embeddings of a validation step come from: two keys of the mapping that the step returns
             (default `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels).
+            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
         labels: where labels are in a batch, if not where the step returned them: key, position or function.
         embed: how a training batch is embedded, outside any step: the name of a submodule, called with the inputs of
             the batch, or a function of (module, batch) that returns embeddings or (embeddings, labels). By default the
@@ -71,8 +73,9 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         memory_mb: bound on the memory used beyond the embeddings, in MB.
         prefix: first part of the keys.
         prog_bar: show the gap in the progress bar.
-        strict: raise an error where the gap cannot be measured. By default the fit goes on, the values are NaN, and a
-            warning says why, once.
+        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
+            ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
+            a run, and the values are NaN. True: any error ends the run. False: none does.
 
     Attributes:
         gap: the latest `GeneralizationGap`; None before the first.
@@ -95,7 +98,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         *,
         training_data: TrainingData | None = None,
         training_labels: Tensor | Sequence[int] | None = None,
-        source: EmbeddingSource = STEP_KEYS,
+        source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
         embed: Embed | None = None,
         val_loader: int | str = 0,
@@ -111,7 +114,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         memory_mb: float = 512,
         prefix: str = "gap",
         prog_bar: bool = False,
-        strict: bool = False,
+        strict: bool | None = None,
     ) -> None:
         super().__init__(source, labels, strict)
         call = "GeneralizationGapMonitor"
@@ -147,7 +150,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self.prefix, self.prog_bar = prefix, prog_bar
         self.gap = None
         self._loader: DataLoader[Any] | None = None
-        self._is_due = self._checked = self._said_uneven = self._said_late = False
+        self._is_due = self._checked = self._said_late = False
         self._was_overfitting: bool | None = None
         self._last_epoch: int | None = None
         self._last_end, self._last_seconds = 0.0, 0.0
@@ -163,7 +166,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Get ready for a run."""
         super().setup(trainer, pl_module, stage)
-        self._loader, self._checked, self._last_epoch = None, False, None
+        self._loader, self._checked, self._said_late, self._last_epoch = None, False, False, None
         self._last_end, self._last_seconds = time.monotonic(), 0.0
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -229,7 +232,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def _check_loaders(self, trainer: Trainer) -> None:
         names = list(evaluation_loaders(trainer))
         if names and self._loader_index(trainer) is None:
-            raise ValueError(
+            raise UsageError(
                 f"GeneralizationGapMonitor(val_loader={self.val_loader!r}): there is no such loader; there are "
                 f"{', '.join(map(repr, names))}. Pass one of these names or an index below {len(names)}."
             )
@@ -261,6 +264,9 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         started = time.monotonic()
         failures = [failed[loader] for loader in sorted(failed)]
         outcome = failures[0] if failures else self._gap(trainer, pl_module)
+        # a mistake that one process has found ends the run of all
+        mistakes = [error for error in gather_objects(outcome if isinstance(outcome, UsageError) else None) if error]
+        outcome = mistakes[0] if mistakes else outcome
         names = [f"{metric}@{k}" for metric in ("grouped_recall", "recall") for k in self._settings.recall_k]
         values = {
             key: math.nan
@@ -321,10 +327,10 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             rank_zero_info(f"{self.prefix}, epoch {trainer.current_epoch}: {gap.in_words()}")
         self._was_overfitting = gap.is_overfitting
         one, other = gap.items_per_class
-        if max(one, other) > UNEVEN * min(one, other) and not self._said_uneven:
-            self._said_uneven = True
+        if max(one, other) > UNEVEN * min(one, other):
             self._policy.say(
                 f"{self.prefix}: training classes hold {one:.1f} items each, validation classes {other:.1f}, and recall "
                 f"rises with the items of a class. Pass items_per_class={max(2, math.floor(min(one, other)))} to compare "
-                "like with like. (Said once.)"
+                "like with like. (Said once.)",
+                kind="uneven classes",
             )

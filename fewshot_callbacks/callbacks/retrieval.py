@@ -10,10 +10,20 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders
+from fewshot_callbacks._trainer import evaluating, evaluation_loaders
+from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
+from fewshot_callbacks.callbacks._failures import UsageError, without_digits
 from fewshot_callbacks.callbacks._progress import evaluation_progress
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, read_flag, read_ids
+from fewshot_callbacks.callbacks.embeddings import (
+    STEP_KEYS,
+    EmbeddingSource,
+    LabelSource,
+    Source,
+    read_flag,
+    read_ids,
+    unobserved,
+)
 from fewshot_callbacks.functional.ranking import Divisor, Ties
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
@@ -41,8 +51,11 @@ class RetrievalMonitor(EvaluationMonitor):
     Args:
         source: where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
-            (outputs, batch) that returns (embeddings, labels).
+            (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
         labels: where labels are in the batch, if not where the step returned them: key, position or function.
+        embed: embeds each batch once more, where no step gives embeddings: the name of a submodule that is called with the
+            batch's inputs, or a function of (module, batch) that returns embeddings or (embeddings, labels). The module
+            is in evaluation mode then, and random states are put back.
         gallery_loader: index or name of the loader that holds the gallery.
         gallery_flag: entry of the step's output or of the batch, or function of (outputs, batch), that says which items
             belong to the gallery.
@@ -73,8 +86,9 @@ class RetrievalMonitor(EvaluationMonitor):
         device: where the scores are made: `cpu`, `cuda` or `auto`. The values are the same.
         prefix: first part of the keys; by default `val` or `test`.
         prog_bar: show mAP in the progress bar.
-        strict: raise an error where nothing can be computed. By default the fit goes on, the values are NaN, and a
-            warning says why, once.
+        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
+            ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
+            a run, and the values are NaN. True: any error ends the run. False: none does.
 
     Attributes:
         reports: the latest report of each set, by the end of its keys (`""` for a single loader).
@@ -96,8 +110,9 @@ class RetrievalMonitor(EvaluationMonitor):
     def __init__(
         self,
         *,
-        source: EmbeddingSource = STEP_KEYS,
+        source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
+        embed: Embed | None = None,
         gallery_loader: int | str | None = None,
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
         ids: str | Callable[[Any, Any], Any] | None = None,
@@ -123,13 +138,14 @@ class RetrievalMonitor(EvaluationMonitor):
         device: str = "cpu",
         prefix: str | None = None,
         prog_bar: bool = True,
-        strict: bool = False,
+        strict: bool | None = None,
     ) -> None:
         super().__init__(source, labels, strict)
         if gallery_loader is not None and gallery_flag is not None:
             raise ValueError(
                 "RetrievalMonitor: gallery_loader and gallery_flag are two ways to say the same. Pass one of them."
             )
+        self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
         self._settings = RetrievalSettings(
             similarity=similarity,
             recall_k=tuple(recall_k),
@@ -158,7 +174,6 @@ class RetrievalMonitor(EvaluationMonitor):
         self.gallery_loader, self.gallery_flag, self.ids = gallery_loader, gallery_flag, ids
         self.prefix, self.prog_bar = prefix, prog_bar
         self.reports = {}
-        self._noted: set[str] = set()
         self._forget()
 
     @property
@@ -173,6 +188,20 @@ class RetrievalMonitor(EvaluationMonitor):
 
     # ----------------------------------------------------------------------------------------------------------- collecting
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Get ready for a run."""
+        super().setup(trainer, pl_module, stage)
+        if self.embed is not None:
+            self.embed.check_name(pl_module)
+
+    def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Tensor]:
+        """Of the step, or made of its batch once more."""
+        if self.embed is None:
+            return super()._embeddings(trainer, outputs, batch, step)
+        self._reader.dismiss()
+        with unobserved(), evaluating(trainer.lightning_module):
+            return self.embed(trainer, trainer.lightning_module, batch)
+
     def _collect(
         self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any
     ) -> None:
@@ -183,7 +212,7 @@ class RetrievalMonitor(EvaluationMonitor):
             return
         in_gallery = read_flag(self.gallery_flag, outputs, batch, self._policy.owner)
         if len(in_gallery) != len(labels):
-            raise ValueError(
+            raise UsageError(
                 f"RetrievalMonitor: gallery_flag has {len(in_gallery)} entries for {len(labels)} embeddings. One boolean "
                 "for each item is wanted."
             )
@@ -228,12 +257,12 @@ class RetrievalMonitor(EvaluationMonitor):
         names = list(evaluation_loaders(trainer))
         known = dict(zip(names, range(len(names)), strict=True)) | {i: i for i in range(len(names))}
         if self.gallery_loader not in known:
-            raise ValueError(
+            raise UsageError(
                 f"RetrievalMonitor(gallery_loader={self.gallery_loader!r}): there is no such loader; there are "
                 f"{', '.join(map(repr, names))}. Pass one of these names or an index below {len(names)}."
             )
         if len(names) < 2:
-            raise ValueError(
+            raise UsageError(
                 f"RetrievalMonitor(gallery_loader={self.gallery_loader!r}): there is one loader only, so there are no "
                 "queries. Return two loaders, or leave gallery_loader out for leave-one-out."
             )
@@ -280,7 +309,4 @@ class RetrievalMonitor(EvaluationMonitor):
     def _say_notes(self, report: RetrievalReport, where: str) -> None:
         """Each kind of note once, so that a long training is not full of them."""
         for note in report.messages:
-            kind = "".join(character for character in note if not character.isdigit())
-            if kind not in self._noted:
-                self._noted.add(kind)
-                self._policy.say(f"{where}: {note}")
+            self._policy.say(f"{where}: {note}", kind=without_digits(note))

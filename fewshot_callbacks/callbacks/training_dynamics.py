@@ -8,18 +8,20 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fewshot_callbacks._trainer import rehearsing
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
+from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingReader,
     EmbeddingSource,
-    FailurePolicy,
     LabelSource,
+    Source,
     unobserved,
 )
 from fewshot_callbacks.functional.dynamics import (
@@ -47,7 +49,9 @@ class TrainingDynamicsMonitor(Callback):
     without it, to the last bit. With gradient accumulation the step is that which updates the weights, and the episode
     its last batch. Where a batch takes several steps (several optimisers, manual optimisation, line searches), what is
     measured is all of them together, from before the first to after the last. A step that a gradient scaler skips moves
-    nothing, and is NaN. On several ranks each measures its own episode, and the first rank's is logged and kept.
+    nothing, and is NaN. A batch that is no episode, such as one of a shuffled loader, is measured on as many items of each
+    class that has more than `shots`, which is said once. On several ranks each measures its own episode, and the first
+    rank's is logged and kept.
 
     Args:
         every_n_steps: measure one update of the weights in so many, at least 1; the paper takes 100. Let the Trainer's
@@ -58,15 +62,16 @@ class TrainingDynamicsMonitor(Callback):
         embed: how a batch becomes embeddings: the name of a submodule that is called with the batch's inputs, or a
             function of (module, batch); by default the module itself is called with them.
         source: two keys of the mapping that the step returns, by which embeddings and labels are found there, if they
-            are; see `EmbeddingSource`. The first time they are compared with those that `embed` gives.
+            are; see `Source`. The first time they are compared with those that `embed` gives.
         labels: where labels are in the batch, if not under that key or in second place: key, position or function.
         centering: `"points"` subtracts the average embedding, as the paper says; `"coordinates"` from each embedding the
             mean of its own coordinates, as the authors' published program does.
         prefix: first part of the logged keys; a second monitor in one Trainer needs another one, and another file.
         file: where the history is kept as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of the
             Trainer's logger (nothing is written without one), or a whole path. None for no file.
-        strict: raise an error where nothing can be measured. By default the fit goes on, the values are NaN, and a
-            warning says why, once.
+        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
+            ends the run, at the first step that is measured; what may heal, such as a diverged batch, is a warning, once in
+            a run, and the values are NaN. True: any error ends the run. False: none does.
 
     Attributes:
         history: the measured steps, a `DynamicsHistory`; checkpoints hold it, so that a resumed run goes on with it.
@@ -90,12 +95,12 @@ class TrainingDynamicsMonitor(Callback):
         shots: int | None = None,
         episodes_per_batch: int | None = None,
         embed: Embed | None = None,
-        source: EmbeddingSource = STEP_KEYS,
+        source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
         centering: Centering = "points",
         prefix: str = "dynamics",
         file: str | None = FILE,
-        strict: bool = False,
+        strict: bool | None = None,
     ) -> None:
         owner = type(self).__name__
         if every_n_steps < 1:
@@ -134,10 +139,22 @@ class TrainingDynamicsMonitor(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a new history, unless a fit goes on."""
+        self._policy.begin()
         self._check_alone(trainer)
         self._embedder.check_name(pl_module)
         if stage == "fit" and trainer.global_step == 0:
             self._history, self._checked, self._updates = {}, False, 0
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See that the sizes of the episodes are known.
+
+        Raises:
+            UsageError: if not.
+        """
+        try:
+            self._sizes(pl_module)
+        except UsageError as error:
+            self._policy.handle(error, "dynamics are NaN.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the folder of the history."""
@@ -183,13 +200,10 @@ class TrainingDynamicsMonitor(Callback):
                 items = len(before)
                 after, _ = self._embedded(trainer, pl_module, self._batch)
                 self._check(trainer, pl_module, outputs, before, after)
+                shots, episodes = self._sizes(pl_module)
+                some = slice(None) if episodes > 1 else self._episode_in(labels, shots)
                 measured = training_dynamics(
-                    before,
-                    after,
-                    labels,
-                    shots=self._size(pl_module, "shots", self.shots),
-                    episodes=self._size(pl_module, "episodes_per_batch", self.episodes_per_batch),
-                    centering=self.centering,
+                    before[some], after[some], labels[some], shots=shots, episodes=episodes, centering=self.centering
                 )
         except Exception as error:
             self._policy.handle(error, "dynamics are NaN.")
@@ -293,13 +307,45 @@ class TrainingDynamicsMonitor(Callback):
                     "one of them another prefix=... and another file=...."
                 )
 
+    def _episode_in(self, labels: Tensor, shots: int) -> Tensor | slice:
+        """The items of a batch that make one episode: as many of each class that has more than `shots`.
+
+        Raises:
+            ValueError: if there are fewer than two such classes.
+        """
+        _, classes, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+        if bool((counts == counts[0]).all()):
+            return slice(None)  # an episode; or a batch of too few items of each, which `training_dynamics` refuses
+        enough = counts > shots
+        if int(enough.sum()) < 2:
+            raise ValueError(
+                f"{int(enough.sum())} of the {len(counts)} classes of a batch have more than shots={shots} items, and two "
+                "are needed. Train with an EpisodicBatchSampler, or on larger batches of fewer classes."
+            )
+        size = int(counts[enough].min())
+        order = classes.argsort(stable=True)  # by class, in the order of the batch
+        position = torch.arange(len(order)) - (counts.cumsum(0) - counts)[classes[order]]  # in the class
+        chosen: Tensor = order[enough[classes[order]] & (position < size)].sort().values
+        self._policy.say(
+            f"{type(self).__name__}: the batch is no episode. Measured are {size} items of each of the {int(enough.sum())} "
+            f"classes that have more than shots={shots}; {len(labels) - len(chosen)} of {len(labels)} items are left out. "
+            "An EpisodicBatchSampler gives episodes. (Said once.)",
+            kind="no episode",
+        )
+        return chosen
+
+    def _sizes(self, module: LightningModule) -> tuple[int, int]:
+        """Shots, and episodes in a batch."""
+        shots = self._size(module, "shots", self.shots)
+        return shots, self._size(module, "episodes_per_batch", self.episodes_per_batch)
+
     def _size(self, module: LightningModule, name: str, given: int | None) -> int:
         """How many shots, or episodes, a batch has."""
         size: Any = getattr(module, name, None if name == "shots" else 1) if given is None else given
         try:
             return index(size)
         except TypeError:
-            raise ValueError(
+            raise UsageError(
                 f"{type(self).__name__} does not know the {name.replace('_', ' ')}: {type(module).__name__} has no "
                 f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
             ) from None

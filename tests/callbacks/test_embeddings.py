@@ -1,17 +1,33 @@
 import inspect
+import math
 import re
+import warnings
 from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from fewshot_callbacks.callbacks import RetrievalMonitor
-from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, FailurePolicy, read_flag
-from tests.callbacks.models import Net, hooks, items, loader, measured, retrieval, said, trainer
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, GeneralizationGapMonitor, TrainingDynamicsMonitor
+from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
+from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, read_flag
+from tests.callbacks.models import (
+    EveryBatch,
+    EveryEpoch,
+    Net,
+    hooks,
+    items,
+    loader,
+    measured,
+    retrieval,
+    said,
+    trainer,
+)
 
 E, L = torch.randn(4, 3), torch.tensor([5, 5, 9, 9])
 
@@ -127,7 +143,9 @@ def test_a_submodule_that_was_not_called() -> None:
 
 
 def test_a_submodule_that_returns_no_tensor() -> None:
-    with pytest.raises(ValueError, match=r"'recurrent' returns a tuple of 2, not a tensor. Pass source=lambda"):
+    with pytest.raises(
+        ValueError, match=r"'recurrent' returns a tuple of 2, not a tensor. Name the entry .* or pass source=lambda"
+    ):
         Calls().embeddings_of("recurrent", 4)
 
 
@@ -167,7 +185,7 @@ def test_nothing_is_kept_after_a_step_that_could_not_be_read() -> None:
     with pytest.raises(ValueError, match="found no labels"):
         listening.read(None, None, "validation_step")
     net.encoder(E)  # a training goes on, and must not fill the memory with what nobody reads
-    assert listening._captured is None
+    assert listening.captured is None
 
 
 # ---------------------------------------------------------------------------------------------------- where labels are
@@ -241,7 +259,7 @@ def test_labels_that_are_not_where_the_argument_says(labels: Any, batch: Any, wh
     [
         (E.tolist(), L, "the embeddings of test_step are a list of 4, not a tensor"),
         (E, L.tolist(), "the labels of test_step are a list of 4, not a tensor"),
-        (E.reshape(4, 3, 1), L, r"a tensor of shape \(4, 3, 1\).*Flatten .*: embeddings.flatten\(1\)"),
+        (E.reshape(2, 3, 2), L[:2], r"a tensor of shape \(2, 3, 2\).*flatten them: embeddings.flatten\(1\)"),
         (E[0], L, r"a tensor of shape \(3,\) .*one floating-point vector for each"),
         (E.long(), L, "type torch.int64; one floating-point vector for each"),
         (E, L[:3], r"test_step gave 4 embeddings, but labels of shape \(3,\); one for each"),
@@ -379,11 +397,122 @@ def test_a_function_that_fails_is_named_with_what_it_was_given() -> None:
         reader.read({"loss": torch.zeros(())}, [1, 2], "step")
 
 
-def test_a_wrong_gallery_loader_shows_in_the_sanity_check() -> None:
-    net = Net()
-    with pytest.warns(UserWarning) as warned:  # noqa: PT030 - again after the epoch, in other words
-        trainer(RetrievalMonitor(source="encoder", gallery_loader=3, group_size=None), num_sanity_val_steps=1).fit(
-            net, loader(), [loader(), loader()]
-        )
-    words = [str(warning.message) for warning in warned]
-    assert any("sanity check shows" in text and "there is no such loader; there are" in text for text in words)
+# ------------------------------------------------------------------------------------------ mistakes that cannot heal
+
+
+class OnlyLoss(Net):
+    """As most modules are written: its steps return a loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx)["loss"]
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return super().validation_step(batch, batch_idx)["embeddings"].sum()
+
+
+class TestOnly(Net):
+    """Calls its encoder in a test alone."""
+
+    __test__ = False
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
+
+
+MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
+    (OnlyLoss, retrieval, "RetrievalMonitor found no embeddings: validation_step returned a tensor of shape"),
+    (Net, partial(retrieval, source=("z", "labels")), "the keys 'embeddings', 'labels', but 'z' is wanted. Return"),
+    (Net, partial(retrieval, labels="species"), "labels='species'): the batch is a list of 2 and has no such entry"),
+    (Net, partial(retrieval, gallery_flag="shop"), "gallery_flag='shop'): neither what the step returned"),
+    (Net, partial(retrieval, gallery_loader=3), "gallery_loader=3): there is no such loader; there are 'dataloader"),
+    (TestOnly, partial(retrieval, source="encoder"), "validation_step did not call the submodule 'encoder'"),
+    (OnlyLoss, DiscriminantRatioMonitor, "DiscriminantRatioMonitor found no embeddings: "),
+    (Net, partial(GeneralizationGapMonitor, embed=lambda net, batch: net.embed(batch[0])), "pass training_data="),
+    (Net, GeneralizationGapMonitor, "Net has no forward method, and embed is not given. Pass embed="),
+]
+
+
+@pytest.mark.parametrize(("sanity", "batches"), [(1, 0), (0, 4)])
+@pytest.mark.parametrize(("net", "monitor", "words"), MISTAKES)
+def test_a_mistake_that_cannot_heal_ends_the_fit_at_its_first_sign(
+    net: Callable[[], Net], monitor: Callable[..., Any], words: str, sanity: int, batches: int
+) -> None:
+    trained = EveryBatch()
+    run = trainer(monitor(), trained, num_sanity_val_steps=sanity, max_epochs=3)
+    with pytest.raises(
+        UsageError, match=re.escape(words) + r".*\(\w+Monitor\(strict=False\) warns instead, and logs NaN"
+    ):
+        run.fit(net(), loader(), loader())
+    assert len(trained.outputs) == (0 if monitor is DiscriminantRatioMonitor else batches)
+    patient = trainer(monitor(strict=False), num_sanity_val_steps=sanity)
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        patient.fit(net(), loader(), loader())
+    assert patient.global_step == 4
+
+
+def test_training_dynamics_of_a_module_without_shots_end_the_fit_at_the_first_step() -> None:
+    run = trainer(TrainingDynamicsMonitor(every_n_steps=1, embed="encoder"))
+    with pytest.raises(UsageError, match="does not know the shots: Net has no attribute 'shots'"):
+        run.fit(Net(), loader(), loader())
+
+
+def test_a_step_that_has_given_embeddings_before_may_give_them_again() -> None:
+    class Forgetful(Net):
+        """The second validation has none, as a step has that skips what has diverged."""
+
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return None if self.current_epoch == 1 else super().validation_step(batch, batch_idx)
+
+    epochs = EveryEpoch()
+    with pytest.warns(UserWarning, match="val/mAP and its companions are NaN.*found no embeddings"):
+        trainer(retrieval(), epochs, max_epochs=3).fit(Forgetful(), loader(), loader())
+    assert [math.isnan(value) for value in epochs.values] == [False, True, False]
+
+
+@pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
+def test_a_first_training_batch_that_lightning_skips_may_be_followed_by_others() -> None:
+    class Skips(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            outputs = super().training_step(batch, batch_idx)
+            return None if batch_idx in (0, 2) else outputs
+
+    batches = EveryBatch()
+    with pytest.warns(UserWarning, match="train/J is NaN.*training_step returned a mapping with the keys none"):
+        trainer(DiscriminantRatioMonitor(), batches).fit(Skips(), loader(), loader())
+    assert [math.isnan(value) for value in batches.logged] == [True, False, True, False]
+
+
+def test_a_manual_training_step_that_returns_nothing_cannot_heal() -> None:
+    class Manual(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None: ...
+
+    with pytest.raises(UsageError, match="found no embeddings: training_step returned a mapping with the keys none"):
+        trainer(DiscriminantRatioMonitor()).fit(Manual(), loader(), loader())
+
+
+# ----------------------------------------------------------------------------------- every fit says what it has to say
+
+
+DIVERGED = items().tensors[0] * math.nan
+
+
+@pytest.mark.parametrize("same_monitor", [True, False])
+def test_a_second_fit_in_one_process_warns_again(same_monitor: bool) -> None:
+    """With Python's own filter, which shows a warning once for each place in the code."""
+    data = TensorDataset(DIVERGED, items().tensors[1])
+
+    def make() -> tuple[Any, ...]:
+        return retrieval(), DiscriminantRatioMonitor()
+
+    monitors, told = make(), []
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            warnings.filterwarnings("ignore", message=".*does not have many workers")
+            trainer(*(monitors if same_monitor else make()), max_epochs=2).fit(Net(), loader(), loader(data))
+        told.append([text for text in said(caught) if "NaN" in text])
+    assert len(told[0]) == 2
+    assert told[0] == told[1]

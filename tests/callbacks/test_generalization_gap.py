@@ -1,7 +1,6 @@
 import copy
 import math
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fewshot_callbacks.callbacks import GeneralizationGapMonitor
 from fewshot_callbacks.functional import class_subset, evaluate_retrieval, generalization_gap
@@ -180,8 +179,46 @@ def test_one_of_several_loaders() -> None:
         logged = validated(gap_monitor(val_loader=which), net, loaders)
         assert {key: logged[key] for key in KEYS} == close(expected(net))
     with pytest.warns(UserWarning, match=r"val_loader=2\): there is no such loader; there are 'dataloader_idx_0'"):
-        logged = validated(gap_monitor(val_loader=2), net, loaders)
+        logged = validated(gap_monitor(val_loader=2, strict=False), net, loaders)
     assert all(math.isnan(logged[key]) for key in KEYS)
+
+
+class Table:
+    """Stands for a data set of Hugging Face: rows are mappings, a name gives a column."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.columns = {"image": data.tensors[0], "label": data.tensors[1]}
+        self.column_names = list(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+    def __getitem__(self, key: int | str) -> Any:
+        if isinstance(key, str):
+            return self.columns[key].tolist()
+        return {name: column[key] for name, column in self.columns.items()}
+
+
+def embed_either(module: Any, batch: Any) -> Any:
+    """Of a table, or of a pair."""
+    return (module(batch["image"]), batch["label"]) if isinstance(batch, dict) else (module(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        TRAINING,
+        ConcatDataset([Subset(TRAINING, range(20)), Subset(TRAINING, range(20, len(TRAINING)))]),
+        Subset(ConcatDataset([TRAINING, VALIDATION]), range(len(TRAINING))),
+        Table(TRAINING),
+        Subset(Table(TRAINING), range(len(TRAINING))),
+    ],
+    ids=["tensors", "parts", "subset of parts", "table", "subset of a table"],
+)
+def test_training_data_of_any_kind(data: Any) -> None:
+    net = Embeds()
+    logged = validated(gap_monitor(training_data=data, embed=embed_either), net)
+    assert {key: logged[key] for key in KEYS} == close(expected(net))
 
 
 # ------------------------------------------------------------------------------------------------------------ no trace
@@ -344,12 +381,10 @@ def test_overfitting_is_said_when_it_begins_and_ends(caplog: Any, monkeypatch: p
 
 
 def test_uneven_classes_are_spoken_of_once() -> None:
-    run = trainer(gap_monitor(training_data=Labelled(items(per_class=12, seed=1))))
+    run = trainer(gap_monitor(training_data=Labelled(items(per_class=12, seed=1))), max_epochs=2)
     with pytest.warns(UserWarning, match="items each") as caught:
-        run.validate(Embeds(), loader(VALIDATION), verbose=False)
-    with warnings.catch_warnings(record=True) as later:
-        run.validate(Embeds(), loader(VALIDATION), verbose=False)
-    notes = [words for words in said([*caught, *later]) if "items each" in words]
+        run.fit(Embeds(), loader(), loader(VALIDATION))
+    notes = [words for words in said(caught) if "items each" in words]
     assert len(notes) == 1
     assert "training classes hold 12.0 items each, validation classes 6.0" in notes[0]
     assert "items_per_class=6" in notes[0]
@@ -365,6 +400,11 @@ class Scaled(Embeds):
         return self.factor * self.embed(points)
 
 
+def rolled(module: Any, batch: Any) -> Tensor:
+    points: Tensor = batch[0]
+    return points.roll(1, 1)[:, :5]
+
+
 def test_embeddings_made_in_another_way_are_refused() -> None:
     assert not math.isnan(validated(gap_monitor(), Scaled())["gap/recall@1"])  # cosine does not see the length
     with pytest.raises(
@@ -372,17 +412,13 @@ def test_embeddings_made_in_another_way_are_refused() -> None:
     ):
         validated(gap_monitor(similarity="dot", strict=True), Scaled())
     with pytest.warns(UserWarning, match=r"gap/grouped_recall@1 and its companions are NaN.*Pass embed="):
-        assert math.isnan(
-            validated(gap_monitor(embed=lambda module, batch: batch[0].roll(1, 1)[:, :5]), Embeds())["gap/recall@1"]
-        )
+        assert math.isnan(validated(gap_monitor(embed=rolled, strict=False), Embeds())["gap/recall@1"])
     with pytest.raises(ValueError, match=r"gives embeddings of shape \(11, 12\) for a batch of which .* \(11, 5\)"):
         validated(gap_monitor(embed="frozen", strict=True), Embeds())
 
 
 def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
-    run = trainer(
-        gap_monitor(embed=lambda module, batch: batch[0].roll(1, 1)[:, :5]), num_sanity_val_steps=1, max_epochs=2
-    )
+    run = trainer(gap_monitor(embed=rolled, strict=False), num_sanity_val_steps=1, max_epochs=2)
     with pytest.warns(UserWarning, match="gives other embeddings than validation_step"):
         run.fit(Embeds(), loader(TRAINING), loader(VALIDATION))
     assert math.isnan(float(run.callback_metrics["gap/recall@1"]))
@@ -392,7 +428,7 @@ def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
     ("settings", "words"),
     [
         ({"training_data": None}, "does not know the training set: pass training_data"),
-        ({"training_data": TensorDataset(*TRAINING.tensors)}, "TensorDataset has neither labels nor targets"),
+        ({"training_data": TensorDataset(TRAINING.tensors[0])}, "TensorDataset has neither labels nor targets"),
         (
             {"training_labels": [1, 2]},
             "training labels are torch.int64 of shape (2,); one integer for each of the 48 items",
@@ -405,14 +441,14 @@ def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
 )
 def test_what_is_wrong_is_said_and_the_fit_goes_on(settings: dict[str, Any], words: str) -> None:
     with pytest.warns(UserWarning, match=re.escape(words)):
-        logged = validated(gap_monitor(**settings), Embeds())
+        logged = validated(gap_monitor(**settings, strict=False), Embeds())
     assert all(math.isnan(logged[key]) for key in KEYS)
     with pytest.raises(ValueError, match=re.escape(words)):
         validated(gap_monitor(**settings, strict=True), Embeds())
 
 
 def test_the_sanity_check_finds_what_is_missing() -> None:
-    run = trainer(gap_monitor(training_data=None, strict=True), num_sanity_val_steps=1)
+    run = trainer(gap_monitor(training_data=None), num_sanity_val_steps=1)
     with pytest.raises(ValueError, match="does not know the training set"):
         run.fit(Embeds(), loader(TRAINING), loader(VALIDATION))
     assert run.global_step == 0

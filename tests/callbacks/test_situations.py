@@ -352,7 +352,7 @@ def test_code_that_was_compiled_before_a_monitor_listened_is_said_to_pass_it_by(
     with pytest.warns(
         UserWarning, match="did not call the submodule 'encoder'.*was compiled before.*compiler.reset"
     ) as w:
-        trainer(retrieval(source="encoder")).validate(given, loader(), verbose=False)
+        trainer(retrieval(source="encoder", strict=False)).validate(given, loader(), verbose=False)
     assert len(said(w)) == 1
     torch.compiler.reset()  # as the message says
     [logged] = trainer(retrieval(source="encoder")).validate(given, loader(), verbose=False)

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -23,9 +25,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from fewshot_callbacks._trainer import rehearsing
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
 from fewshot_callbacks.data import EpisodicBatchSampler
-from fewshot_callbacks.functional import DynamicsHistory, StepDynamics
+from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, training_dynamics
 from fewshot_callbacks.protonet import ProtoNet
-from tests.callbacks.models import said, trainer
+from tests.callbacks.models import EveryBatch, said, trainer
 from tests.functional.test_dynamics import slow_dynamics
 
 MEASURES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
@@ -443,7 +445,7 @@ def test_a_users_module_says_how_it_embeds() -> None:
     ],
 )
 def test_what_cannot_be_measured_is_said_once_and_the_training_goes_on(settings: dict[str, Any], words: str) -> None:
-    monitor, net = TrainingDynamicsMonitor(every_n_steps=1, **settings), Own()
+    monitor, net = TrainingDynamicsMonitor(every_n_steps=1, strict=False, **settings), Own()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run = trainer(monitor)
@@ -588,3 +590,69 @@ def test_a_resumed_run_sees_again_that_embeddings_are_made_in_the_same_way(tmp_p
     other = TrainingDynamicsMonitor(embed=lambda module, batch: 2 * module.encoder(batch["image"]), **settings)
     with pytest.raises(ValueError, match="gives other embeddings than training_step"):
         trainer(other, max_epochs=2).fit(Own(), mappings(), ckpt_path=str(tmp_path / "last.ckpt"))
+
+
+class Uneven(ProtoNet):
+    """Learns from any batch; keeps the embeddings and labels of each before and after its step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0]).square().sum(dim=1).sub(1).square().mean()
+
+
+def an_episode_of(labels: list[int], shots: int) -> list[int]:
+    """Positions of as many items of each class that has more than `shots`, item by item."""
+    counts = {label: labels.count(label) for label in labels}
+    size = min(count for count in counts.values() if count > shots)
+    taken: dict[int, int] = dict.fromkeys(counts, 0)
+    chosen = []
+    for position, label in enumerate(labels):
+        if counts[label] > shots and taken[label] < size:
+            taken[label] += 1
+            chosen.append(position)
+    return chosen
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=25), st.integers(1, 3))
+def test_the_items_of_a_batch_that_make_an_episode(labels: list[int], shots: int) -> None:
+    monitor, counts = TrainingDynamicsMonitor(), {label: labels.count(label) for label in labels}
+    if len(set(counts.values())) == 1:
+        assert monitor._episode_in(torch.tensor(labels), shots) == slice(None)
+    elif sum(count > shots for count in counts.values()) < 2:
+        with pytest.raises(
+            ValueError, match=r"have more than shots=\d items, and two are needed. Train with an Episodic"
+        ):
+            monitor._episode_in(torch.tensor(labels), shots)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            chosen = monitor._episode_in(torch.tensor(labels), shots)
+        assert isinstance(chosen, Tensor)
+        assert chosen.tolist() == an_episode_of(labels, shots)
+
+
+def test_a_shuffled_loader_is_measured_on_what_its_batches_have() -> None:
+    points, labels = torch.randn(24, 12), torch.tensor([0] * 3 + [1] * 4 + [2] * 2 + [3] * 3).repeat(2)
+    seen: list[Tensor] = []
+
+    def embed(module: Any, batch: Any) -> Tensor:
+        seen.append(module.backbone(batch[0]))
+        return seen[-1]
+
+    net, monitor = Uneven(Backbone(), shots=2), TrainingDynamicsMonitor(every_n_steps=2, embed=embed)
+    notes = r"no episode. Measured are 3 items of each of the 3 classes.*; 3 of 12 items are left out"
+    with pytest.warns(UserWarning, match=notes) as warned:
+        trainer(monitor, max_steps=2).fit(net, DataLoader(TensorDataset(points, labels), batch_size=12))
+    assert len([text for text in said(warned) if "no episode" in text]) == 1
+    chosen = an_episode_of(labels[:12].tolist(), 2)
+    before, after = (part[chosen] for part in seen[:2])
+    [(step, measure)] = list(monitor.history)
+    assert step == 2
+    assert measure == training_dynamics(before, after, labels[chosen], shots=2)
+
+
+def test_unknown_shots_are_refused_before_the_fit() -> None:
+    batches = EveryBatch()
+    with pytest.raises(ValueError, match="does not know the shots: Own has no attribute 'shots'"):
+        trainer(TrainingDynamicsMonitor(embed="encoder", labels="label"), batches).fit(Own(), mappings())
+    assert not batches.outputs

@@ -208,7 +208,7 @@ def more(folder: Path) -> dict[str, Any]:
     failing = gap_monitor(training_data=Labelled(TRAINING), embed=fails_on_rank_one)
     seen["gap fails"] = validate(seeded(), loader(uneven()), failing)
     for how in ("nan", "nothing"):
-        seen[how] = validate(FailsOnRankOne(how), loader(uneven()), *(monitor() for monitor in monitors))
+        seen[how] = validate(FailsOnRankOne(how), loader(uneven()), *(monitor(strict=False) for monitor in monitors))
     seen["fit"] = fit(folder)
     file = str(folder / "training_dynamics.json")
     seen["dynamics"] = dynamics(TrainingDynamicsMonitor(every_n_steps=2, strict=True, file=file))
@@ -217,11 +217,11 @@ def more(folder: Path) -> dict[str, Any]:
         validate(FailsOnRankOne("nan"), loader(uneven()), retrieval(strict=True))
     except ValueError as error:
         seen["strict"] = str(error)
-    run = trainer(retrieval(strict=True), **PARALLEL, max_epochs=1, num_sanity_val_steps=1)
+    run = trainer(retrieval(), **PARALLEL, max_epochs=1, num_sanity_val_steps=1)
     try:
         run.fit(FailsOnRankOne("nothing"), loader(uneven()), loader(uneven()))
     except ValueError as error:
-        seen["strict sanity check"] = str(error)
+        seen["sanity check"] = str(error)
     return seen
 
 

@@ -1,0 +1,68 @@
+"""Errors and warnings of the monitors: which end a run, and which are told while it goes on."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from fewshot_callbacks.functional.processes import RemoteError
+
+
+class UsageError(ValueError):
+    """A mistake in the settings of a monitor or in what a step returns, which every later batch would repeat."""
+
+
+class FailurePolicy:
+    """Decides whether an error ends the run or becomes a warning.
+
+    Args:
+        owner: name of the callback, for messages.
+        strict: True raises every error and False none. None raises a `UsageError`, which no further training mends, and
+            warns of all others, such as those of a diverged batch.
+    """
+
+    def __init__(self, owner: str, strict: bool | None) -> None:
+        self.owner, self.strict = owner, strict
+        self._told: set[str] = set()
+
+    def begin(self) -> None:
+        """A run begins: warn again of what an earlier run has already warned of."""
+        self._told = set()
+
+    def handle(self, error: Exception, consequence: str) -> None:
+        """Raise the error, or warn once of it and of what it means for the log."""
+        if self.strict:
+            raise error
+        words = str(error) or type(error).__name__
+        if self.strict is None and isinstance(error, UsageError):
+            raise UsageError(f"{words} ({self.owner}(strict=False) warns instead, and logs NaN.)") from error
+        # another count of bad rows, at another epoch, is the same error
+        kind = type(error).__name__ + without_digits(words)[:60]
+        cause = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
+        self.say(f"{consequence} {cause}{words} (Said once; {self.owner}(strict=True) raises instead.)", kind)
+
+    def say(self, words: str, kind: str | None = None) -> None:
+        """Warn, on the first rank; with a `kind`, once for each kind in a run."""
+        if kind is not None and kind in self._told:
+            return
+        if kind is not None:
+            self._told.add(kind)
+        warn(words)
+
+
+def without_digits(words: str) -> str:
+    """The words alone, by which two messages with different numbers are found to be of one kind."""
+    return "".join(character for character in words if not character.isdigit())
+
+
+@rank_zero_only
+def warn(words: str) -> None:
+    """Warn on the first rank, whether or not Python has shown the same words before.
+
+    `warnings.warn` notes in the calling module what it has shown, and does not show it again in the same process, so that
+    a second fit in a notebook would say nothing. `warn_explicit` without such a record shows it. Filters apply as usual.
+    """
+    frame = sys._getframe(2)  # past rank_zero_only
+    warnings.warn_explicit(words, UserWarning, frame.f_code.co_filename, frame.f_lineno, frame.f_globals["__name__"])
