@@ -343,6 +343,24 @@ class TestDecisions:
                 check_decisions(case, request_for(case), capacity, Narrow)
         assert len(ranges) == 2
 
+    def test_a_threshold_below_the_range_of_the_sample_accepts_the_negatives_there(self):
+        """The sample held no negative, so all of them lie below the first cell, and so does the threshold."""
+        queries = torch.nn.functional.normalize(torch.randn(40, 12) * 0.1 + torch.eye(12)[0], dim=1)
+        queries[0] *= -1
+        case = {"queries": queries, "query_labels": torch.arange(40).clamp(max=1), "similarity": "cosine"}
+        positives, negatives = all_pairs(case)
+        assert negatives.max() < positives.min() - 0.5
+
+        class Positives(PooledCounts):
+            def narrow(self, low, high):
+                super().narrow(float(positives.min()), high)
+
+        request = PooledRequest((0.5,), thresholds=(-1.0, float(np.median(negatives)), 0.0))
+        with engine(rung="float64", pilot=True, layout=(64, 64, ALL)):
+            found, first = check_decisions(case, request, look=Positives)
+        assert first.negatives[1:].sum() == 0
+        assert found.at_threshold[-1.0].false_positives == len(negatives)
+
     def test_near_collapsed_data_needs_one_walk(self):
         case = pooled_case("near-collapsed", "cosine", 300, 10)
         case["queries"] = torch.nn.functional.normalize(
