@@ -35,7 +35,7 @@ import time
 import tomllib
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ OWN_TESTS = {
     "edge_counts": ("retrieval", "compiled"),
     "operating_points": ("ranking", "retrieval"),
     "exact": ("exact_scores", "compiled"),
+    "sharded_pass": ("processes",),
+    "sets": ("processes", "retrieval", "checks"),
     "similarity": ("exact_scores", "precision", "ranking"),
     "report": ("retrieval", "comparison"),
     "settings": ("retrieval", "ranking"),
@@ -256,10 +258,13 @@ def mutated(source: str, operator: str, occurrence: int) -> str:
     return str(code)
 
 
-def draw(root: Path, sample: int, seed: int, only: str) -> tuple[list[Mutant], dict[str, int]]:
+def draw(
+    root: Path, sample: int, seed: int, only: Sequence[str], each: int | None = None
+) -> tuple[list[Mutant], dict[str, int]]:
     """The sample, and how many there are of each file.
 
-    Of each file its share, by largest remainders, and at least one. A larger sample of one seed holds the smaller.
+    Of each file its share, by largest remainders, and at least one; or `each`, where that is given. A larger sample of one
+    seed holds the smaller.
     """
     paths = sorted(str(file.relative_to(root)) for package in PACKAGES for file in (root / package).rglob("*.py"))
     sources = {path: (root / path).read_text() for path in paths}
@@ -271,9 +276,10 @@ def draw(root: Path, sample: int, seed: int, only: str) -> tuple[list[Mutant], d
         if sum(counts.values()) < sample:
             counts[path] += 1
     mutants = []
-    for path, count in counts.items():
-        if only not in path:
+    for path, share in counts.items():
+        if not any(part in path for part in only):
             continue
+        count = share if each is None else each
         order = list(sites[path])
         random.Random(f"{seed} {path}").shuffle(order)
         lines = sources[path].splitlines()
@@ -302,6 +308,11 @@ class TestMap:
 
     seconds: dict[str, float]
     lines: dict[str, dict[str, list[int]]]  # path -> line -> tests, by their place in `seconds`
+
+    @property
+    def files(self) -> set[str]:
+        """The test files that were run."""
+        return {test.split("::")[0] for test in self.seconds}
 
     def covering(self, path: str, line: int) -> set[str]:
         """The tests that run the line; where none is known to (a constant, a kernel), those that run the file."""
@@ -364,12 +375,12 @@ def choose_tests(mutant: Mutant, tests: TestMap, budget: float) -> tuple[list[st
     return chosen, left_out
 
 
-def files_of(tests: list[str], mutant: Mutant, root: Path) -> list[str]:
-    """Where these tests are, and all test files of the mutant's own."""
-    files = {test.split("::")[0] for test in tests}
+def files_of(tests: list[str], mutant: Mutant, root: Path, only: Collection[str] = ()) -> list[str]:
+    """Where these tests are, and all test files of the mutant's own; of these only some, where that is said."""
+    own = set()
     for prefix in own_tests(mutant.path):
-        files |= {str(file.relative_to(root)) for file in (root / prefix).parent.glob(f"{Path(prefix).name}*.py")}
-    return sorted(files)
+        own |= {str(file.relative_to(root)) for file in (root / prefix).parent.glob(f"{Path(prefix).name}*.py")}
+    return sorted({test.split("::")[0] for test in tests} | (own & set(only) if only else own))
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
@@ -451,22 +462,26 @@ def _enter(folder: Path, *, unchanged: bool) -> None:
 
 
 def _pytest(*arguments: str, plugin: Recorder) -> int:
-    import pytest  # noqa: PLC0415 - preloaded
+    import hypothesis  # noqa: PLC0415 - preloaded
+    import pytest  # noqa: PLC0415
 
-    # hypothesis always draws the same and sets no deadline; what is preloaded cannot be rewritten, nor need it be
+    # hypothesis always draws the same, sets no deadline, and does not simplify what it has found; what is preloaded cannot be
+    # rewritten, nor need it be
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("mutants", hypothesis.settings.get_profile("ci"), phases=phases)
     options = [
         "-q",
         "-p",
         "no:cacheprovider",
-        "--hypothesis-profile=ci",
+        "--hypothesis-profile=mutants",
         "-W",
         "ignore::pytest.PytestAssertRewriteWarning",
     ]
     return int(pytest.main([*options, *arguments], plugins=[plugin]))
 
 
-def map_tests(folder: Path, log: Path) -> TestMap:
-    """Run all tests with their coverage recorded."""
+def map_tests(folder: Path, log: Path, only: Sequence[str]) -> TestMap:
+    """Run all tests, or only those of some files, with their coverage recorded."""
 
     def work() -> Any:
         _enter(folder, unchanged=True)
@@ -476,7 +491,7 @@ def map_tests(folder: Path, log: Path) -> TestMap:
         _enter(folder, unchanged=True)
         recorder = Recorder()
         options = ["--cov=fewshot_callbacks", "--cov-context=test", "--cov-report="]
-        status = _pytest(*options, *TESTS, *PACKAGES, plugin=recorder)
+        status = _pytest(*options, *(only or (*TESTS, *PACKAGES)), plugin=recorder)
         return {"status": status, "seconds": recorder.seconds, "failed": recorder.failed}
 
     in_fork(work, 1800, log)
@@ -506,13 +521,16 @@ def read_coverage(folder: Path, names: list[str]) -> dict[str, dict[str, list[in
     return lines
 
 
-def try_mutant(mutant: Mutant, folder: Path, tests: TestMap, budget: float, log: Path, *, control: bool = False) -> Any:
+def try_mutant(
+    mutant: Mutant, folder: Path, tests: TestMap, log: Path, options: argparse.Namespace, *, control: bool = False
+) -> Any:
     """What the tests say to it."""
     file = folder / mutant.path
     source, stamp = file.read_text(), file.stat()
     kernel = mutant.path in KERNELS and not control
     cache = folder / ".numba_of_mutant"
-    chosen, left_out = choose_tests(mutant, tests, budget)
+    chosen, left_out = choose_tests(mutant, tests, options.budget)
+    files = files_of(chosen, mutant, folder, tests.files if options.tests else ())
 
     def work() -> Any:
         _enter(folder, unchanged=control)
@@ -521,14 +539,14 @@ def try_mutant(mutant: Mutant, folder: Path, tests: TestMap, budget: float, log:
 
             os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(cache)
         chooser = Chooser(chosen, tests.seconds)
-        status = _pytest("-x", *files_of(chosen, mutant, folder), plugin=chooser)
+        status = _pytest("-x", *files, plugin=chooser)
         return {"status": status, "failed": chooser.failed, "chosen": chooser.chosen}
 
     start = time.monotonic()
     try:
         if not control:
             file.write_text(mutated(source, mutant.operator, mutant.occurrence))
-        outcome, answer = in_fork(work, 60 + 3 * budget + (90 if kernel else 0), log)
+        outcome, answer = in_fork(work, 60 + 3 * options.budget + (90 if kernel else 0), log)
     finally:
         file.write_text(source)
         os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
@@ -614,7 +632,11 @@ def settings(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="only files whose path contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="only files whose path contains this, or one of these")
+    parser.add_argument("--each", type=int, help="draw so many of each file instead of its share of --sample")
+    parser.add_argument(
+        "--tests", nargs="+", default=[], metavar="FILE", help="only these test files: a survivor may fail another one"
+    )
     parser.add_argument(
         "--budget", type=float, default=30, help="seconds of tests for one mutant, by their recorded times"
     )
@@ -637,7 +659,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Draw, try, report."""
     options = settings(arguments)
     if options.list or options.report:
-        mutants, totals = draw(ROOT, options.sample, options.seed, options.only)
+        mutants, totals = draw(ROOT, options.sample, options.seed, options.only, options.each)
     else:
         options.state.mkdir(exist_ok=True)
         lock = (options.state / "lock").open("w")
@@ -646,7 +668,7 @@ def main(arguments: list[str] | None = None) -> int:
         except BlockingIOError:
             sys.exit(f"Another run uses {options.state}. Wait for it, or pass another --state.")
         copy_working_tree(options.state / "tree")
-        mutants, totals = draw(options.state / "tree", options.sample, options.seed, options.only)
+        mutants, totals = draw(options.state / "tree", options.sample, options.seed, options.only, options.each)
     if options.list:
         print("\n".join(f"{m.path}:{m.line} {m.operator}\n  {m.before}\n  {m.after}" for m in mutants))
         return 0
@@ -679,14 +701,14 @@ def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, option
     preload()
     tests = load_map(folder, log, options)
     for mutant in wanted[: options.controls]:
-        record = try_mutant(mutant, folder, tests, options.budget, log, control=True)
+        record = try_mutant(mutant, folder, tests, log, options, control=True)
         if record["outcome"] != "survived":
             sys.exit(f"{mutant.name}: the tests fail without a mutant: {record}\n{log.read_text()}")
     for number, mutant in enumerate(wanted, 1):
         if time.monotonic() - began > 60 * options.minutes:
             print(f"Stopped; {len(wanted) - number + 1} of the sample are still to be tried.")
             break
-        record = try_mutant(mutant, folder, tests, options.budget, log)
+        record = try_mutant(mutant, folder, tests, log, options)
         records[keys[mutant]] = asdict(mutant) | record
         file.write_text(json.dumps(records, indent=1))
         print(f"{number}/{len(wanted)} {record['outcome']:9} {record['seconds']:6.1f} s  {mutant.name}", flush=True)
@@ -697,13 +719,13 @@ def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, option
 def load_map(folder: Path, log: Path, options: argparse.Namespace) -> TestMap:
     """The kept map of the tests, or a new one."""
     file = options.state / "tests.json"
-    state = digest(folder, *PACKAGES, "tests")
+    state = " ".join([digest(folder, *PACKAGES, "tests"), *sorted(options.tests)])
     if file.exists():
         kept = json.loads(file.read_text())
         if options.keep_map or kept["state"] == state:
             return TestMap(kept["seconds"], kept["lines"])
-    print("Running all tests with their coverage, once.", flush=True)
-    tests = map_tests(folder, log)
+    print(f"Running {'these' if options.tests else 'all'} tests with their coverage, once.", flush=True)
+    tests = map_tests(folder, log, options.tests)
     file.write_text(json.dumps({"state": state, "seconds": tests.seconds, "lines": tests.lines}))
     return tests
 
