@@ -315,7 +315,12 @@ class TestMap:
         return {test.split("::")[0] for test in self.seconds}
 
     def covering(self, path: str, line: int) -> set[str]:
-        """The tests that run the line; where none is known to (a constant, a kernel), those that run the file."""
+        """The tests that run the line; where none is known to (a constant, a kernel), those that run the file.
+
+        All of a few test files, of which no coverage was recorded.
+        """
+        if not self.lines:
+            return set(self.seconds)
         lines = self.lines.get(KERNELS.get(path, path), {})
         places = set() if path in KERNELS else set(lines.get(str(line), ()))
         names = list(self.seconds)
@@ -336,11 +341,14 @@ class Recorder:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.failed: list[str] = []
+        self.errors: list[str] = []
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] += report.duration
         if report.failed:
             self.failed.append(report.nodeid)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.errors.append((crash.message if crash else str(report.longrepr)).split("\n")[0][:160])
 
 
 class Chooser(Recorder):
@@ -461,11 +469,18 @@ def _enter(folder: Path, *, unchanged: bool) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
+def _interpret_kernels() -> None:
+    """Run kernels as plain Python: as in compiled ones, integers overflow and 1 / 0 is infinite without a word."""
+    import numba  # noqa: PLC0415 - preloaded
+
+    os.environ["NUMBA_DISABLE_JIT"], numba.config.DISABLE_JIT = "1", 1
+
+
 def _pytest(*arguments: str, plugin: Recorder) -> int:
     import hypothesis  # noqa: PLC0415 - preloaded
     import pytest  # noqa: PLC0415
 
-    # hypothesis always draws the same, sets no deadline, and does not simplify what it has found; what is preloaded cannot be
+    # hypothesis always draws the same, sets no deadline and does not simplify what it finds; what is preloaded cannot be
     # rewritten, nor need it be
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", hypothesis.settings.get_profile("ci"), phases=phases)
@@ -477,11 +492,13 @@ def _pytest(*arguments: str, plugin: Recorder) -> int:
         "-W",
         "ignore::pytest.PytestAssertRewriteWarning",
     ]
+    if os.environ.get("NUMBA_DISABLE_JIT"):
+        options += ["-W", "ignore::RuntimeWarning"]
     return int(pytest.main([*options, *arguments], plugins=[plugin]))
 
 
-def map_tests(folder: Path, log: Path, only: Sequence[str]) -> TestMap:
-    """Run all tests, or only those of some files, with their coverage recorded."""
+def map_tests(folder: Path, log: Path) -> TestMap:
+    """Run all tests with their coverage recorded."""
 
     def work() -> Any:
         _enter(folder, unchanged=True)
@@ -491,7 +508,7 @@ def map_tests(folder: Path, log: Path, only: Sequence[str]) -> TestMap:
         _enter(folder, unchanged=True)
         recorder = Recorder()
         options = ["--cov=fewshot_callbacks", "--cov-context=test", "--cov-report="]
-        status = _pytest(*options, *(only or (*TESTS, *PACKAGES)), plugin=recorder)
+        status = _pytest(*options, *TESTS, *PACKAGES, plugin=recorder)
         return {"status": status, "seconds": recorder.seconds, "failed": recorder.failed}
 
     in_fork(work, 1800, log)
@@ -499,6 +516,23 @@ def map_tests(folder: Path, log: Path, only: Sequence[str]) -> TestMap:
     if outcome != "done" or answer["failed"] or answer["status"]:
         sys.exit(f"The tests must pass before anything is changed: {answer}\n{log.read_text()[-3000:]}")
     return TestMap(answer["seconds"], read_coverage(folder, list(answer["seconds"])))
+
+
+def time_tests(folder: Path, log: Path, files: Sequence[str], *, interpreted: bool) -> TestMap:
+    """Run some test files, and note how long each test takes; what only compiled kernels pass is left out."""
+
+    def work() -> Any:
+        _enter(folder, unchanged=True)
+        if interpreted:
+            _interpret_kernels()
+        recorder = Recorder()
+        _pytest(*files, plugin=recorder)
+        return {"seconds": recorder.seconds, "failed": recorder.failed}
+
+    outcome, answer = in_fork(work, 3600, log)
+    if outcome != "done" or (answer["failed"] and not interpreted):
+        sys.exit(f"The tests must pass before anything is changed: {answer}\n{log.read_text()[-3000:]}")
+    return TestMap(answer["seconds"] | dict.fromkeys(answer["failed"], math.inf), {})
 
 
 def read_coverage(folder: Path, names: list[str]) -> dict[str, dict[str, list[int]]]:
@@ -527,20 +561,22 @@ def try_mutant(
     """What the tests say to it."""
     file = folder / mutant.path
     source, stamp = file.read_text(), file.stat()
-    kernel = mutant.path in KERNELS and not control
+    kernel = mutant.path in KERNELS and not control and not options.interpreted
     cache = folder / ".numba_of_mutant"
     chosen, left_out = choose_tests(mutant, tests, options.budget)
     files = files_of(chosen, mutant, folder, tests.files if options.tests else ())
 
     def work() -> Any:
         _enter(folder, unchanged=control)
-        if kernel:  # the compiled original stays where it is
+        if options.interpreted:
+            _interpret_kernels()
+        elif kernel:  # the compiled original stays where it is
             import numba  # noqa: PLC0415 - preloaded
 
             os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(cache)
         chooser = Chooser(chosen, tests.seconds)
         status = _pytest("-x", *files, plugin=chooser)
-        return {"status": status, "failed": chooser.failed, "chosen": chooser.chosen}
+        return {"status": status, "failed": chooser.failed, "errors": chooser.errors, "chosen": chooser.chosen}
 
     start = time.monotonic()
     try:
@@ -561,7 +597,8 @@ def try_mutant(
         return record | {"outcome": "survived", "by": f"{answer['chosen']} tests passed"}
     if answer["status"] == 5:  # pytest chose no test
         return record | {"outcome": "survived", "by": "no test runs this line"}
-    return record | {"outcome": "killed", "by": answer["failed"][0] if answer["failed"] else "the import fails"}
+    by, error = (*answer["failed"], "the import fails")[0], (*answer["errors"], "")[0]
+    return record | {"outcome": "killed", "by": by, "error": error}
 
 
 # ----------------------------------------------------------------------------------------------------------- the report
@@ -635,8 +672,13 @@ def settings(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[""], help="only files whose path contains this, or one of these")
     parser.add_argument("--each", type=int, help="draw so many of each file instead of its share of --sample")
     parser.add_argument(
-        "--tests", nargs="+", default=[], metavar="FILE", help="only these test files: a survivor may fail another one"
+        "--tests",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="only these test files, without coverage: a survivor may fail another one",
     )
+    parser.add_argument("--interpreted", action="store_true", help="kernels as plain Python, for --tests of small data")
     parser.add_argument(
         "--budget", type=float, default=30, help="seconds of tests for one mutant, by their recorded times"
     )
@@ -712,20 +754,27 @@ def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, option
         records[keys[mutant]] = asdict(mutant) | record
         file.write_text(json.dumps(records, indent=1))
         print(f"{number}/{len(wanted)} {record['outcome']:9} {record['seconds']:6.1f} s  {mutant.name}", flush=True)
+        if not record.get("error", "assert").startswith(("assert", "AssertionError")):
+            print(f"    {record['error']}", flush=True)
         if record["outcome"] != "killed":
             print(f"    {mutant.before}\n    {mutant.after}", flush=True)
 
 
 def load_map(folder: Path, log: Path, options: argparse.Namespace) -> TestMap:
     """The kept map of the tests, or a new one."""
-    file = options.state / "tests.json"
-    state = " ".join([digest(folder, *PACKAGES, "tests"), *sorted(options.tests)])
+    few = [*sorted(options.tests), *["interpreted"] * options.interpreted]
+    file = options.state / f"tests{hashlib.sha256(' '.join(few).encode()).hexdigest()[:8] if few else ''}.json"
+    state = digest(folder, *PACKAGES, "tests")
     if file.exists():
         kept = json.loads(file.read_text())
         if options.keep_map or kept["state"] == state:
             return TestMap(kept["seconds"], kept["lines"])
-    print(f"Running {'these' if options.tests else 'all'} tests with their coverage, once.", flush=True)
-    tests = map_tests(folder, log, options.tests)
+    if options.tests:
+        print("Running these tests, once.", flush=True)
+        tests = time_tests(folder, log, options.tests, interpreted=options.interpreted)
+    else:
+        print("Running all tests with their coverage, once.", flush=True)
+        tests = map_tests(folder, log)
     file.write_text(json.dumps({"state": state, "seconds": tests.seconds, "lines": tests.lines}))
     return tests
 
