@@ -32,8 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.functional import spearman_corrcoef
 
 from fewshot_callbacks import Conv4, GeneralizationGapMonitor, GlyphSet, evaluate_retrieval
-from fewshot_callbacks.functional import GeneralizationGap, GroupedRecall, class_subset
-from fewshot_callbacks.functional.intervals import Interval
+from fewshot_callbacks.functional import GeneralizationGap, GroupedRecall, Interval, class_subset
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings: change them here, or some on the command line.

@@ -56,7 +56,7 @@ class RetrievalMonitor(EvaluationMonitor):
         precision_k: the K of Precision@K.
         ndcg_k: the K of nDCG@K.
         macro: also the mean over classes of each metric of a query, as `macro_mAP`.
-        precisions: for each, the pooled recall at the smallest threshold that reaches this precision.
+        precisions: for each, the pooled recall at the smallest threshold with at least this precision.
         threshold: score from which a pair is accepted, for precision, recall and F1; by default that of the best F1.
         false_match_rates: for each, the pooled share of relevant pairs that are rejected at the threshold that accepts
             at most this share of the others; logged as `fnmr@fmr0.001`.

@@ -195,7 +195,7 @@ def test_table(names: Sequence[str], tests: Sequence[Tested]) -> Table:
         box=SIMPLE_HEAD,
         pad_edge=False,
         caption=(
-            f"± are 95 % intervals. Accuracy: {_protocol(first.accuracy)}"
+            f"± and in brackets: 95 % intervals. Accuracy: {_protocol(first.accuracy)}"
             + (", the same for both." if same else f"; of the second: {_protocol(second.accuracy)}.")
         ),
         title_style="bold",
@@ -223,10 +223,11 @@ def _told(difference: Difference | None, scale: float, digits: int) -> tuple[str
     """The difference with its interval, and whether that leaves out zero; a pooled value has no interval."""
     if difference is None:
         return "", ""
-    value, half_width = scale * difference.value, scale * difference.interval.half_width
-    if math.isnan(half_width):
+    value, low, high = (scale * number for number in (difference.value, *difference.interval))
+    if math.isnan(low):
         return f"{value:+.{digits}f}", ""
-    return f"{value:+.{digits}f} ±{half_width:.{digits}f}", "yes" if difference.is_beyond_chance else "no"
+    ends = f"({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"{value:+.{digits}f} {ends}", "yes" if difference.is_beyond_chance else "no"
 
 
 def _protocol(accuracy: EpisodeAccuracy | None) -> str:

@@ -206,8 +206,8 @@ def comparison(rows: Sequence[Row]) -> Table:
         title=f"{first.report.queries:,} images of {first.report.classes} classes, scripts never seen in training",
         caption=(
             f"accuracy: 20-way 1-shot, {first.episodes} episodes, list {first.episodes_hash}. Grouped R@1: among "
-            f"{first.report.grouped.group_size if first.report.grouped else 0} classes. ± are 95 % intervals. random: the "
-            "weights before training."
+            f"{first.report.grouped.group_size if first.report.grouped else 0} classes. ± and in brackets: 95 % intervals. "
+            "random: the weights before training."
         ),
         title_style="bold",
         box=SIMPLE_HEAD,
@@ -219,13 +219,13 @@ def comparison(rows: Sequence[Row]) -> Table:
     for row in rows:
         report = row.report
         grouped = report.grouped_recall_at.get(1, float("nan"))
-        span = report.intervals["grouped_recall@1"].half_width if report.grouped else float("nan")
+        low, high = report.intervals["grouped_recall@1"] if report.grouped else (float("nan"), float("nan"))
         table.add_row(
             TITLES[row.name],
             f"{100 * row.accuracy:.1f} ±{100 * row.accuracy_ci95:.1f}",
             f"{report.mAP:.3f}",
             f"{report.recall_at[1]:.3f}",
-            f"{grouped:.3f} ±{span:.3f}",
+            f"{grouped:.3f} ({low:.3f} to {high:.3f})",
             f"{report.recall_at_precision[0.95]:.3f}",
             f"{report.f1:.3f}",
             f"{row.j:.2f}",

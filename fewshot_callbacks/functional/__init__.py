@@ -15,7 +15,13 @@ from fewshot_callbacks.functional.episodes import (
 )
 from fewshot_callbacks.functional.generalization_gap import GeneralizationGap, generalization_gap
 from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall, label_groups
-from fewshot_callbacks.functional.intervals import Difference, Interval, clustered_mean_interval, mean_interval
+from fewshot_callbacks.functional.intervals import (
+    Difference,
+    Interval,
+    clustered_mean_interval,
+    mean_interval,
+    paired_difference_interval,
+)
 from fewshot_callbacks.functional.multilabel import MultilabelReport, evaluate_multilabel
 from fewshot_callbacks.functional.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.report import RetrievalReport
@@ -51,6 +57,7 @@ __all__ = [
     "grouped_recall",
     "label_groups",
     "mean_interval",
+    "paired_difference_interval",
     "plan_evaluation",
     "sample_episodes",
     "split_episode",

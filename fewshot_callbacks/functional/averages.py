@@ -1,4 +1,4 @@
-"""Means over classes: each class counts the same, however many queries it has."""
+"""Means, rounded once: of values, of each class, and over classes, where each class counts the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional.intervals import Interval, exact_mean, mean_interval
+
+def exact_mean(values: Float[Tensor, "n"]) -> float:
+    """The mean, rounded once: the same bits in whatever order the values come. NaN for no values.
+
+    Examples:
+        >>> import torch
+        >>> exact_mean(torch.tensor([1e16, 1.0, -1e16, 1.0], dtype=torch.float64))
+        0.5
+    """
+    return math.fsum(values.tolist()) / len(values) if len(values) else math.nan
 
 
 def class_means(
@@ -56,20 +65,3 @@ def macro_mean(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"])
         0.5
     """
     return exact_mean(class_means(values, labels)[1])
-
-
-def macro_mean_interval(
-    values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float = 0.95
-) -> Interval:
-    """Interval of the macro mean, with the classes as the independent units (see `mean_interval`).
-
-    Args:
-        values: one value for each query; NaN where it has none.
-        labels: the class of each query, any integers.
-        confidence: share of such intervals that hold the true mean.
-
-    Returns:
-        Both ends; NaN where fewer than two classes have a query with a value.
-    """
-    means = class_means(values, labels)[1]
-    return mean_interval(means.sort().values, confidence)  # sorted: new names of the classes do not change its bits

@@ -23,7 +23,7 @@ from torch import Tensor
 from fewshot_callbacks.functional._checks import as_tensor, check_labels
 from fewshot_callbacks.functional.candidates import Candidates
 from fewshot_callbacks.functional.kernels import compiled_kernels
-from fewshot_callbacks.functional.pooled_cells import Cells, Ints, from_above
+from fewshot_callbacks.functional.pooled_cells import Cells, Ints, Located, from_above
 from fewshot_callbacks.functional.pooled_counts import PooledRequest
 from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.ranks import Progress, RankBlock
@@ -259,6 +259,12 @@ class CodeCounts:
         """True and false positives at a threshold."""
         within = np.arange(len(self.relevant)) <= -key
         return int(self.relevant[within].sum()), int(self.negatives[within].sum())
+
+    def locate(self, rank: int) -> Located:
+        """The score of the negative that `rank - 1` others follow from above."""
+        reached = np.cumsum(self.negatives)
+        distance = int(np.searchsorted(reached, rank))
+        return Located(-distance, -distance, int(reached[distance]), int(reached[distance] - self.negatives[distance]))
 
 
 def _ranks(

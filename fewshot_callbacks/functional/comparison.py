@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional.averages import macro_mean_interval
-from fewshot_callbacks.functional.grouped_recall import GroupedRecall
+from fewshot_callbacks.functional.averages import class_means
+from fewshot_callbacks.functional.grouped_recall import GroupedRecall, over_splits
 from fewshot_callbacks.functional.intervals import (
+    UNKNOWN,
     Difference,
     Interval,
-    clustered_mean_interval,
-    mean_interval,
     normal_quantile,
+    paired_difference_interval,
 )
 from fewshot_callbacks.functional.report import RetrievalReport
 
@@ -58,7 +56,7 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
     grouped = _grouped(first.grouped, second.grouped, confidence)
     differences = {}
     for name in (name for name in values if name in others):
-        interval = Interval(math.nan, math.nan)
+        interval = UNKNOWN
         if name in first.per_query:
             interval = _paired(first.per_query[name], second.per_query[name], labels, confidence, macro=False)
         elif name.startswith("macro_"):
@@ -80,10 +78,10 @@ def _paired(
     *,
     macro: bool,
 ) -> Interval:
-    difference = first - second
-    known = ~difference.isnan()
-    interval = macro_mean_interval if macro else clustered_mean_interval
-    return interval(difference[known], labels[known], confidence)
+    differences = first.double() - second.double()
+    if macro:
+        return paired_difference_interval(class_means(differences, labels)[1], confidence=confidence)
+    return paired_difference_interval(differences, labels, confidence)
 
 
 def _grouped(first: GroupedRecall | None, second: GroupedRecall | None, confidence: float) -> dict[str, Interval]:
@@ -93,7 +91,6 @@ def _grouped(first: GroupedRecall | None, second: GroupedRecall | None, confiden
     for k, values in first.per_group.items():
         others = second.per_group[k]
         if values.shape == others.shape:
-            # as for one: the mean of the splits' intervals, since the same items return in each of them
-            ends = torch.tensor([mean_interval(split, confidence) for split in values - others])
-            intervals[f"grouped_recall@{k}"] = Interval(*ends.mean(dim=0).tolist())
+            splits = (paired_difference_interval(split, confidence=confidence) for split in values - others)
+            intervals[f"grouped_recall@{k}"] = over_splits(splits)
     return intervals

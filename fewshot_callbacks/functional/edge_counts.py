@@ -16,15 +16,23 @@ from fewshot_callbacks.functional.pooled_cells import (
     Cells,
     Floats,
     Ints,
+    Located,
     Stretches,
     Tally,
+    distinct,
     inside_any,
+    joined,
     merged,
+    spaced,
 )
 from fewshot_callbacks.functional.pooled_counts import PooledCounts
 
 if TYPE_CHECKING:
     from fewshot_callbacks.functional.torch_walk import Tile, TorchWalk
+
+
+LISTED_EDGES = 2**10
+"""So many keys cut a stretch into pieces narrower than the error of float32 estimates, if it is a few cells long."""
 
 
 class EdgeCounts:
@@ -35,17 +43,26 @@ class EdgeCounts:
         edges: the keys, ascending.
         stretches: where the relevant keys among them lie.
         others: which of them lie elsewhere, perhaps.
+        sought: where negatives of some ranks lie; at the edges inside, relevant pairs are not counted.
     """
 
-    def __init__(self, first: PooledCounts, edges: Floats, stretches: Stretches, others: Sequence[float] = ()) -> None:
+    def __init__(
+        self,
+        first: PooledCounts,
+        edges: Floats,
+        stretches: Stretches,
+        others: Sequence[float] = (),
+        sought: Stretches | None = None,
+    ) -> None:
         self.walk, self.stretches, self._first = first.walk, stretches, first
+        sought = np.empty((0, 2)) if sought is None else sought
         points = np.sort(np.asarray(others, np.float64))
-        self._edges = edges = np.unique(np.concatenate([edges, stretches.ravel(), points]))
-        both = np.concatenate([stretches, np.stack([points, points], axis=1)])
-        both = both[np.argsort(both[:, 0], kind="stable")]
-        self.exact = merged(*both.T)
-        """where the key of a pair has to be known to tell which of the edges it reaches"""
-        self.positives, self.negatives = Tally(edges), Tally(edges)
+        self._edges = edges = np.unique(np.concatenate([edges, stretches.ravel(), points, sought.ravel()]))
+        self.exact = _merged(stretches, np.stack([points, points], axis=1))
+        """where the key of a relevant pair has to be known to tell which of the edges it reaches"""
+        self._counted = _merged(stretches, sought)
+        most = first.capacity // 4 // self.walk.processes.count
+        self.positives, self.negatives = Tally(edges), Tally(edges, _merged(sought), most)
 
     def relevant(self, keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None) -> None:
         """Count the keys of relevant pairs."""
@@ -55,6 +72,7 @@ class EdgeCounts:
         """All pairs have passed: know what every process has counted."""
         for tally in (self.positives, self.negatives):
             tally.hits, tally.ties = self.walk.processes.summed(np.stack([tally.hits, tally.ties]))
+        self.negatives.noted = distinct(*joined(self.walk.processes.gather(self.negatives.noted)))
 
     def edges(self) -> Floats:
         """The keys."""
@@ -62,7 +80,7 @@ class EdgeCounts:
 
     def share_within(self, margin: float) -> float:
         """About which share of all pairs lies no further from some key than this."""
-        wider = merged(self.stretches[:, 0] - margin, self.stretches[:, 1] + margin)
+        wider = merged(self._counted[:, 0] - margin, self._counted[:, 1] + margin)
         share = self._first.share_within(wider)
         length = float((wider[:, 1] - wider[:, 0]).sum())
         return share * min(1.0, 2 * margin * len(self._edges) / length) if length else share
@@ -88,8 +106,14 @@ class EdgeCounts:
                 rows, columns = start + place // width, place % width
                 keys = walk.keys_of(tile, rows, columns)
                 counts.add_keys(zero, keys, None if weights is None else weights[place])
+                self._note(keys, None if weights is None else weights[place], both=tile.both)
         factor = 2 if tile.both else 1
         self.add(factor * counts.hits[0].cpu().numpy(), factor * counts.ties[0].cpu().numpy())
+
+    def _note(self, keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None, *, both: bool) -> None:
+        if len(self.negatives.noting):
+            amount = torch.ones_like(keys, dtype=torch.int64) if weights is None else weights
+            self.negatives.note(keys.cpu().numpy(), (2 if both else 1) * amount.cpu().numpy())
 
     def cells(self) -> Cells:
         """Each key that relevant pairs have, and each gap between keys that holds some."""
@@ -124,12 +148,37 @@ class EdgeCounts:
             return None
         return int(self.positives.accepted()[0][place]), int(self.negatives.accepted()[0][place])
 
+    def locate(self, rank: int) -> Located:
+        """Where the negative lies that `rank - 1` others follow from above."""
+        return self.negatives.locate(rank)
 
-def closer_look(first: PooledCounts, cells: Cells, decisive: Bools, wanted: Sequence[float]) -> EdgeCounts:
+
+def _merged(*stretches: Stretches) -> Stretches:
+    """Stretches in any order, those that touch made one."""
+    both = np.concatenate(stretches)
+    return merged(*both[np.argsort(both[:, 0], kind="stable")].T)
+
+
+def closer_look(
+    first: PooledCounts,
+    cells: Cells,
+    decisive: Bools,
+    wanted: Sequence[float],
+    sought: Sequence[tuple[float, float]],
+    early: Sequence[tuple[float, float]],
+) -> EdgeCounts:
     """A look at the relevant keys in the decisive cells, or, if they are too many, at some of them and at spaced keys.
 
     Near its maximum F1 is flat, and many cells can hold it, but most likely those where it seems to be highest: their keys
     are looked at one by one, which as a rule settles the others, of which less is known.
+
+    Args:
+        first: the first look.
+        cells: what is known of the relevant keys.
+        decisive: in which of these cells a point can lie.
+        wanted: more keys at which the accepted pairs are counted.
+        sought: stretches in which negatives of some rank lie.
+        early: others that may be sought later, taken in where all pairs are scanned anyway.
     """
     index = np.flatnonzero(decisive)
     low, high = cells.low[index], cells.high[index]
@@ -149,4 +198,13 @@ def closer_look(first: PooledCounts, cells: Cells, decisive: Bools, wanted: Sequ
         edges = np.linspace(stretches[:, 0], stretches[:, 1], each).ravel()
         if some is not None:
             edges = np.concatenate([edges, some])
-    return EdgeCounts(first, edges, stretches, wanted)
+    lowest = min([*wanted, *stretches[:1, 0].tolist(), *(low for low, _ in sought)])
+    known = lowest >= first.highest.complete_from
+    ranked = np.array([*sought, *(() if known else early)], np.float64).reshape(-1, 2)
+    if len(ranked):
+        # where the keys of these negatives will be listed, spaced ones only make sure that there is an end; else they
+        # save scans, at a cost that is small beside a scan's
+        listed = known or first.walk.scores.compiled is None
+        count = LISTED_EDGES if listed else max(LISTED_EDGES, min(capacity, first.walk.pairs // 64))
+        edges = np.concatenate([edges, *(spaced(low, high, count // len(ranked) + 3) for low, high in ranked)])
+    return EdgeCounts(first, edges, stretches, wanted, ranked)

@@ -15,7 +15,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional.intervals import Difference, Interval
+from fewshot_callbacks.functional.averages import exact_mean
+from fewshot_callbacks.functional.intervals import (
+    Difference,
+    Interval,
+    independent_difference_interval,
+    mean_interval,
+    paired_difference_interval,
+    share_interval,
+)
 
 ClassNames = Sequence[str] | Mapping[int, str]
 
@@ -367,7 +375,8 @@ class EpisodeAccuracy:
     Attributes:
         mean: In [0, 1].
         std: Sample standard deviation over episodes (divisor n - 1); NaN for one episode.
-        ci95: Half-width of the 95 % confidence interval of the mean, 1.96 * std / sqrt(n); NaN for one episode.
+        ci95: 1.96 * std / sqrt(n), what few-shot papers print after ±: to be held against their tables, and with some
+            hundred episodes as good as `interval`; NaN for one episode.
         n: Number of episodes.
         ways: Classes in an episode.
         shots: Support images of each class.
@@ -394,6 +403,15 @@ class EpisodeAccuracy:
     batch_statistics: bool = False
     per_episode: Float[Tensor, "n"] | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def interval(self) -> Interval:
+        """The 95 % interval of the mean that also holds it with few episodes or near 1; see `functional.intervals`."""
+        if self.per_episode is not None:
+            return mean_interval(self.per_episode)
+        if self.n < 2:
+            return Interval(math.nan, math.nan)
+        return share_interval(self.mean, self.std / math.sqrt(self.n), self.n - 1, self.n, 0.95)
+
     def minus(self, other: "EpisodeAccuracy") -> Difference:
         """How much better this is than another, with its 95 % interval: episode by episode where both had the same list.
 
@@ -413,20 +431,19 @@ class EpisodeAccuracy:
             >>> better = summarize_accuracies(torch.tensor([0.5, 0.7, 0.9]), episodes)
             >>> worse = summarize_accuracies(torch.tensor([0.4, 0.6, 0.7]), episodes)
             >>> difference = better.minus(worse)
-            >>> f"{difference.value:.3f} {difference.interval.half_width:.3f}", difference.is_beyond_chance
-            ('0.133 0.065', True)
+            >>> f"{difference.value:.3f} {difference.interval.low:.3f}", difference.is_beyond_chance
+            ('0.133 0.036', True)
         """
         if self.batch_statistics != other.batch_statistics:
             raise ValueError(
                 "One accuracy was measured with the batch statistics of its episodes, the other was not; they cannot be "
                 "compared. Evaluate both in the same way."
             )
-        half_width = math.hypot(self.ci95, other.ci95)
         if self.per_episode is not None and other.per_episode is not None and self.episodes_hash == other.episodes_hash:
-            gains = self.per_episode - other.per_episode  # (episodes,)
-            half_width = 1.96 * gains.std().item() / math.sqrt(self.n) if self.n > 1 else math.nan
-        gain = self.mean - other.mean
-        return Difference(self.mean, other.mean, Interval(gain - half_width, gain + half_width))
+            interval = paired_difference_interval(self.per_episode - other.per_episode)
+        else:
+            interval = independent_difference_interval(self.mean, self.interval, other.mean, other.interval)
+        return Difference(self.mean, other.mean, interval)
 
     def __str__(self) -> str:
         spread = "" if math.isnan(self.ci95) else f" ± {100 * self.ci95:.2f}"
@@ -442,8 +459,9 @@ def summarize_accuracies(
 ) -> EpisodeAccuracy:
     """The mean of one accuracy per episode, with its 95 % confidence interval.
 
-    The interval is the usual one of few-shot papers, mean ± 1.96 std / sqrt(n): it says how far another list of
-    episodes of the same classes would move the mean, not how far other classes would.
+    `ci95` is the usual one of few-shot papers, mean ± 1.96 std / sqrt(n); `interval` also holds the truth with few
+    episodes. Both say how far another list of episodes of the same classes would move the mean, not how far other
+    classes would.
 
     Args:
         accuracies: (episodes,), each in [0, 1], in any order.
@@ -478,7 +496,7 @@ def summarize_accuracies(
         )
     std = values.std().item() if n > 1 else math.nan
     return EpisodeAccuracy(
-        mean=values.mean().item(),
+        mean=exact_mean(values),
         std=std,
         ci95=1.96 * std / math.sqrt(n),
         n=n,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fewshot_callbacks.functional.intervals import Difference, Interval
+from fewshot_callbacks.functional.intervals import Difference, independent_difference_interval
 from fewshot_callbacks.functional.report import RetrievalReport
 
 
@@ -58,7 +58,7 @@ class GeneralizationGap:
         """What it means, in a sentence or two."""
         k = min(self.grouped)
         grouped, plain = self.grouped[k], self.recall[k]
-        gap = f"{grouped.value:+.3f} ±{grouped.interval.half_width:.3f}"
+        gap = f"{grouped.value:+.3f} [{grouped.interval.low:+.3f}, {grouped.interval.high:+.3f}]"
         level = f"{self.confidence:.0%} interval"
         if math.isnan(grouped.interval.low):
             verdict = f"The gap of {grouped.value:+.3f} has no interval, so nothing is said of it"
@@ -85,7 +85,7 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
         validation: of classes that the model has not seen.
 
     Returns:
-        Differences for each K that both reports have; the sets are independent: z sqrt(s1^2/n1 + s2^2/n2).
+        Differences for each K that both reports have; the sets are taken as independent.
 
     Raises:
         ValueError: if a report has no Grouped Recall, or the two have no K in common.
@@ -93,9 +93,9 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
     Examples:
         >>> import torch
         >>> from fewshot_callbacks import evaluate_retrieval
-        >>> labels = torch.arange(20).repeat_interleave(5)
+        >>> labels = torch.arange(100).repeat_interleave(5)
         >>> seen = torch.nn.functional.one_hot(labels).float()
-        >>> unseen = torch.randn(100, 20, generator=torch.Generator().manual_seed(0))
+        >>> unseen = torch.randn(500, 20, generator=torch.Generator().manual_seed(0))
         >>> gap = generalization_gap(*(evaluate_retrieval(part, labels) for part in (seen, unseen)))
         >>> gap.is_overfitting, gap.grouped[1].first
         (True, 1.0)
@@ -120,8 +120,9 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
     for k in ks:
         name = f"recall@{k}"
         first, second = training.mean[name], validation.mean[name]
-        half = math.hypot(*(report.intervals[name].half_width for report in (training, validation)))
-        recall[k] = Difference(first, second, Interval(first - second - half, first - second + half))
+        intervals = training.intervals[name], validation.intervals[name]
+        interval = independent_difference_interval(first, intervals[0], second, intervals[1])
+        recall[k] = Difference(first, second, interval)
     return GeneralizationGap(
         grouped={k: grouped[k] for k in ks},
         recall=recall,

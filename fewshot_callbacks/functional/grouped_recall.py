@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -18,8 +18,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._precision import full_precision
+from fewshot_callbacks.functional.averages import exact_mean
 from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.intervals import Difference, Interval, exact_mean, normal_quantile
+from fewshot_callbacks.functional.intervals import (
+    UNKNOWN,
+    Difference,
+    Interval,
+    independent_difference_interval,
+    mean_interval,
+    normal_quantile,
+)
 from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
 from fewshot_callbacks.functional.ranks import BestMatches
@@ -43,7 +51,7 @@ class GroupedRecall:
     at: dict[int, float]
     """K -> mean over the groups of Recall@K inside the group, in [0, 1]"""
     intervals: dict[int, Interval]
-    """K -> interval of that mean by the central limit theorem over groups; NaN for fewer than two groups"""
+    """K -> interval of that mean over groups, see `functional.intervals`; NaN for fewer than two groups"""
     group_size: int
     """labels in each group"""
     groups: int
@@ -62,7 +70,7 @@ class GroupedRecall:
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
         """The difference to another set, of whatever classes: K -> value and interval.
 
-        The two sets are taken as independent, as the training and the validation classes are: z sqrt(s1^2/n1 + s2^2/n2).
+        The two sets are taken as independent, as the training and the validation classes are.
 
         Raises:
             ValueError: if the groups are not of the same size, the intervals not of the same confidence, or queries without
@@ -80,9 +88,8 @@ class GroupedRecall:
             )
         differences = {}
         for k in (k for k in self.at if k in other.at):
-            value = self.at[k] - other.at[k]
-            half = math.hypot(self.intervals[k].half_width, other.intervals[k].half_width)
-            differences[k] = Difference(self.at[k], other.at[k], Interval(value - half, value + half))
+            interval = independent_difference_interval(self.at[k], self.intervals[k], other.at[k], other.intervals[k])
+            differences[k] = Difference(self.at[k], other.at[k], interval)
         return differences
 
 
@@ -374,23 +381,28 @@ def _summary(
     values: Float[Tensor, "repeats groups ks"], ks: Sequence[int], group_size: int, dropped: int, confidence: float
 ) -> GroupedRecall:
     repeats, groups, _ = values.shape
-    centre = values.mean(dim=(0, 1)).tolist()
-    half = [math.nan] * len(ks)
     if groups < 2:
         warnings.warn(
             f"Grouped recall over {groups} group of {group_size} labels has no interval: at least two groups are "
             f"needed. Use a smaller group_size.",
             stacklevel=3,
         )
-    else:
-        half = (normal_quantile(confidence) * values.std(dim=1).mean(dim=0) / math.sqrt(groups)).tolist()
+    per_group = {k: values[:, :, position] for position, k in enumerate(ks)}
     return GroupedRecall(
-        at=dict(zip(ks, centre, strict=True)),
-        intervals={k: Interval(c - h, c + h) for k, c, h in zip(ks, centre, half, strict=True)},
+        at={k: exact_mean(of_groups.flatten()) for k, of_groups in per_group.items()},
+        intervals={k: over_splits(mean_interval(split, confidence) for split in per_group[k]) for k in ks},
         group_size=group_size,
         groups=groups,
         dropped_labels=dropped,
         repeats=repeats,
-        per_group={k: values[:, :, place] for place, k in enumerate(ks)},
+        per_group=per_group,
         confidence=confidence,
     )
+
+
+def over_splits(intervals: Iterable[Interval]) -> Interval:
+    """The mean of the intervals of several splits: the same items return in each, so that more splits add no certainty."""
+    lows, highs = zip(*intervals, strict=True)
+    if any(map(math.isnan, lows)):
+        return UNKNOWN
+    return Interval(math.fsum(lows) / len(lows), math.fsum(highs) / len(highs))

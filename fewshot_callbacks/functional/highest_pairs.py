@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.functional.pooled_cells import Floats, Ints, Tally
+from fewshot_callbacks.functional.pooled_cells import Floats, Ints, Tally, inside_any, merged
 from fewshot_callbacks.functional.workers import Task, run_tasks
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class HighestPairs:
         """
         edges = tally.keys
         reach = self.error * (1 + 1e-9) + float(np.abs(edges[[0, -1]]).max()) * 2.0**-50
+        noting = merged(tally.noting[:, 0] - reach, tally.noting[:, 1] + reach)
         open_pairs: dict[int, list[tuple[_Part, Ints]]] = {}
         for part in self._parts:
             weights = _weights(part, 2 if self.walk.both else 1)
@@ -112,6 +113,7 @@ class HighestPairs:
             within = np.flatnonzero((part.values >= edges[0] - reach) & ~above)
             inside = part.values[within]
             open_ = np.searchsorted(edges, inside - reach) != np.searchsorted(edges, inside + reach, side="right")
+            open_ |= inside_any(inside, noting)
             tally.add(inside[~open_], weights[within[~open_]])
             tally.add(np.full(1, np.inf), weights[above].sum()[None])
             if open_.any():
@@ -119,7 +121,9 @@ class HighestPairs:
         for place, scores in self.walk.again(bool(open_pairs)):
             for part, index in open_pairs.get(place, []):
                 keys = self._keys(scores, part.rows[index], part.columns[index])
-                tally.add(keys, _weights(part, 2 if self.walk.both else 1)[index])
+                weights = _weights(part, 2 if self.walk.both else 1)[index]
+                tally.add(keys, weights)
+                tally.note(keys, weights)
             del scores  # before the next guest comes
 
     def _keys(self, scores: ScoreTiles, rows: NDArray[np.int32], columns: NDArray[np.int32]) -> Floats:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fewshot_callbacks.functional._checks import as_tensor, check_embeddings
 from fewshot_callbacks.functional._precision import full_precision
+from fewshot_callbacks.functional.averages import exact_mean
 from fewshot_callbacks.functional.codes import pack_codes
-from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, exact_mean, normal_quantile
+from fewshot_callbacks.functional.intervals import Interval, clustered_mean_interval, normal_quantile
 from fewshot_callbacks.functional.ranking import (
     Divisor,
     Ties,

@@ -17,7 +17,14 @@ import numpy as np
 
 from fewshot_callbacks.functional.codes import CodeCounts
 from fewshot_callbacks.functional.edge_counts import EdgeCounts, closer_look
-from fewshot_callbacks.functional.pooled_cells import Bools, Cells, Enclosure, Ints
+from fewshot_callbacks.functional.pooled_cells import (
+    Bools,
+    Cells,
+    Enclosure,
+    Ints,
+    Located,
+    most_false_positives,
+)
 from fewshot_callbacks.functional.pooled_counts import PooledCounts, PooledRequest
 
 __all__ = [
@@ -31,15 +38,24 @@ __all__ = [
 ]
 
 CURVE_POINTS = 200
+EARLY_RANKS = 2**14
+"""Negatives whose keys are asked for early, since one of them will matter; more cost more than another scan may."""
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
     """Decisions over all query-candidate pairs at one threshold.
 
-    `threshold` is the smallest accepted score of a relevant pair (or the one that was asked for), `true_positives`,
-    `false_positives` and `false_negatives` count pairs. Where no pair is accepted, precision is NaN; where no
-    threshold fulfils what was asked, the threshold is NaN, recall and F1 are 0.0.
+    A pair is accepted if its score is not below `threshold`; `true_positives`, `false_positives` and `false_negatives`
+    count pairs. The threshold is the one that was asked for, or one that was found:
+
+    - Of the best F1, the score of a relevant pair; where several have it, the highest.
+    - Of a precision, the smallest that has it, of the scores of all pairs and the finite bounds of thresholds. Between two
+      neighbours of these all thresholds accept the same pairs. So it can be the score of an irrelevant pair, below that
+      of the last relevant pair that is accepted, and it is the lower bound where that has the precision itself.
+
+    Precision is compared as the float64 quotient that `precision` returns: 14 of 25 has 0.56. Where no pair is accepted,
+    precision is NaN; where no threshold fulfils what was asked, the threshold is NaN, recall and F1 are 0.0.
     """
 
     threshold: float
@@ -69,8 +85,10 @@ class OperatingPoint:
 class ErrorRatePoint:
     """Verification at a fixed false match rate: a pair of different classes is accepted at most so often.
 
-    `threshold` is the smallest accepted score of a relevant pair; NaN where not even the highest may be accepted. All is
-    NaN where there is a single class, and so no pair to be falsely matched.
+    `threshold` is the smallest score of a relevant pair at which the false match rate, as the float64 quotient below, is
+    not larger than the rate asked for. A smaller threshold may keep that rate too, but accepts no more relevant pairs. NaN
+    where not even the highest such score may be accepted. All is NaN where there is a single class, and so no pair to be
+    falsely matched.
     """
 
     threshold: float
@@ -86,7 +104,7 @@ class PooledDecisions:
 
     best_f1: OperatingPoint
     at_precision: dict[float, OperatingPoint]
-    """for each asked precision, the point of the smallest threshold that reaches it"""
+    """for each asked precision, the point of the smallest threshold that has at least this precision"""
     at_threshold: dict[float, OperatingPoint]
     at_false_match_rate: dict[float, ErrorRatePoint]
     equal_error_rate: float | None
@@ -109,8 +127,10 @@ def decide(first: PooledCounts | CodeCounts) -> PooledDecisions:
     if isinstance(first, CodeCounts):  # everything is known
         return search.decisions()
     while search.open:
-        look = closer_look(first, search.cells, search.decisive, search.wanted)
-        for keys, weights in first.walk.positives(look.exact):
+        look = closer_look(
+            first, search.cells, search.decisive, search.wanted, sorted(search.sought), sorted(search.early)
+        )
+        for keys, weights in first.walk.positives(look.exact) if len(look.exact) else ():
             look.relevant(keys, weights)
         if look.edges()[0] >= first.highest.complete_from:
             first.highest.count(look.negatives)
@@ -120,6 +140,19 @@ def decide(first: PooledCounts | CodeCounts) -> PooledDecisions:
         look.settle()
         search.take(look, look.cells())
     return search.decisions()
+
+
+@dataclass
+class _Start:
+    """The smallest relevant score that reaches a precision, or the upper bound of thresholds if that reaches it."""
+
+    point: OperatingPoint
+    most: int
+    """false positives that the true positives of this point allow"""
+    rank: int
+    """the negative of this rank, in descending order of the scores, is the last that may be accepted"""
+    above_low: bool
+    """whether the lower bound of thresholds accepts more than may be"""
 
 
 class _Search:
@@ -133,6 +166,9 @@ class _Search:
         self.first, self.request, self.scores = first, first.request, first.walk.scores
         self.low, self.high = (self.scores.to_key(bound) for bound in self.request.bounds)
         self.best_f1: OperatingPoint | None = None
+        self.starts: dict[float, _Start] = {}
+        self.located: dict[int, tuple[float, float]] = {}
+        """rank of a negative -> keys between which it lies"""
         self.at_precision: dict[float, OperatingPoint] = {}
         self.at_threshold: dict[float, OperatingPoint] = {}
         self.at_rate: dict[float, ErrorRatePoint] = {}
@@ -145,18 +181,23 @@ class _Search:
     @property
     def open(self) -> bool:
         """Whether another look is needed."""
-        return bool(self.decisive.any() or self.wanted)
+        return bool(self.decisive.any() or self.wanted or self.sought)
 
     def take(self, look: PooledCounts | EdgeCounts | CodeCounts, cells: Cells) -> None:
         """Decide what a look allows to decide."""
         self.look, self.cells = look, cells
         self.decisive = np.zeros(len(cells.low), bool)
         self.wanted: list[float] = []
+        self.sought: set[tuple[float, float]] = set()
+        self.early: set[tuple[float, float]] = set()
         if self.best_f1 is None and (chosen := self._settled(cells.best_f1())) is not None:
             self.best_f1 = self._point_of(int(chosen[-1]))
         for precision in self.request.precisions:
-            if precision not in self.at_precision:
+            if precision not in self.at_precision and precision not in self.starts:
                 self._find_precision(precision)
+            if precision in self.starts and (lowest := self._lowest(self.starts[precision])) is not None:
+                self.at_precision[precision] = lowest
+                del self.starts[precision]
         for threshold in self.request.thresholds:
             if threshold not in self.at_threshold:
                 self._find_threshold(threshold)
@@ -200,19 +241,78 @@ class _Search:
         return self._point(threshold, int(cells.tp[cell]), int(cells.fewest_fp[cell]))
 
     def _find_precision(self, precision: float) -> None:
-        chosen = self._settled(self.cells.at_precision(precision, self.low, self.high))
+        """Find the smallest relevant key, or else the upper bound, at which a precision is reached.
+
+        Only precision matters there: between two relevant keys no threshold has more true positives or fewer false ones
+        than the upper key.
+        """
+        possible = self.cells.at_precision(precision, self.low, self.high)
+        chosen = self._settled(possible)
         if chosen is None:
+            self._foresee(precision, possible)
             return
         if len(chosen):
-            self.at_precision[precision] = self._point_of(int(chosen[0]))
+            self._start(precision, self._point_of(int(chosen[0])))
             return
         at_bound = self.look.accepted(self.high) if math.isfinite(self.high) else (0, 0)
         if at_bound is None:
             self.wanted.append(self.high)
-        elif at_bound[0] and at_bound[0] >= precision * sum(at_bound):
-            self.at_precision[precision] = self._point(self.request.bounds[1], *at_bound)
+        elif (point := self._point(self.request.bounds[1], *at_bound)).precision >= precision:
+            self._start(precision, point)
         else:
             self.at_precision[precision] = self._point(math.nan, 0, 0)
+
+    def _foresee(self, precision: float, possible: Bools) -> None:
+        """Note between which keys the negative lies that will be sought from a start in one of some cells."""
+        cells = self.cells.of(possible)
+        fewest = cells.tp - np.where(cells.single, 0, cells.positives - 1)
+        ranks = [
+            min(most_false_positives(int(tp), precision), cells.negatives) for tp in (fewest.min(), cells.tp.max())
+        ]
+        if ranks[0] > 0 and ranks[1] - ranks[0] <= EARLY_RANKS:
+            self.early.add((self._locate(ranks[1]).low, self._locate(ranks[0]).high))
+
+    def _start(self, precision: float, point: OperatingPoint) -> None:
+        most = min(most_false_positives(point.true_positives, precision), self.initial.negatives)
+        self.starts[precision] = _Start(point, most, most, above_low=not math.isfinite(self.low))
+
+    def _lowest(self, start: _Start) -> OperatingPoint | None:
+        """The point of the smallest threshold that accepts no more negatives than it may; None if that is still open.
+
+        No relevant key lies between this threshold and the start's: a lower relevant key in bounds accepts more negatives
+        than even its own true positives allow, or it would be the start.
+        """
+        tp = start.point.true_positives
+        if not start.above_low:
+            fewer = start.most == self.initial.negatives
+            beyond = Located(-math.inf, -math.inf) if fewer else self._locate(start.most + 1)
+            start.above_low = beyond.low >= self.low
+            counts = None if start.above_low or beyond.high >= self.low else self.look.accepted(self.low)
+            if counts is not None:
+                return self._point(self.request.bounds[0], *counts)
+            if not start.above_low:
+                self.wanted.append(self.low)
+                return None
+        while start.rank > start.point.false_positives:
+            place = self._locate(start.rank)
+            if place.reached is None:
+                self.sought.add((place.low, place.high))
+                return None
+            if place.reached <= start.most:
+                return self._point(self.scores.to_score(place.low), tp, place.reached)
+            start.rank = place.above  # the next ones have the same key, and are too many
+        return start.point
+
+    def _locate(self, rank: int) -> Located:
+        """Where the negative of a rank lies, by all that is known."""
+        low, high = self.located.get(rank, (-math.inf, math.inf))
+        for look in (self.first, self.look):
+            place = look.locate(rank)
+            if place.reached is not None:
+                return place
+            low, high = max(low, place.low), min(high, place.high)
+        self.located[rank] = low, high
+        return Located(low, high)
 
     def _find_threshold(self, threshold: float) -> None:
         key = self.scores.to_key(threshold)

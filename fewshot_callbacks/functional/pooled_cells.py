@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -41,6 +42,18 @@ class Scores(Protocol):
 
     def to_score(self, key: float) -> float:
         """The score of a key."""
+
+
+class Located(NamedTuple):
+    """Where in the descending order of their keys a negative of some rank lies."""
+
+    low: float
+    high: float
+    """its key lies between these two, both included"""
+    reached: int | None = None
+    """where they are the same: how many negatives have this key or a higher one"""
+    above: int = 0
+    """and how many have a higher one"""
 
 
 class Cells(NamedTuple):
@@ -82,16 +95,16 @@ class Cells(NamedTuple):
         return chosen
 
     def at_precision(self, precision: float, low: float, high: float) -> Bools:
-        """The cells that can hold the smallest threshold in [low, high] that reaches this precision."""
+        """The cells that can hold the smallest relevant key in [low, high] that reaches this precision as a threshold."""
         allowed = (self.high >= low) & (self.low <= high)
-        possible = allowed & (_precision(self.tp, self.fewest_fp) >= precision)
-        certain = allowed & (self.low >= low) & (self.high <= high) & (_precision(self.tp, self.most_fp) >= precision)
+        possible = allowed & (precision_of(self.tp, self.fewest_fp) >= precision)
+        certain = allowed & (self.low >= low) & (self.high <= high) & (precision_of(self.tp, self.most_fp) >= precision)
         return _up_to_first(possible, certain)
 
     def at_false_match_rate(self, rate: float) -> Bools:
-        """The cells that can hold the smallest threshold which accepts at most this share of the negatives."""
-        most = math.floor(rate * self.negatives * (1 + 1e-12))
-        return _up_to_first(self.fewest_fp <= most, self.most_fp <= most)
+        """The cells that can hold the smallest relevant key that, as a threshold, keeps this false match rate."""
+        fewest, most = (false_match_rate(fp, self.negatives) for fp in (self.fewest_fp, self.most_fp))
+        return _up_to_first(fewest <= rate, most <= rate)
 
     def equal_error_rate(self) -> Bools:
         """The cells that can hold the lowest relevant key beyond which FNMR is no longer smaller than FMR."""
@@ -152,12 +165,21 @@ class Cells(NamedTuple):
 
 
 class Tally:
-    """How many pairs lie at and between some ascending, distinct keys."""
+    """How many pairs lie at and between some ascending, distinct keys.
 
-    def __init__(self, keys: Floats) -> None:
-        self.keys = keys
+    Args:
+        keys: these keys.
+        noting: where the keys of the pairs are listed, as far as they are computed.
+        most: no more keys than these are listed.
+    """
+
+    def __init__(self, keys: Floats, noting: Stretches | None = None, most: int = 0) -> None:
+        self.keys, self.most = keys, most
+        self.noting = np.empty((0, 2)) if noting is None else noting
         self.hits = np.zeros(len(keys) + 1, np.int64)
         self.ties = np.zeros(len(keys) + 1, np.int64)
+        self.noted: tuple[Floats, Ints] = np.empty(0), np.empty(0, np.int64)
+        """ascending keys, and how many pairs have each; nothing vouches that none is missing"""
 
     def add(self, keys: Floats, weights: Ints | None) -> None:
         """Count some pairs with these keys."""
@@ -175,6 +197,15 @@ class Tally:
             self.ties -= histogram(below[tied], of_tied, len(self.ties))
             self.ties += histogram(not_above[tied], of_tied, len(self.ties))
 
+    def note(self, keys: Floats, weights: Ints | None) -> None:
+        """List the keys of some pairs, of those that lie where keys are wanted."""
+        inside = inside_any(keys, self.noting)
+        if not inside.any():
+            return
+        noted = distinct(*joined([self.noted, (keys[inside], None if weights is None else weights[inside])]))
+        if len(noted[0]) <= self.most:
+            self.noted = noted
+
     @property
     def total(self) -> int:
         """All pairs."""
@@ -186,11 +217,51 @@ class Tally:
         reached = from_above(self.hits + self.ties)[1:]
         return reached, reached - above
 
+    def locate(self, rank: int) -> Located:
+        """Where the pair lies that `rank - 1` others follow from above."""
+        reached, tied = self.accepted()
+        above = reached - tied
+        last = int(np.count_nonzero(reached >= rank)) - 1
+        if last >= 0 and above[last] < rank:
+            key = float(self.keys[last])
+            return Located(key, key, int(reached[last]), int(above[last]))
+        low = float(np.nextafter(self.keys[last], np.inf)) if last >= 0 else -math.inf
+        if last + 1 == len(self.keys):
+            return Located(low, math.inf)
+        high, beyond = float(np.nextafter(self.keys[last + 1], -np.inf)), int(reached[last + 1])
+        if last < 0:  # not all of those below the lowest key may have been counted
+            return Located(low, high)
+        count = int(above[last]) - beyond
+        if low == high:
+            return Located(low, high, beyond + count, beyond)
+        keys, weights = self.noted
+        inside = slice(np.searchsorted(keys, low), np.searchsorted(keys, high, side="right"))
+        if weights[inside].sum() != count:  # some of the keys between these two have not been listed
+            return Located(low, high)
+        through = beyond + from_above(weights[inside])
+        place = int(np.count_nonzero(through >= rank)) - 1
+        key = float(keys[inside][place])
+        return Located(key, key, int(through[place]), int(through[place] - weights[inside][place]))
+
     def between(self) -> Ints:
         """How many lie below the first key, between the first and the second, ..., above the last."""
         reached, tied = self.accepted()
         gaps: Ints = np.concatenate([[self.total], reached - tied]) - np.concatenate([reached, [0]])
         return gaps
+
+
+def spaced(low: float, high: float, count: int) -> Floats:
+    """Keys from one to another: evenly spaced ones, and as many with equally many float64 numbers between neighbours.
+
+    The latter leave one number in `count` even where those of interest are next to zero, and so far from evenly spaced.
+    """
+    # the bits of float64 numbers, as integers, are in the order of their magnitudes
+    first, last = (int(np.float64(abs(end)).view(np.int64)) * (-1 if end < 0 else 1) for end in (low, high))
+    offsets = np.linspace(0, last - first, count).astype(np.uint64)
+    number = (offsets + np.uint64(first % 2**64)).view(np.int64)
+    by_number = np.copysign(np.abs(number).view(np.float64), number)
+    keys: Floats = np.unique(np.concatenate([by_number.clip(low, high), np.linspace(low, high, count)]))
+    return keys
 
 
 def merged(low: Floats, high: Floats) -> Stretches:
@@ -259,6 +330,28 @@ def _f1(tp: Ints, fp: Ints, relevant: int) -> Floats:
     return values
 
 
-def _precision(tp: Ints, fp: Ints) -> Floats:
-    values: Floats = tp.astype(np.float64) / np.maximum(tp + fp, 1)
+# A rate is compared with what was asked for as the correctly rounded quotient of two counts: the number that a report
+# shows, and so 14 of 25 reaches 0.56, though this float64 number is a little more than 14/25. Float64 division rounds
+# correctly, and counts below 2**53 are float64 numbers. Rounding is monotone, so fewer false positives never do worse.
+
+
+def precision_of(tp: Ints, fp: Ints) -> Floats:
+    """Share of the accepted pairs that are relevant; 0 where none is accepted."""
+    values: Floats = tp / np.maximum(tp + fp, 1)
     return values
+
+
+def false_match_rate(fp: Ints, negatives: int) -> Floats:
+    """Share of the negatives that are accepted; 0 where there are none."""
+    values: Floats = fp / max(negatives, 1)
+    return values
+
+
+def most_false_positives(tp: int, precision: float) -> int:
+    """The largest number of false positives at which so many true positives have this precision, by `precision_of`."""
+    accepted = int(tp / Fraction(float(precision)))  # within one of the answer, which rounding the quotient may move
+    while tp / (accepted + 1) >= precision:
+        accepted += 1
+    while accepted > tp and tp / accepted < precision:
+        accepted -= 1
+    return accepted - tp

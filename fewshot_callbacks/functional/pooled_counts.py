@@ -19,6 +19,7 @@ from fewshot_callbacks.functional.pooled_cells import (
     Cells,
     Floats,
     Ints,
+    Located,
     Stretches,
     distinct,
     from_above,
@@ -86,6 +87,7 @@ class PooledCounts:
         self.holds_positives = walk.relevant_pairs * 40 <= walk.free_bytes * self.processes.count
         self.screened = False
         self._coarsest = SINGLE
+        self._bounds: tuple[Floats, Floats, Ints, Ints] | None = None
 
     def _lay(self, low: float, high: float, error: float) -> None:
         """Cut a range of keys into cells. The first and the last hold what lies beyond, too."""
@@ -221,7 +223,8 @@ class PooledCounts:
         precision = tp / np.maximum(tp + fp, 1e-9)
         for asked in self.request.precisions:
             reaching = np.flatnonzero((precision >= asked) & (tp > 0))
-            wanted.append(float(fp[reaching[0]]) if len(reaching) else 0.0)
+            if len(reaching):  # those above the smallest such relevant key, and more until the precision is lost
+                wanted += [float(fp[reaching[0]]), min(float(tp[reaching[0]]) * (1 / asked - 1), negatives)]
         wanted += [rate * negatives for rate in self.request.false_match_rates]
         if self.request.equal_error_rate and negatives:
             crossing = np.flatnonzero(1 - tp / relevant >= fp / negatives)
@@ -255,23 +258,8 @@ class PooledCounts:
     def cells(self) -> Cells:
         """What is known: of each relevant key in some cells above the cut, and of the other cells of the histogram."""
         negatives = self.negative_pairs()
-        known = self._known_cells()
+        known, (low_edges, high_edges, fewest, most) = self._known_cells(), self._cell_bounds()
         keys, positives = distinct(*self._positives_in(known), in_runs=self.processes.count > 1)
-        away = self._away()
-        accepted = from_above(self.negatives)
-        padded = np.pad(accepted, (away, away + 1))
-        padded[:away] = accepted[0]
-        fewest, most = padded[2 * away + 1 :], padded[: -2 * away - 1]
-        # the arithmetic of `cell_of` rounds to float32, by less than a hundredth of a cell
-        edges = self._edge(1) + (np.arange(self.cells_count) - 1) / self.scale
-        low_edges, high_edges = edges - 0.01 / self.scale, edges + 1.01 / self.scale
-        low_edges[0] = min(low_edges[0], self.walk.scores.key_range[0])
-        high_edges[-1] = max(high_edges[-1], self.walk.scores.key_range[1])
-        if self.screened:
-            most = np.where(low_edges - 1 / self.scale <= self.floor, negatives, most)
-        if math.isfinite(self.highest.cut):
-            reaching, _ = self.highest.bounds(np.array([self.highest.complete_from]))
-            fewest = np.where(np.arange(self.cells_count) < known.start - 1, np.maximum(fewest, reaching), fewest)
         tp = from_above(self.positives)
         beyond = int(tp[known.stop]) if known.stop < self.cells_count else 0
         fp, most_fp = self.highest.bounds(keys)
@@ -295,6 +283,36 @@ class PooledCounts:
             relevant=int(tp[0]),
             negatives=negatives,
         )
+
+    def locate(self, rank: int) -> Located:
+        """Between which keys the negative lies that `rank - 1` others follow from above."""
+        low_edges, high_edges, fewest, most = self._cell_bounds()
+        possible = np.flatnonzero((fewest < rank) & (most >= rank))
+        return Located(float(low_edges[possible[0]]), float(high_edges[possible[-1]]))
+
+    def _cell_bounds(self) -> tuple[Floats, Floats, Ints, Ints]:
+        """Where each cell begins and ends, and how many negatives a threshold in it accepts at least, and at most."""
+        if self._bounds is None:
+            self._bounds = self._find_cell_bounds()
+        return self._bounds
+
+    def _find_cell_bounds(self) -> tuple[Floats, Floats, Ints, Ints]:
+        away, known = self._away(), self._known_cells()
+        accepted = from_above(self.negatives)
+        padded = np.pad(accepted, (away, away + 1))
+        padded[:away] = accepted[0]
+        fewest, most = padded[2 * away + 1 :], padded[: -2 * away - 1]
+        # the arithmetic of `cell_of` rounds to float32, by less than a hundredth of a cell
+        edges = self._edge(1) + (np.arange(self.cells_count) - 1) / self.scale
+        low_edges, high_edges = edges - 0.01 / self.scale, edges + 1.01 / self.scale
+        low_edges[0] = min(low_edges[0], self.walk.scores.key_range[0])
+        high_edges[-1] = max(high_edges[-1], self.walk.scores.key_range[1])
+        if self.screened:
+            most = np.where(low_edges - 1 / self.scale <= self.floor, self.negative_pairs(), most)
+        if math.isfinite(self.highest.cut):
+            reaching, _ = self.highest.bounds(np.array([self.highest.complete_from]))
+            fewest = np.where(np.arange(self.cells_count) < known.start - 1, np.maximum(fewest, reaching), fewest)
+        return low_edges, high_edges, fewest, most
 
     def _away(self) -> int:
         """A negative's key lies at most so many cells away from its estimate's."""

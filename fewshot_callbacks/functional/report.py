@@ -29,9 +29,10 @@ class RetrievalReport:
     decision: OperatingPoint
     """pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was asked for"""
     at_precision: dict[float, OperatingPoint]
-    """precision -> the pooled point of the smallest threshold that reaches it"""
+    """precision -> the pooled point of the smallest threshold with at least this precision, within the bounds of
+    thresholds: the lower bound if it has it, else the score of a pair, relevant or not"""
     at_false_match_rate: dict[float, ErrorRatePoint]
-    """false match rate -> the pooled point of the smallest threshold that keeps it"""
+    """false match rate -> the pooled point of the smallest score of a relevant pair that keeps it as a threshold"""
     equal_error_rate: float | None
     """where the share of rejected relevant pairs is that of accepted irrelevant ones; None if not asked for"""
     grouped: GroupedRecall | None
@@ -109,7 +110,7 @@ class RetrievalReport:
 
     @property
     def recall_at_precision(self) -> dict[float, float]:
-        """Precision -> R@P, the pooled recall at the smallest threshold that reaches it; 0.0 where none does."""
+        """Precision -> R@P, the pooled recall at the smallest threshold with this precision; 0.0 where none has it."""
         return {precision: point.recall for precision, point in self.at_precision.items()}
 
     @property

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._precision import full_precision
-from fewshot_callbacks.functional.averages import class_means, macro_mean, macro_mean_interval
+from fewshot_callbacks.functional.averages import class_means, exact_mean, macro_mean
 from fewshot_callbacks.functional.candidates import find_candidates
 from fewshot_callbacks.functional.codes import CodeCounts, CodePass
 from fewshot_callbacks.functional.grouped_recall import (
@@ -24,7 +24,7 @@ from fewshot_callbacks.functional.grouped_recall import (
     label_groups,
     without_match,
 )
-from fewshot_callbacks.functional.intervals import clustered_mean_interval, exact_mean, normal_quantile
+from fewshot_callbacks.functional.intervals import clustered_mean_interval, macro_mean_interval, normal_quantile
 from fewshot_callbacks.functional.operating_points import PooledCounts, PooledRequest, decide
 from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.prototype_accuracy import prototype_accuracy as nearest_prototype
@@ -101,7 +101,8 @@ def evaluate_retrieval(
         ndcg_k: the K of nDCG@K, with relevance 0 or 1.
         macro: also the mean over classes of each metric of a query (`macro_mAP`), so that large classes do not rule.
         per_class: also each of these metrics for each class.
-        precisions: for each, the pooled recall at the smallest threshold that reaches this precision.
+        precisions: for each, the pooled recall at the smallest threshold with at least this precision (R@P), compared as
+            the rounded quotient of two counts.
         threshold: score from which a pair is accepted, for pooled precision, recall and F1; by default the one of the
             best F1.
         threshold_bounds: smallest and largest threshold that may be chosen for recall at fixed precision; by default

@@ -129,7 +129,9 @@ class BruteForce:
         return max(2 * tp / (2 * tp + fp + fn) for tp, fp, fn in map(self.pooled, self.thresholds))
 
     def recall_at_precision(self, precision: float, low: float, high: float) -> float:
-        for threshold in [t for t in self.thresholds if low <= t <= high] + [high]:
+        for threshold in [*(bound for bound in (low,) if math.isfinite(bound)), *self.thresholds, high]:
+            if not low <= threshold <= high:
+                continue
             tp, fp, fn = self.pooled(threshold)
             if tp and tp / (tp + fp) >= precision:
                 return tp / (tp + fn)

@@ -9,8 +9,9 @@ from fewshot_callbacks.functional.grouped_recall import grouped_recall
 from fewshot_callbacks.functional.intervals import (
     Difference,
     Interval,
-    clustered_mean_interval,
+    mean_interval,
     normal_quantile,
+    paired_difference_interval,
 )
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 
@@ -31,7 +32,10 @@ class TestReports:
         for name, difference in compare_reports(report, report).items():
             assert difference.value == 0, name
             assert not difference.is_beyond_chance
-            assert math.isnan(difference.interval.low) or tuple(difference.interval) == (0, 0)
+            low, high = (
+                difference.interval
+            )  # equal on these classes, which leaves open by how much they differ on others
+            assert math.isnan(low) or (low == pytest.approx(-high) and 0 < high < 0.6)
 
     def test_compare_each_query_with_itself(self):
         (good, bad), labels = models([1.0, 1.1])
@@ -40,19 +44,17 @@ class TestReports:
         assert set(found) == set(first.metrics())
         for name in ("mAP", "map@r", "recall@1"):
             values = first.per_query[name] - second.per_query[name]
-            assert found[name].interval == clustered_mean_interval(values, labels)
+            assert found[name].interval == paired_difference_interval(values, labels)
             assert found[name].value == pytest.approx(float(values.mean()), abs=1e-12)
         paired, alone = found["mAP"].interval.half_width, first.intervals["mAP"].half_width
-        assert paired < alone / 3  # what is hard for both is no part of it
+        assert paired < alone / 2.5  # what is hard for both is no part of it
         assert found["mAP"].is_beyond_chance
         of_classes = torch.stack(
             [(first.per_query["mAP"] - second.per_query["mAP"])[labels == c].mean() for c in range(30)]
         )
-        half = normal_quantile(0.95) * float(of_classes.std()) / math.sqrt(30)
-        assert found["macro_mAP"].interval.half_width == pytest.approx(half, rel=1e-9)
-        of_groups = first.grouped.per_group[1] - second.grouped.per_group[1]
-        half = normal_quantile(0.95) * float(of_groups.std()) / math.sqrt(6)
-        assert found["grouped_recall@1"].interval.half_width == pytest.approx(half, rel=1e-6)
+        assert found["macro_mAP"].interval == pytest.approx(paired_difference_interval(of_classes), abs=1e-12)
+        of_groups = (first.grouped.per_group[1] - second.grouped.per_group[1])[0]
+        assert found["grouped_recall@1"].interval == paired_difference_interval(of_groups)
         for name in ("f1", "threshold", "recall@precision0.95"):
             assert math.isnan(found[name].interval.low)
             assert not found[name].is_beyond_chance
@@ -80,7 +82,7 @@ class TestReports:
     def test_confidence_widens_the_intervals(self):
         reports = [evaluate_retrieval(some, models([1])[1], group_size=5) for some in models([1.0, 1.1])[0]]
         widths = [compare_reports(*reports, confidence=c)["mAP"].interval.half_width for c in (0.5, 0.95)]
-        assert widths[1] / widths[0] == pytest.approx(normal_quantile(0.95) / normal_quantile(0.5))
+        assert widths[1] / widths[0] > normal_quantile(0.95) / normal_quantile(0.5)
         with pytest.raises(ValueError, match="confidence=2 is no probability"):
             compare_reports(*reports, confidence=2)
 
@@ -95,10 +97,11 @@ class TestGroups:
         )
         found = first.minus(second)
         assert list(found) == [1]
-        spread = [float(part.per_group[1].std()) for part in (first, second)]
-        half = normal_quantile(0.95) * math.sqrt(spread[0] ** 2 / 6 + spread[1] ** 2 / 6)
         assert found[1].value == first.at[1] - second.at[1]
-        assert found[1].interval.half_width == pytest.approx(half, rel=1e-9)
+        (low, high), (other_low, other_high) = (mean_interval(part.per_group[1][0]) for part in (first, second))
+        below = math.hypot(first.at[1] - low, other_high - second.at[1])
+        above = math.hypot(high - first.at[1], second.at[1] - other_low)
+        assert found[1].interval == pytest.approx((found[1].value - below, found[1].value + above), abs=1e-12)
 
     def test_of_another_size_or_confidence_are_refused(self):
         (some,), labels = models([2.5])
@@ -131,6 +134,6 @@ def test_the_interval_covers_a_true_difference():
     labels = torch.arange(400) % 40
     for _ in range(200):
         shift = torch.from_numpy(rng.normal(0.03, 0.1, 40))[labels] + torch.from_numpy(rng.normal(0, 0.05, 400))
-        low, high = clustered_mean_interval(shift, labels)
+        low, high = paired_difference_interval(shift.clamp(-1, 1), labels)
         held += low <= 0.03 <= high
     assert 180 <= held <= 198

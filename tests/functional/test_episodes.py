@@ -1,5 +1,6 @@
 """Episodes: drawn as the labels and the seed say, cut class by class, summarised with their spread."""
 
+import dataclasses
 import hashlib
 import math
 import statistics
@@ -17,6 +18,11 @@ from fewshot_callbacks.functional.episodes import (
     split_episode,
     split_episodes,
     summarize_accuracies,
+)
+from fewshot_callbacks.functional.intervals import (
+    independent_difference_interval,
+    mean_interval,
+    paired_difference_interval,
 )
 
 LABELS = torch.arange(60) % 6
@@ -299,12 +305,26 @@ def test_the_difference_of_two_accuracies_is_taken_episode_by_episode() -> None:
     gains = (one.per_episode - other.per_episode).tolist()
     difference = one.minus(other)
     assert difference.value == pytest.approx(statistics.mean(gains))
-    assert difference.interval.half_width == pytest.approx(1.96 * statistics.stdev(gains) / math.sqrt(50))
+    assert difference.interval == paired_difference_interval(one.per_episode - other.per_episode)
     assert difference.is_beyond_chance
     assert other.minus(one).value == -difference.value
     # of other episodes nothing is known pair by pair
     elsewhere = summarize_accuracies(hard, sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=50, seed=1))
-    assert one.minus(elsewhere).interval.half_width == pytest.approx(math.hypot(one.ci95, elsewhere.ci95))
+    expected = independent_difference_interval(one.mean, one.interval, elsewhere.mean, elsewhere.interval)
+    assert one.minus(elsewhere).interval == expected
+    assert expected.half_width == pytest.approx(math.hypot(one.ci95, elsewhere.ci95), rel=0.05)  # of fifty episodes
+
+
+def test_the_interval_of_few_episodes_or_near_one_is_not_that_of_the_papers() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=5)
+    for values in ([0.9, 1.0, 1.0, 0.8, 1.0], [1.0] * 5):
+        result = summarize_accuracies(torch.tensor(values), episodes)
+        assert result.interval == mean_interval(result.per_episode)
+        assert result.mean - result.interval.low > result.ci95
+        assert result.interval.high <= 1
+        # without the accuracies themselves: the same up to its degrees of freedom
+        alone = dataclasses.replace(result, per_episode=None).interval
+        assert result.interval.low <= alone.low + 1e-9 < result.mean
 
 
 def test_accuracies_of_different_settings_have_no_difference() -> None:

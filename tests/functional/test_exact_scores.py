@@ -14,6 +14,7 @@ from fewshot_callbacks.functional.exact_scores import by_fractions, in_pieces
 from fewshot_callbacks.functional.kernels import use
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.similarity import ScoreTiles
+from tests.functional.brute_force import BruteForce
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
 KERNELS = ("compiled", "reference")
@@ -173,6 +174,53 @@ def test_a_threshold_given_back_decides_alike(similarity):
         best = evaluate_retrieval(embeddings, labels, similarity=similarity, group_size=None)
         again = evaluate_retrieval(embeddings, labels, similarity=similarity, group_size=None, threshold=best.threshold)
         assert again.decision == best.decision
+
+
+class InRationalNumbers(BruteForce):
+    """All metrics by their definitions, on scores without any rounding but the last."""
+
+    def score(self, a: np.ndarray, b: np.ndarray) -> float:
+        if self.similarity == "hamming":
+            return -float((a != b).sum())
+        return true_score(a, b, self.similarity)
+
+
+@st.composite
+def sets(draw):
+    """Small sets of any scale, offset and precision, with outliers and repeated rows."""
+    dtype = draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
+    limit = {torch.float16: 2, torch.float64: 70}.get(dtype, 18)
+    n, dim, seed = draw(st.integers(4, 9)), draw(st.integers(1, 5)), draw(st.integers(0, 2**31))
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(n, dim)) if draw(st.booleans()) else rng.integers(-2, 3, (n, dim)).astype(float)
+    values += draw(st.sampled_from([0.0, 0.0, 1.0, 1000.0]))
+    values *= 10.0 ** draw(st.integers(-limit, limit) if dtype != torch.float16 else st.just(0))
+    if draw(st.booleans()):
+        values[draw(st.integers(0, n - 1))] *= 10.0**limit
+    embeddings = torch.from_numpy(values).to(dtype).nan_to_num()  # the largest finite number where it is too large
+    labels = torch.from_numpy(rng.integers(0, 3, n))
+    labels[1] = labels[0]
+    return embeddings, labels
+
+
+@settings(max_examples=60, deadline=None)
+@given(sets(), st.sampled_from((*SIMILARITIES, "hamming")), st.sampled_from(KERNELS))
+def test_metrics_are_those_of_rational_scores(data, similarity, kernel):
+    embeddings, labels = data
+    if similarity == "hamming":
+        embeddings = (embeddings > embeddings.median()).float()
+    reference = InRationalNumbers(embeddings.double().numpy(), labels.numpy(), similarity=similarity)
+    with use(kernel):
+        report = evaluate_retrieval(embeddings, labels, similarity=similarity, recall_k=(1, 3), group_size=None)
+    assert report.mAP == pytest.approx(reference.mean_average_precision, abs=1e-12)
+    assert report.metrics()["map@r"] == pytest.approx(reference.map_at_r, abs=1e-12)
+    assert report.recall_at[3] == pytest.approx(reference.recall_at(3), abs=1e-12)
+    tp, fp, fn = reference.pooled(report.threshold)
+    assert (tp, fp, fn) == (
+        report.decision.true_positives,
+        report.decision.false_positives,
+        report.decision.false_negatives,
+    )
 
 
 @given(st.integers(1, 2**200), st.integers(1, 2**200))

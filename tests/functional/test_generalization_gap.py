@@ -22,13 +22,13 @@ def test_differences_and_their_intervals_by_hand():
     gap = generalization_gap(training, validation)
     for k in (1, 5):
         sides = [grouped_recall(*embedded(*case), k=k) for case in ((60, 0.7), (40, 1.4, 1))]
-        half = math.sqrt(sum(1.96**2 * float(side.per_group[k].var()) / side.groups for side in sides))
         assert gap.grouped[k].value == pytest.approx(sides[0].at[k] - sides[1].at[k])
-        assert gap.grouped[k].interval.half_width == pytest.approx(half, rel=1e-4)
+        assert gap.grouped[k] == sides[0].minus(sides[1])[k]
         name = f"recall@{k}"
         assert gap.recall[k].value == pytest.approx(training.mean[name] - validation.mean[name])
-        halves = [part.intervals[name].half_width for part in (training, validation)]
-        assert gap.recall[k].interval.half_width == pytest.approx(math.hypot(*halves))
+        of_training, of_validation = (part.intervals[name] for part in (training, validation))
+        below = math.hypot(training.mean[name] - of_training.low, of_validation.high - validation.mean[name])
+        assert gap.recall[k].interval.low == pytest.approx(gap.recall[k].value - below)
     assert gap.classes == (60, 40)
     assert gap.items_per_class == (6, 6)
     assert gap.is_overfitting

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -484,6 +485,28 @@ class TestDevice:
 def test_settings_that_make_no_sense(change, message):
     with pytest.raises(ValueError, match=message):
         evaluate_retrieval(*made(40, 4, 8), **change)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(3, 60), st.sampled_from([0.5, 2.0]), st.booleans())
+def test_the_order_of_the_data_does_not_change_a_bit_of_the_report(seed, items, noise, two_sets):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 12, (items,), generator=generator).repeat(2) * 5 - 2**40
+    embeddings = (labels[:, None] % 7 + noise * torch.randn(2 * items, 4, generator=generator)).round(decimals=1)
+    order, other = (torch.randperm(len(labels), generator=generator) for _ in range(2))
+    options = {"macro": True, "per_class": True, "group_size": 3, "grouped_k": (1, 2), "recall_k": (1, 2)}
+    options |= {"similarity": "euclidean", "ndcg_k": (5,)}
+    if len(labels.unique()) < 3:
+        options |= {"group_size": None}
+    sets, permuted = (embeddings, labels), (embeddings[order], labels[order])
+    if two_sets:
+        sets, permuted = (*sets, *sets), (*permuted, embeddings[other], labels[other])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Grouped recall over 1 group")
+        report, again = evaluate_retrieval(*sets, **options), evaluate_retrieval(*permuted, **options)
+    assert repr(again.intervals) == repr(report.intervals)
+    assert again.metrics() == report.metrics()
+    assert again == report
 
 
 def test_intervals_hold_their_means():

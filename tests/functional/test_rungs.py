@@ -186,14 +186,18 @@ def check_decisions(case, request, capacity=10_000, look=PooledCounts):
     best = np.flatnonzero(f1 == f1.max())[-1]
     same(found.best_f1, keys[best], tp[best], fp[best])
     low, high = (tiles.to_key(bound) for bound in request.bounds)
+    tried = np.unique(np.concatenate([positives, negatives, [low, high]]))
+    tried = tried[(tried >= low) & (tried <= high) & np.isfinite(tried)]
+    tried_tp, tried_fp = accepted(positives, tried), accepted(negatives, tried)
     for precision in request.precisions:
-        reaching = np.flatnonzero((keys >= low) & (keys <= high) & (tp / (tp + fp) >= precision))
+        reaching = np.flatnonzero(tried_tp / np.maximum(tried_tp + tried_fp, 1) >= precision)
         point = found.at_precision[precision]
-        at_bound = (positives >= high).sum(), (negatives >= high).sum()
         if len(reaching):
-            same(point, keys[reaching[0]], tp[reaching[0]], fp[reaching[0]])
-        elif at_bound[0] and at_bound[0] / sum(at_bound) >= precision:
-            assert (point.true_positives, point.false_positives) == at_bound
+            chosen = reaching[0]
+            assert (point.true_positives, point.false_positives) == (tried_tp[chosen], tried_fp[chosen])
+            assert point.false_negatives == len(positives) - tried_tp[chosen]
+            bound = {low: request.bounds[0], high: request.bounds[1]}
+            assert point.threshold == bound.get(tried[chosen], tiles.to_score(float(tried[chosen])))
         else:
             assert math.isnan(point.threshold)
             assert point.recall == 0
@@ -201,7 +205,7 @@ def check_decisions(case, request, capacity=10_000, look=PooledCounts):
         key, point = tiles.to_key(threshold), found.at_threshold[threshold]
         assert (point.true_positives, point.false_positives) == ((positives >= key).sum(), (negatives >= key).sum())
     for rate in request.false_match_rates:
-        allowed = np.flatnonzero(fp <= math.floor(rate * len(negatives) * (1 + 1e-12)))
+        allowed = np.flatnonzero(fp / max(len(negatives), 1) <= rate)
         point = found.at_false_match_rate[rate]
         if not len(negatives):
             assert all(
