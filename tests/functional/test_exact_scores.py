@@ -98,6 +98,18 @@ def test_hold_for_every_finite_float32(values, similarity, kernel):
     assert scores(data, data, similarity, kernel) == expected
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("first", [1.0, 1.0 + 2.0**-52, -1.0, -1.0 - 2.0**-52, 2.0 - 2.0**-52])
+def test_a_half_is_rounded_by_what_follows(first, kernel):
+    """A sum in the middle between two float64, but for a term far below what two float64 can hold."""
+    query = np.ones((1, 4))
+    gallery = np.array([[first, half, rest, further] for half in (2.0**-53, -(2.0**-53), 2.0**-54)
+                        for rest in (0.0, 2.0**-120, -(2.0**-120)) for further in (0.0, 2.0**-240, -(2.0**-240))])  # fmt: skip
+    expected = [true_score(query[0], item, "dot") for item in gallery]
+    assert scores(query, gallery, "dot", kernel) == [expected]
+    assert len(set(expected)) >= 3
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(-40, 40), min_size=2, max_size=7).filter(any),
