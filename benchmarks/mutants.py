@@ -352,15 +352,20 @@ class Recorder:
 
 
 class Chooser(Recorder):
-    """A pytest plugin: only these tests and those that are not on the map, in this order."""
+    """A pytest plugin: only these tests and those that are not on the map, in this order; `only`: how their names begin."""
 
-    def __init__(self, order: list[str], known: dict[str, float]) -> None:
+    def __init__(self, order: list[str], known: dict[str, float], only: Sequence[str]) -> None:
         super().__init__()
+        self.only = tuple(only) or ("",)
         self.place, self.known = {test: place for place, test in enumerate(order)}, known
         self.chosen = 0
 
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        chosen = [item for item in items if item.nodeid in self.place or item.nodeid not in self.known]
+        chosen = [
+            item
+            for item in items
+            if item.nodeid in self.place or (item.nodeid not in self.known and item.nodeid.startswith(self.only))
+        ]
         items[:] = sorted(chosen, key=lambda item: self.place.get(item.nodeid, -1))
         self.chosen = len(items)
 
@@ -461,6 +466,7 @@ def in_fork(work: Callable[[], Any], seconds: float, log: Path) -> tuple[str, An
 
 def _enter(folder: Path, *, unchanged: bool) -> None:
     os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = str(folder)
     if not unchanged:  # two mutants of one second and one size would pass for the same
@@ -574,7 +580,7 @@ def try_mutant(
             import numba  # noqa: PLC0415 - preloaded
 
             os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(cache)
-        chooser = Chooser(chosen, tests.seconds)
+        chooser = Chooser(chosen, tests.seconds, options.tests)
         status = _pytest("-x", *files, plugin=chooser)
         return {"status": status, "failed": chooser.failed, "errors": chooser.errors, "chosen": chooser.chosen}
 
@@ -676,7 +682,7 @@ def settings(arguments: list[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="only these test files, without coverage: a survivor may fail another one",
+        help="only tests of these files, or these tests, without coverage",
     )
     parser.add_argument("--interpreted", action="store_true", help="kernels as plain Python, for --tests of small data")
     parser.add_argument(
