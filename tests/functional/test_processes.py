@@ -327,6 +327,14 @@ def test_a_process_that_holds_nothing_need_not_know_the_dimension():
         assert_same(evaluate_retrieval(embeddings, labels, group_size=None), report)
 
 
+def test_parts_that_have_collapsed_to_points_of_their_own_are_two():
+    embeddings, labels = 1e-9 * torch.eye(2)[torch.arange(8) % 2], torch.arange(8) // 2 % 2
+    alone = evaluate_retrieval(embeddings, labels, group_size=None)
+    sets = {"embeddings": embeddings, "labels": labels}
+    for other in evaluated([torch.arange(0, 8, 2), torch.arange(1, 8, 2)], sets, group_size=None):
+        assert_same(alone, other)
+
+
 def test_places_order_the_items_of_one_process_as_well():
     labels, embeddings = torch.tensor([0, 1, 0, 1]), torch.randn(4, 3)
     order = torch.tensor([2, 0, 3, 1])
