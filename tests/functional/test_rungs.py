@@ -316,6 +316,18 @@ class TestDecisions:
         assert math.isfinite(first.highest.cut)
         assert found.walks == 1
 
+    @pytest.mark.parametrize("listed", [1, 40, 300])
+    def test_relevant_keys_above_those_that_are_listed_are_counted(self, listed, monkeypatch):
+        monkeypatch.setattr(pooled_counts, "COLLECTED_SHARE", 0.3)
+        monkeypatch.setattr(pooled_counts, "LISTED_BYTES", 10**8 // listed)  # of 10**8 that are free at most
+        case = pooled_case("separated", "cosine", 260, 10)
+        request = request_for(case, thresholds=(), false_match_rates=(0.001, 0.01))
+        with engine(rung="float32", pilot=True, layout=(64, 64, ALL)):
+            _, first = check_decisions(case, request, capacity=100_000)
+        known = first._known_cells()
+        assert math.isfinite(first.highest.cut)
+        assert first.positives[known.stop :].sum() > 0
+
     @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
     @pytest.mark.parametrize("rung", ["bfloat16", "float32"])
     @pytest.mark.parametrize("kind", ["hard", "few-values"])
