@@ -35,7 +35,7 @@ import time
 import tomllib
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ OWN_TESTS = {
     "edge_counts": ("retrieval", "compiled"),
     "operating_points": ("ranking", "retrieval"),
     "exact": ("exact_scores", "compiled"),
+    "sharded_pass": ("processes",),
+    "sets": ("processes", "retrieval", "checks"),
     "similarity": ("exact_scores", "precision", "ranking"),
     "report": ("retrieval", "comparison"),
     "settings": ("retrieval", "ranking"),
@@ -256,10 +258,13 @@ def mutated(source: str, operator: str, occurrence: int) -> str:
     return str(code)
 
 
-def draw(root: Path, sample: int, seed: int, only: str) -> tuple[list[Mutant], dict[str, int]]:
+def draw(
+    root: Path, sample: int, seed: int, only: Sequence[str], each: int | None = None
+) -> tuple[list[Mutant], dict[str, int]]:
     """The sample, and how many there are of each file.
 
-    Of each file its share, by largest remainders, and at least one. A larger sample of one seed holds the smaller.
+    Of each file its share, by largest remainders, and at least one; or `each`, where that is given. A larger sample of one
+    seed holds the smaller.
     """
     paths = sorted(str(file.relative_to(root)) for package in PACKAGES for file in (root / package).rglob("*.py"))
     sources = {path: (root / path).read_text() for path in paths}
@@ -271,9 +276,10 @@ def draw(root: Path, sample: int, seed: int, only: str) -> tuple[list[Mutant], d
         if sum(counts.values()) < sample:
             counts[path] += 1
     mutants = []
-    for path, count in counts.items():
-        if only not in path:
+    for path, share in counts.items():
+        if not any(part in path for part in only):
             continue
+        count = share if each is None else each
         order = list(sites[path])
         random.Random(f"{seed} {path}").shuffle(order)
         lines = sources[path].splitlines()
@@ -303,8 +309,18 @@ class TestMap:
     seconds: dict[str, float]
     lines: dict[str, dict[str, list[int]]]  # path -> line -> tests, by their place in `seconds`
 
+    @property
+    def files(self) -> set[str]:
+        """The test files that were run."""
+        return {test.split("::")[0] for test in self.seconds}
+
     def covering(self, path: str, line: int) -> set[str]:
-        """The tests that run the line; where none is known to (a constant, a kernel), those that run the file."""
+        """The tests that run the line; where none is known to (a constant, a kernel), those that run the file.
+
+        All of a few test files, of which no coverage was recorded.
+        """
+        if not self.lines:
+            return set(self.seconds)
         lines = self.lines.get(KERNELS.get(path, path), {})
         places = set() if path in KERNELS else set(lines.get(str(line), ()))
         names = list(self.seconds)
@@ -325,23 +341,31 @@ class Recorder:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.failed: list[str] = []
+        self.errors: list[str] = []
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] += report.duration
         if report.failed:
             self.failed.append(report.nodeid)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.errors.append((crash.message if crash else str(report.longrepr)).split("\n")[0][:160])
 
 
 class Chooser(Recorder):
-    """A pytest plugin: only these tests and those that are not on the map, in this order."""
+    """A pytest plugin: only these tests and those that are not on the map, in this order; `only`: how their names begin."""
 
-    def __init__(self, order: list[str], known: dict[str, float]) -> None:
+    def __init__(self, order: list[str], known: dict[str, float], only: Sequence[str]) -> None:
         super().__init__()
+        self.only = tuple(only) or ("",)
         self.place, self.known = {test: place for place, test in enumerate(order)}, known
         self.chosen = 0
 
     def pytest_collection_modifyitems(self, config: Any, items: list[Any]) -> None:
-        chosen = [item for item in items if item.nodeid in self.place or item.nodeid not in self.known]
+        chosen = [
+            item
+            for item in items
+            if item.nodeid in self.place or (item.nodeid not in self.known and item.nodeid.startswith(self.only))
+        ]
         items[:] = sorted(chosen, key=lambda item: self.place.get(item.nodeid, -1))
         self.chosen = len(items)
 
@@ -364,12 +388,12 @@ def choose_tests(mutant: Mutant, tests: TestMap, budget: float) -> tuple[list[st
     return chosen, left_out
 
 
-def files_of(tests: list[str], mutant: Mutant, root: Path) -> list[str]:
-    """Where these tests are, and all test files of the mutant's own."""
-    files = {test.split("::")[0] for test in tests}
+def files_of(tests: list[str], mutant: Mutant, root: Path, only: Collection[str] = ()) -> list[str]:
+    """Where these tests are, and all test files of the mutant's own; of these only some, where that is said."""
+    own = set()
     for prefix in own_tests(mutant.path):
-        files |= {str(file.relative_to(root)) for file in (root / prefix).parent.glob(f"{Path(prefix).name}*.py")}
-    return sorted(files)
+        own |= {str(file.relative_to(root)) for file in (root / prefix).parent.glob(f"{Path(prefix).name}*.py")}
+    return sorted({test.split("::")[0] for test in tests} | (own & set(only) if only else own))
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
@@ -442,6 +466,7 @@ def in_fork(work: Callable[[], Any], seconds: float, log: Path) -> tuple[str, An
 
 def _enter(folder: Path, *, unchanged: bool) -> None:
     os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = str(folder)
     if not unchanged:  # two mutants of one second and one size would pass for the same
@@ -450,18 +475,31 @@ def _enter(folder: Path, *, unchanged: bool) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
-def _pytest(*arguments: str, plugin: Recorder) -> int:
-    import pytest  # noqa: PLC0415 - preloaded
+def _interpret_kernels() -> None:
+    """Run kernels as plain Python: as in compiled ones, integers overflow and 1 / 0 is infinite without a word."""
+    import numba  # noqa: PLC0415 - preloaded
 
-    # hypothesis always draws the same and sets no deadline; what is preloaded cannot be rewritten, nor need it be
+    os.environ["NUMBA_DISABLE_JIT"], numba.config.DISABLE_JIT = "1", 1
+
+
+def _pytest(*arguments: str, plugin: Recorder) -> int:
+    import hypothesis  # noqa: PLC0415 - preloaded
+    import pytest  # noqa: PLC0415
+
+    # hypothesis always draws the same, sets no deadline and does not simplify what it finds; what is preloaded cannot be
+    # rewritten, nor need it be
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("mutants", hypothesis.settings.get_profile("ci"), phases=phases)
     options = [
         "-q",
         "-p",
         "no:cacheprovider",
-        "--hypothesis-profile=ci",
+        "--hypothesis-profile=mutants",
         "-W",
         "ignore::pytest.PytestAssertRewriteWarning",
     ]
+    if os.environ.get("NUMBA_DISABLE_JIT"):
+        options += ["-W", "ignore::RuntimeWarning"]
     return int(pytest.main([*options, *arguments], plugins=[plugin]))
 
 
@@ -486,6 +524,23 @@ def map_tests(folder: Path, log: Path) -> TestMap:
     return TestMap(answer["seconds"], read_coverage(folder, list(answer["seconds"])))
 
 
+def time_tests(folder: Path, log: Path, files: Sequence[str], *, interpreted: bool) -> TestMap:
+    """Run some test files, and note how long each test takes; what only compiled kernels pass is left out."""
+
+    def work() -> Any:
+        _enter(folder, unchanged=True)
+        if interpreted:
+            _interpret_kernels()
+        recorder = Recorder()
+        _pytest(*files, plugin=recorder)
+        return {"seconds": recorder.seconds, "failed": recorder.failed}
+
+    outcome, answer = in_fork(work, 3600, log)
+    if outcome != "done" or (answer["failed"] and not interpreted):
+        sys.exit(f"The tests must pass before anything is changed: {answer}\n{log.read_text()[-3000:]}")
+    return TestMap(answer["seconds"] | dict.fromkeys(answer["failed"], math.inf), {})
+
+
 def read_coverage(folder: Path, names: list[str]) -> dict[str, dict[str, list[int]]]:
     """Path -> line -> tests, by their place among the names."""
     from coverage import CoverageData  # noqa: PLC0415 - only where tests are mapped
@@ -506,29 +561,34 @@ def read_coverage(folder: Path, names: list[str]) -> dict[str, dict[str, list[in
     return lines
 
 
-def try_mutant(mutant: Mutant, folder: Path, tests: TestMap, budget: float, log: Path, *, control: bool = False) -> Any:
+def try_mutant(
+    mutant: Mutant, folder: Path, tests: TestMap, log: Path, options: argparse.Namespace, *, control: bool = False
+) -> Any:
     """What the tests say to it."""
     file = folder / mutant.path
     source, stamp = file.read_text(), file.stat()
-    kernel = mutant.path in KERNELS and not control
+    kernel = mutant.path in KERNELS and not control and not options.interpreted
     cache = folder / ".numba_of_mutant"
-    chosen, left_out = choose_tests(mutant, tests, budget)
+    chosen, left_out = choose_tests(mutant, tests, options.budget)
+    files = files_of(chosen, mutant, folder, tests.files if options.tests else ())
 
     def work() -> Any:
         _enter(folder, unchanged=control)
-        if kernel:  # the compiled original stays where it is
+        if options.interpreted:
+            _interpret_kernels()
+        elif kernel:  # the compiled original stays where it is
             import numba  # noqa: PLC0415 - preloaded
 
             os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(cache)
-        chooser = Chooser(chosen, tests.seconds)
-        status = _pytest("-x", *files_of(chosen, mutant, folder), plugin=chooser)
-        return {"status": status, "failed": chooser.failed, "chosen": chooser.chosen}
+        chooser = Chooser(chosen, tests.seconds, options.tests)
+        status = _pytest("-x", *files, plugin=chooser)
+        return {"status": status, "failed": chooser.failed, "errors": chooser.errors, "chosen": chooser.chosen}
 
     start = time.monotonic()
     try:
         if not control:
             file.write_text(mutated(source, mutant.operator, mutant.occurrence))
-        outcome, answer = in_fork(work, 60 + 3 * budget + (90 if kernel else 0), log)
+        outcome, answer = in_fork(work, 60 + 3 * options.budget + (90 if kernel else 0), log)
     finally:
         file.write_text(source)
         os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
@@ -543,7 +603,8 @@ def try_mutant(mutant: Mutant, folder: Path, tests: TestMap, budget: float, log:
         return record | {"outcome": "survived", "by": f"{answer['chosen']} tests passed"}
     if answer["status"] == 5:  # pytest chose no test
         return record | {"outcome": "survived", "by": "no test runs this line"}
-    return record | {"outcome": "killed", "by": answer["failed"][0] if answer["failed"] else "the import fails"}
+    by, error = (*answer["failed"], "the import fails")[0], (*answer["errors"], "")[0]
+    return record | {"outcome": "killed", "by": by, "error": error}
 
 
 # ----------------------------------------------------------------------------------------------------------- the report
@@ -614,7 +675,16 @@ def settings(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="only files whose path contains this")
+    parser.add_argument("--only", nargs="+", default=[""], help="only files whose path contains this, or one of these")
+    parser.add_argument("--each", type=int, help="draw so many of each file instead of its share of --sample")
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="only tests of these files, or these tests, without coverage",
+    )
+    parser.add_argument("--interpreted", action="store_true", help="kernels as plain Python, for --tests of small data")
     parser.add_argument(
         "--budget", type=float, default=30, help="seconds of tests for one mutant, by their recorded times"
     )
@@ -637,7 +707,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Draw, try, report."""
     options = settings(arguments)
     if options.list or options.report:
-        mutants, totals = draw(ROOT, options.sample, options.seed, options.only)
+        mutants, totals = draw(ROOT, options.sample, options.seed, options.only, options.each)
     else:
         options.state.mkdir(exist_ok=True)
         lock = (options.state / "lock").open("w")
@@ -646,7 +716,7 @@ def main(arguments: list[str] | None = None) -> int:
         except BlockingIOError:
             sys.exit(f"Another run uses {options.state}. Wait for it, or pass another --state.")
         copy_working_tree(options.state / "tree")
-        mutants, totals = draw(options.state / "tree", options.sample, options.seed, options.only)
+        mutants, totals = draw(options.state / "tree", options.sample, options.seed, options.only, options.each)
     if options.list:
         print("\n".join(f"{m.path}:{m.line} {m.operator}\n  {m.before}\n  {m.after}" for m in mutants))
         return 0
@@ -679,31 +749,38 @@ def try_all(keys: dict[Mutant, str], records: dict[str, Any], file: Path, option
     preload()
     tests = load_map(folder, log, options)
     for mutant in wanted[: options.controls]:
-        record = try_mutant(mutant, folder, tests, options.budget, log, control=True)
+        record = try_mutant(mutant, folder, tests, log, options, control=True)
         if record["outcome"] != "survived":
             sys.exit(f"{mutant.name}: the tests fail without a mutant: {record}\n{log.read_text()}")
     for number, mutant in enumerate(wanted, 1):
         if time.monotonic() - began > 60 * options.minutes:
             print(f"Stopped; {len(wanted) - number + 1} of the sample are still to be tried.")
             break
-        record = try_mutant(mutant, folder, tests, options.budget, log)
+        record = try_mutant(mutant, folder, tests, log, options)
         records[keys[mutant]] = asdict(mutant) | record
         file.write_text(json.dumps(records, indent=1))
         print(f"{number}/{len(wanted)} {record['outcome']:9} {record['seconds']:6.1f} s  {mutant.name}", flush=True)
+        if not record.get("error", "assert").startswith(("assert", "AssertionError")):
+            print(f"    {record['error']}", flush=True)
         if record["outcome"] != "killed":
             print(f"    {mutant.before}\n    {mutant.after}", flush=True)
 
 
 def load_map(folder: Path, log: Path, options: argparse.Namespace) -> TestMap:
     """The kept map of the tests, or a new one."""
-    file = options.state / "tests.json"
+    few = [*sorted(options.tests), *["interpreted"] * options.interpreted]
+    file = options.state / f"tests{hashlib.sha256(' '.join(few).encode()).hexdigest()[:8] if few else ''}.json"
     state = digest(folder, *PACKAGES, "tests")
     if file.exists():
         kept = json.loads(file.read_text())
         if options.keep_map or kept["state"] == state:
             return TestMap(kept["seconds"], kept["lines"])
-    print("Running all tests with their coverage, once.", flush=True)
-    tests = map_tests(folder, log)
+    if options.tests:
+        print("Running these tests, once.", flush=True)
+        tests = time_tests(folder, log, options.tests, interpreted=options.interpreted)
+    else:
+        print("Running all tests with their coverage, once.", flush=True)
+        tests = map_tests(folder, log)
     file.write_text(json.dumps({"state": state, "seconds": tests.seconds, "lines": tests.lines}))
     return tests
 

@@ -52,12 +52,12 @@ def test_annotations_texts_and_decorators_of_numba_are_left_alone(mutants):
 
 
 def test_a_sample_repeats_itself_and_each_mutant_is_python(mutants):
-    drawn, totals = mutants.draw(ROOT, 80, 3, "functional/r")
-    assert drawn == mutants.draw(ROOT, 80, 3, "functional/r")[0]
+    drawn, totals = mutants.draw(ROOT, 80, 3, ["functional/r"])
+    assert drawn == mutants.draw(ROOT, 80, 3, ["functional/r"])[0]
     assert {mutant.path for mutant in drawn} == {path for path in totals if "functional/r" in path}
-    larger = mutants.draw(ROOT, 200, 3, "functional/r")[0]
+    larger = mutants.draw(ROOT, 200, 3, ["functional/r"])[0]
     assert set(drawn) < set(larger)
-    assert set(drawn) != set(mutants.draw(ROOT, 80, 4, "functional/r")[0])
+    assert set(drawn) != set(mutants.draw(ROOT, 80, 4, ["functional/r"])[0])
     for mutant in drawn:
         ast.parse(mutants.mutated((ROOT / mutant.path).read_text(), mutant.operator, mutant.occurrence))
 

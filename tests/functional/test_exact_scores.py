@@ -2,14 +2,15 @@
 
 import math
 from fractions import Fraction
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.exact_scores import by_fractions, in_pieces
+from fewshot_callbacks.functional.exact_scores import by_fractions, dot, in_pieces
 from fewshot_callbacks.functional.kernels import use
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.similarity import ScoreTiles
@@ -88,6 +89,20 @@ def test_hold_for_every_finite_float32(values, similarity, kernel):
     data = np.array(values[:8], np.float32)
     expected = [[true_score(query, item, similarity) for item in data] for query in data]
     assert scores(data, data, similarity, kernel) == expected
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("first", [1.0, 1.0 + 2.0**-52, -1.0, -1.0 - 2.0**-52, 2.0 - 2.0**-52])
+def test_a_half_is_rounded_by_what_follows(first, kernel):
+    """A sum in the middle between two float64, but for a term far below what two float64 can hold."""
+    query = np.ones((1, 4))
+    terms = product(
+        [first], [2.0**-53, -(2.0**-53), 2.0**-54], [0, 2.0**-120, -(2.0**-120)], [0, 2.0**-240, -(2.0**-240)]
+    )
+    gallery = np.array(list(terms), np.float64)
+    expected = [true_score(query[0], item, "dot") for item in gallery]
+    assert scores(query, gallery, "dot", kernel) == [expected]
+    assert len(set(expected)) >= 3
 
 
 @settings(max_examples=40, deadline=None)
@@ -222,7 +237,26 @@ def test_square_roots_of_rational_numbers(numerator, denominator):
     value = Fraction(numerator, denominator)
     distance = by_fractions([float(value), 1.0], [0.0, 0.0], "euclidean")
     expected = root(Fraction(float(value)) ** 2 + 1)
-    assert distance == 0.0 - expected * expected
+    assert distance == 0.0 - expected * expected  # `expected ** 2` is not always rounded to nearest
+
+
+@given(st.integers(0, 2**53), st.integers(-(2**53), 0))
+@example(2**53, -1)  # the distance lies in the middle between two float64
+@example(2**53, -3)
+def test_distances_that_are_integers(one, other):
+    distance = float(one - other)
+    assert by_fractions([float(one)], [float(other)], "euclidean") == 0.0 - distance * distance
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_the_error_of_a_sum_grows_with_its_terms(single):
+    """Adding up n errors of e may be off by n units of the last place of their sum."""
+    terms, error = 50, 2.0**-60
+    left = torch.full((1, terms + 1), error, dtype=torch.float64)
+    left[0, 0] = 1.0  # beside it every other term is rounded away
+    high, low, bound = dot(left, torch.ones_like(left), single=single)
+    assert (float(high), float(low)) == (1.0, terms * error)
+    assert float(bound) >= terms * 2.0**-53 * terms * error
 
 
 def test_pieces_are_put_together_in_place():

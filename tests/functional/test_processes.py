@@ -298,6 +298,42 @@ def test_items_of_one_process_follow_those_of_the_one_before():
         assert_same(evaluate_retrieval(embeddings, labels, group_size=None), report)
 
 
+def test_parts_of_different_precision_are_computed_in_the_widest():
+    """In float32 the items of the second part would be one."""
+    labels = torch.arange(20) % 4
+    single, double = torch.randn(10, 3), 1 + 1e-9 * torch.randn(10, 3, dtype=torch.float64)
+    options = {"similarity": "euclidean", "group_size": None}
+    alone = evaluate_retrieval(torch.cat([single.double(), double]), labels, **options)
+    parts = [(single, labels[:10]), (double, labels[10:])]
+    for some in (parts, parts[::-1]):
+
+        def work(processes: Thread, some: list[tuple[torch.Tensor, torch.Tensor]] = some):
+            return evaluate_retrieval(*some[processes.rank], processes=processes, **options)
+
+        for report in in_threads(2, work):
+            assert report.mAP == pytest.approx(alone.mAP, abs=1e-12)
+            assert report.queries_with_ties == alone.queries_with_ties == 0
+
+
+def test_a_process_that_holds_nothing_need_not_know_the_dimension():
+    embeddings, labels = torch.randn(12, 3), torch.arange(12) % 3
+
+    def work(processes: Thread):
+        mine = (embeddings, labels) if processes.rank == 1 else (torch.empty(0), torch.empty(0))
+        return evaluate_retrieval(*mine, processes=processes, group_size=None)
+
+    for report in in_threads(3, work):
+        assert_same(evaluate_retrieval(embeddings, labels, group_size=None), report)
+
+
+def test_parts_that_have_collapsed_to_points_of_their_own_are_two():
+    embeddings, labels = 1e-9 * torch.eye(2)[torch.arange(8) % 2], torch.arange(8) // 2 % 2
+    alone = evaluate_retrieval(embeddings, labels, group_size=None)
+    sets = {"embeddings": embeddings, "labels": labels}
+    for other in evaluated([torch.arange(0, 8, 2), torch.arange(1, 8, 2)], sets, group_size=None):
+        assert_same(alone, other)
+
+
 def test_places_order_the_items_of_one_process_as_well():
     labels, embeddings = torch.tensor([0, 1, 0, 1]), torch.randn(4, 3)
     order = torch.tensor([2, 0, 3, 1])

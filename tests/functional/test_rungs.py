@@ -316,6 +316,18 @@ class TestDecisions:
         assert math.isfinite(first.highest.cut)
         assert found.walks == 1
 
+    @pytest.mark.parametrize("listed", [1, 40, 300])
+    def test_relevant_keys_above_those_that_are_listed_are_counted(self, listed, monkeypatch):
+        monkeypatch.setattr(pooled_counts, "COLLECTED_SHARE", 0.3)
+        monkeypatch.setattr(pooled_counts, "LISTED_BYTES", 10**8 // listed)  # of 10**8 that are free at most
+        case = pooled_case("separated", "cosine", 260, 10)
+        request = request_for(case, thresholds=(), false_match_rates=(0.001, 0.01))
+        with engine(rung="float32", pilot=True, layout=(64, 64, ALL)):
+            _, first = check_decisions(case, request, capacity=100_000)
+        known = first._known_cells()
+        assert math.isfinite(first.highest.cut)
+        assert first.positives[known.stop :].sum() > 0
+
     @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
     @pytest.mark.parametrize("rung", ["bfloat16", "float32"])
     @pytest.mark.parametrize("kind", ["hard", "few-values"])
@@ -346,6 +358,24 @@ class TestDecisions:
             with engine(rung="float64", pilot=True, threads=2, layout=(32, 32, ALL)):
                 check_decisions(case, request_for(case), capacity, Narrow)
         assert len(ranges) == 2
+
+    def test_a_threshold_below_the_range_of_the_sample_accepts_the_negatives_there(self):
+        """The sample held no negative, so all of them lie below the first cell, and so does the threshold."""
+        queries = torch.nn.functional.normalize(torch.randn(40, 12) * 0.1 + torch.eye(12)[0], dim=1)
+        queries[0] *= -1
+        case = {"queries": queries, "query_labels": torch.arange(40).clamp(max=1), "similarity": "cosine"}
+        positives, negatives = all_pairs(case)
+        assert negatives.max() < positives.min() - 0.5
+
+        class Positives(PooledCounts):
+            def narrow(self, low, high):
+                super().narrow(float(positives.min()), high)
+
+        request = PooledRequest((0.5,), thresholds=(-1.0, float(np.median(negatives)), 0.0))
+        with engine(rung="float64", pilot=True, layout=(64, 64, ALL)):
+            found, first = check_decisions(case, request, look=Positives)
+        assert first.negatives[1:].sum() == 0
+        assert found.at_threshold[-1.0].false_positives == len(negatives)
 
     def test_near_collapsed_data_needs_one_walk(self):
         case = pooled_case("near-collapsed", "cosine", 300, 10)
