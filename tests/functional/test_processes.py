@@ -383,15 +383,16 @@ def test_work_is_shared_fairly():
 
 
 class TestErrors:
-    def test_a_process_that_fails_takes_the_others_with_it(self):
+    @pytest.mark.parametrize("other", [1, 2])
+    def test_a_process_that_fails_takes_the_others_with_it(self, other):
         def work(processes: Thread):
-            embeddings = torch.randn(8, 3 if processes.rank != 1 else 2)
+            embeddings = torch.randn(8, 3 if processes.rank != other else 2)
             return evaluate_retrieval(embeddings, torch.arange(8) % 2, processes=processes)
 
         outcomes = in_threads(3, work)
         assert [type(error) for error in outcomes] == [ValueError] * 3
         (words,) = {str(error) for error in outcomes}
-        assert words.startswith("evaluate_retrieval: embeddings have dimension 3 in process 0, 2 in process 1.")
+        assert words.startswith(f"evaluate_retrieval: embeddings have dimension 3 in process 0, 2 in process {other}.")
 
     @pytest.mark.parametrize("when", ["early", "late"])
     def test_an_error_of_one_is_an_error_of_all(self, when, monkeypatch):
