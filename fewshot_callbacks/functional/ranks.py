@@ -170,7 +170,7 @@ PART_ROWS = 256
 """No more rows of a tile than these are made at once."""
 
 SHARE_OF_PANELS = 0.25
-SHARE_OF_LAYOUT = 0.5
+SHARE_OF_LAYOUT = 0.6
 """Shares of the budget for what is being worked on, and for that and the counters together."""
 SHARE_OF_KEPT = 0.2
 """Share of the budget for operands and tables that are kept so as not to make them anew for each tile."""
