@@ -95,7 +95,7 @@ class RelevantKeys:
         """Keys of queries x gallery of classes of one shape; excluded pairs are +inf. Also where the part begins."""
         blocks, rows = queries.shape
         gallery_order = self.candidates.gallery_order
-        per_vector = 8 * self.scores.dim * 8  # a few float64 slices of each vector
+        per_vector = 8 * self.scores.dim * 8  # a few float64 copies of each vector
         at_once = max(1, self.memory_bytes // 4 // (per_vector * (rows + width) + 32 * rows * width))
         if at_once > 1 or blocks > 1:
             at_once = min(at_once, max(1, 2**22 // (per_vector * (rows + width))) * 4)

@@ -15,9 +15,6 @@ from fewshot_callbacks.functional.similarity import DOUBLE, EXACT, HALF, SINGLE
 MANY_OPEN = 0.002
 """Share of a tile's pairs from which a float64 product of the whole tile is cheaper than their keys one by one."""
 
-MANY_KEYS = 0.01
-"""Share of a tile's pairs from which the exact product of the whole tile is cheaper than their keys one by one."""
-
 
 class Tile(NamedTuple):
     """Estimated keys of some queries against some negatives; -inf where the pair is no negative candidate."""
@@ -129,7 +126,7 @@ class TorchWalk:
         return open_share
 
     def keys_of(self, tile: Tile, rows: Int[Tensor, "pairs"], columns: Int[Tensor, "pairs"]) -> Float[Tensor, "pairs"]:
-        """The keys of some pairs of a tile, by the cheapest exact way."""
+        """The keys of some pairs of a tile, made once for equal pairs."""
         scores, numbers = self.meeting.scores, self.meeting.numbers
         if tile.rung == EXACT:
             return tile.estimates[rows, columns].double()
@@ -143,9 +140,5 @@ class TorchWalk:
                 0, back, torch.arange(len(pair), device=pair.device), "amin"
             )
             query, gallery = query[first], gallery[first]
-            rows, columns = rows[first], columns[first]
-        if len(query) > MANY_KEYS * tile.estimates.numel():
-            keys = scores.keys(tile.rows.index, tile.columns.index)[rows, columns]
-        else:
-            keys = scores.pair_keys(query, gallery)
+        keys = scores.pair_keys(query, gallery)
         return keys if back is None else keys[back]
