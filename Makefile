@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test format notebook bench mutants clean
+.PHONY: demo test test-all format notebook bench mutants clean
 
 demo: $(READY)
 	$(BIN)/fewshot demo
@@ -16,6 +16,10 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# property tests on new random examples each time
+test-all: $(READY)
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --hypothesis-profile random
 
 format: $(READY)
 	$(BIN)/ruff format .

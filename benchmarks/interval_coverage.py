@@ -36,12 +36,14 @@ from scipy.special import betaincinv, expit, logit, ndtr, ndtri, stdtrit
 from scipy.stats import binom
 
 from fewshot_callbacks.functional import (
+    EpisodeAccuracy,
     Interval,
     clustered_mean_interval,
     evaluate_retrieval,
     mean_interval,
     paired_difference_interval,
 )
+from fewshot_callbacks.functional.grouped_recall import over_splits
 from fewshot_callbacks.functional.intervals import independent_difference_interval
 
 TRUTHS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.995)
@@ -136,16 +138,17 @@ def jackknife(means: Rows, sizes: Sizes) -> tuple[Ends, Ends]:
     return (mean, error), (freedom, np.where(same, 0, third / second**1.5))
 
 
-def of_equal(mean: Row, units: int) -> Ends:
+def of_equal(mean: Row, units: int | Sizes) -> Ends:
     weight = 0.025 ** (1 / units)
     return mean * weight, 1 - (1 - mean) * weight
 
 
-def of_metric(means: Rows, sizes: Sizes) -> Ends:
+def of_metric(means: Rows, sizes: Sizes, parts: int = 1) -> Ends:
     (mean, error), (freedom, _) = jackknife(means, sizes)
     inside = np.where(error > 0, mean, 0.5)
     reach = stdtrit(freedom, 0.975) * error / (inside * (1 - inside))
-    equal = of_equal(mean, means.shape[1])
+    units = means.shape[1] * np.where((mean == 0) | (mean == 1), parts, 1)
+    equal = of_equal(mean, units)
     low, high = (
         np.where(error > 0, expit(logit(inside) + sign * reach), e) for sign, e in zip((-1, 1), equal, strict=True)
     )
@@ -228,11 +231,14 @@ def micro(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
     )
 
 
-def over_units(means: Rows, truth: float) -> Draw:
+def over_units(means: Rows, truth: float, parts: int = 1) -> Draw:
     """The mean of one value for each class or group."""
     ones = np.ones(means.shape, dtype=np.int64)
-    found, before = of_metric(means, ones), normal(means, ones)
-    return Draw(found, before, truth, all_equal(means), lambda index: mean_interval(torch.from_numpy(means[index])))
+
+    def one(index: int) -> Interval:
+        return mean_interval(torch.from_numpy(means[index]), parts=parts)
+
+    return Draw(of_metric(means, ones, parts), normal(means, ones), truth, all_equal(means), one)
 
 
 def macro(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
@@ -250,7 +256,49 @@ def groups_of(truth: float, regime: Regime, sets: int, rng: np.random.Generator)
 
 def grouped(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
     """Grouped Recall@1: the mean over groups of 5 classes."""
-    return over_units(groups_of(regime.truth, regime, sets, rng), regime.truth)
+    return over_units(groups_of(regime.truth, regime, sets, rng), regime.truth, parts=5)
+
+
+def splits(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
+    """Grouped Recall@1 averaged over 4 splits of the same classes into groups of 5: the mean of the splits' intervals."""
+    hits = rng.binomial(regime.queries, recalls(regime.truth, regime.spread, rng.random((sets, regime.units * 5))))
+    of_splits = []
+    for _ in range(4):
+        order = rng.permuted(np.broadcast_to(np.arange(hits.shape[1]), hits.shape), axis=1)
+        in_groups = np.take_along_axis(hits, order, axis=1).reshape(sets, regime.units, 5)
+        of_splits.append(in_groups.sum(axis=2) / (5 * regime.queries))
+    ones = np.ones(of_splits[0].shape, dtype=np.int64)
+    low, high = np.mean([of_metric(means, ones, parts=5) for means in of_splits], axis=0)
+    normal_low, normal_high = np.mean([normal(means, ones) for means in of_splits], axis=0)
+
+    def one(index: int) -> Interval:
+        return over_splits(mean_interval(torch.from_numpy(means[index]), parts=5) for means in of_splits)
+
+    perfect = np.all([all_equal(means) for means in of_splits], axis=0)
+    return Draw((low, high), (normal_low, normal_high), regime.truth, perfect, one)
+
+
+def episodes(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
+    """Accuracy of 5-way episodes with 8 queries of each class, the classes drawn anew from many for each episode."""
+    accuracy = groups_of(regime.truth, regime, sets, rng)
+    ones = np.ones(accuracy.shape, dtype=np.int64)
+
+    def one(index: int) -> Interval:
+        values = accuracy[index]
+        found = EpisodeAccuracy(
+            values.mean(),
+            values.std(ddof=1),
+            0.0,
+            len(values),
+            5,
+            1,
+            regime.queries,
+            "",
+            per_episode=torch.from_numpy(values),
+        )
+        return found.interval
+
+    return Draw(of_metric(accuracy, ones), normal(accuracy, ones), regime.truth, all_equal(accuracy), one)
 
 
 def paired(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
@@ -301,11 +349,11 @@ def independent(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
     truths = regime.truth, worse(regime.truth)
     sides = [groups_of(truth, regime, sets, rng) for truth in truths]
     first, second = (side.mean(axis=1) for side in sides)
-    one, other = (of_metric(side, np.ones(side.shape, dtype=np.int64)) for side in sides)
+    one, other = (of_metric(side, np.ones(side.shape, dtype=np.int64), parts=5) for side in sides)
     error = 1.96 * np.sqrt(sum(side.var(axis=1, ddof=1) / regime.units for side in sides))
 
     def of_one(index: int) -> Interval:
-        intervals = [mean_interval(torch.from_numpy(side[index])) for side in sides]
+        intervals = [mean_interval(torch.from_numpy(side[index]), parts=5) for side in sides]
         return independent_difference_interval(float(first[index]), intervals[0], float(second[index]), intervals[1])
 
     return Draw(
@@ -335,6 +383,8 @@ def kinds(truths: tuple[float, ...], units: tuple[int, ...]) -> list[Kind]:
         Kind("mean over queries, classes of unequal size", micro, regimes((10, 100), (True,))),
         Kind("mean over classes (macro), unequal size", macro, regimes((10, 100), (True,))),
         Kind("Grouped Recall, mean over groups", grouped, regimes((8,), (False,))),
+        Kind("Grouped Recall, four splits", splits, regimes((8,), (False,))),
+        Kind("accuracy of episodes", episodes, regimes((8,), (False,))),
         Kind("paired difference, mean over queries", paired, regimes((10, 100), (False, True))),
         Kind("paired difference of Grouped Recall", paired_groups, regimes((8,), (False,))),
         Kind("difference of Grouped Recall of two sets", independent, regimes((8,), (False,))),

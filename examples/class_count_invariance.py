@@ -1,4 +1,4 @@
-"""Is my embedding overfitting, or does my validation set just have more classes? What Grouped Recall@K adds, on the glyphs.
+"""Is my embedding overfitting, or does my validation set just have more classes? What Grouped Recall@K adds.
 
 Run it as it is:    python examples/class_count_invariance.py
 It trains six small networks in two or three minutes on two cores, and writes to runs/class_count_invariance:
@@ -10,6 +10,8 @@ It trains six small networks in two or three minutes on two cores, and writes to
 5. With --model-size, the same gap of networks of 8 to 128 filters a layer, three trainings of each: 15 minutes more.
 
 The weights of each training are kept beside the tables: a second run, or one that was interrupted, goes on from there.
+
+--data icons does all this on the icon themes of this machine (docs/icons.md), in a folder of its own.
 
 It follows the experiments of Zhdanov and Karpukhin, who proposed the metric, on data that needs no download.
 docs/class_count_invariance.md shows what came out.
@@ -32,6 +34,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.functional import spearman_corrcoef
 
 from fewshot_callbacks import Conv4, GeneralizationGapMonitor, GlyphSet, evaluate_retrieval
+from fewshot_callbacks.data import IconThemes
 from fewshot_callbacks.functional import GeneralizationGap, GroupedRecall, Interval, class_subset
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -46,6 +49,7 @@ halvings = 20
 seed = 0
 # ---------------------------------------------------------------------------------------------------------------------
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--data", choices=("glyphs", "icons"), default="glyphs")
 parser.add_argument("--epochs", type=int, default=epochs)
 parser.add_argument("--dropouts", type=float, nargs="+", default=dropouts)
 parser.add_argument("--model-size", action="store_true", help="also the gap of small and of large networks")
@@ -53,8 +57,10 @@ parser.add_argument("--widths", type=int, nargs="+", default=widths, help="filte
 parser.add_argument(
     "--seeds", type=int, nargs="+", default=seeds, help="of the trainings for --model-size, two or more"
 )
-parser.add_argument("--output", type=Path, default=Path("runs/class_count_invariance"))
+parser.add_argument("--output", type=Path, default=None, help="by default runs/class_count_invariance")
 options = parser.parse_args()
+channels = 3 if options.data == "icons" else 1
+options.output = options.output or Path("runs/class_count_invariance" + ("_icons" if channels == 3 else ""))
 if options.model_size and len(options.seeds) < 2:
     parser.error(f"--seeds {options.seeds[0]}: the spread over trainings needs at least two seeds.")
 options.output.mkdir(parents=True, exist_ok=True)
@@ -63,13 +69,13 @@ logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 
 
 class Classifier(LightningModule):
-    """An ordinary classifier of the training characters; the layer before the last one is the embedding."""
+    """An ordinary classifier of the training classes; the layer before the last one is the embedding."""
 
     def __init__(self, dropout: float, width: int) -> None:
         super().__init__()
-        self.encoder = Conv4(in_channels=1, width=width)
+        self.encoder = Conv4(in_channels=channels, width=width)
         self.head = nn.Sequential(nn.Dropout(dropout), nn.LazyLinear(training_classes))
-        self.head(self.encoder(torch.zeros(2, 1, 32, 32)))  # the number of features is known now
+        self.head(self.encoder(torch.zeros(2, channels, 32, 32)))  # the number of features is known now
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.encoder(images)
@@ -134,8 +140,18 @@ def gap_of(module: Classifier) -> GeneralizationGap:
     return monitor.gap
 
 
-def labelled(glyphs: GlyphSet, chosen: torch.Tensor) -> TensorDataset:
-    data = TensorDataset(glyphs.images[chosen].float().div(255), glyphs.labels[chosen].unique(return_inverse=True)[1])
+def load(split: str) -> GlyphSet | IconThemes:
+    return IconThemes.load(split) if options.data == "icons" else GlyphSet.load(split)
+
+
+def labelled(*parts: tuple[GlyphSet | IconThemes, torch.Tensor]) -> TensorDataset:
+    """Chosen items of one set, or of several with different classes."""
+    images, labels, classes = [], [], 0
+    for part, chosen in parts:
+        images.append(part.__getitems__(chosen.tolist())[0])
+        labels.append(part.labels[chosen].unique(return_inverse=True)[1] + classes)
+        classes = int(labels[-1].max()) + 1
+    data = TensorDataset(torch.cat(images), torch.cat(labels))
     data.labels = data.tensors[1]  # by which classes can be drawn
     return data
 
@@ -201,14 +217,10 @@ def save(content: object, file: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- the data
 seed_everything(seed, verbose=False)
-train_glyphs = GlyphSet.load("train")
-known = labelled(train_glyphs, class_subset(train_glyphs.labels, training_classes, seed=seed))
-others = [GlyphSet.load(split) for split in ("val", "test")]  # scripts that training does not hold
-unseen = TensorDataset(
-    torch.cat([glyphs.images for glyphs in others]).float().div(255),
-    torch.cat([others[0].labels, others[1].labels + len(others[0].characters)]),
-)
-unseen.labels = unseen.tensors[1]
+to_train_on = load("train")
+known = labelled((to_train_on, class_subset(to_train_on.labels, training_classes, seed=seed)))
+# Glyphs: scripts that training does not hold; icons: names.
+unseen = labelled(*((part, torch.arange(len(part))) for part in (load("val"), load("test"))))
 classes = int(unseen.labels.max()) + 1
 console.print(
     f"{len(known):,} images of {training_classes} classes to train on, {len(unseen):,} of {classes} unseen classes"
@@ -411,7 +423,7 @@ if of_width:
 for filters, gaps in of_width.items():
     grouped, plain = ([getattr(gap, metric)[1] for _, gap in gaps] for metric in ("grouped", "recall"))
     values = [one.value for one in grouped]
-    cells = [str(filters), f"{sum(p.numel() for p in Conv4(1, filters).parameters()):,}"]
+    cells = [str(filters), f"{sum(p.numel() for p in Conv4(channels, filters).parameters()):,}"]
     cells += [percent(over_seeds([getattr(one, side) for one in grouped])[0]) for side in ("first", "second")]
     cells.append(with_ends(over_seeds(values)[0], mean_interval([one.interval for one in grouped])))
     cells.append(f"{percent(min(values))} to {percent(max(values))}")

@@ -1,9 +1,11 @@
-"""Does the distance-ratio (DR) head help? The experiments of Kim, Parviainen and Malde, on the glyphs.
+"""Does the distance-ratio (DR) head help? The experiments of Kim, Parviainen and Malde, on the glyphs or on icons.
 
 Run it as it is:    python examples/reproduce_distance_ratio.py --quick      (two or three minutes on two cores)
 All of it:          python examples/reproduce_distance_ratio.py              (an hour; stop and start it as you like)
 The early lead:     python examples/reproduce_distance_ratio.py --early      (ten seeds, 120 episodes a network)
 The other backbone: python examples/reproduce_distance_ratio.py --backbone resnet18 --tasks 1-shot --seeds 0
+The icon themes:    python examples/reproduce_distance_ratio.py --data icons     (1-shot; see docs/icons.md)
+Unseen styles:      python examples/reproduce_distance_ratio.py --data icons --split themes
 
 It trains 5-way prototypical networks with the softmax and the DR head: 1-shot, 5-shot, and 5-shot with the nearest
 support point in place of the mean (with one shot both are the same network). It writes to runs/distance_ratio:
@@ -47,7 +49,9 @@ from fewshot_callbacks import (
     SoftmaxHead,
     TrainingDynamicsMonitor,
     compare_dynamics,
+    evaluate_retrieval,
 )
+from fewshot_callbacks.data import IconThemesDataModule
 from fewshot_callbacks.functional import sample_episodes
 from fewshot_callbacks.protonet import evaluate_episodes, squared_distances
 
@@ -68,10 +72,15 @@ parser.add_argument(
 parser.add_argument(
     "--early", action="store_true", help="ten seeds and 120 episodes a network: is the lead of DR more than luck?"
 )
+parser.add_argument("--data", choices=("glyphs", "icons"), default="glyphs")
+parser.add_argument(
+    "--split", choices=("classes", "themes", "both"), default="classes", help="of the icons: what the test has not seen"
+)
 parser.add_argument("--backbone", choices=("conv4", "resnet18"), default="conv4")
 parser.add_argument(
-    "--tasks", nargs="+", choices=tuple(tasks), default=tuple(tasks), metavar="TASK", help=", ".join(tasks)
-)
+    "--tasks", nargs="+", choices=tuple(tasks), default=None, metavar="TASK",
+    help=f"of {', '.join(tasks)}; by default all of them, on icons 1-shot: their classes are small",
+)  # fmt: skip
 parser.add_argument(
     "--episodes", type=int, default=None, help=f"of training, for each network; by default {episodes:,}"
 )
@@ -85,14 +94,18 @@ if options.quick and options.early:
     parser.error("--quick trains one seed and --early ten. Use one of them.")
 if options.quick or options.early:
     episodes, seeds, validate_every, measure_every = 120, tuple(range(1 if options.quick else 10)), 60, 2
+if options.split != "classes" and options.data != "icons":
+    parser.error(f"--split {options.split} is of icons: the glyphs are split by script. Add --data icons.")
 options.seeds = options.seeds or seeds
-tasks = {task: tasks[task] for task in options.tasks}
+tasks = {task: tasks[task] for task in options.tasks or (tasks if options.data == "glyphs" else ["1-shot"])}
 options.episodes = options.episodes or episodes
 validate_every, measure_every = min(validate_every, options.episodes), min(measure_every, options.episodes)
 if options.episodes % validate_every:
     parser.error(f"--episodes {options.episodes} must be a multiple of {validate_every}, after which it validates.")
 kind = "_quick" if options.quick else "_early" if options.early else ""
 kind += f"_{options.backbone}" if options.backbone != "conv4" else ""
+kind = f"_icons{kind}" if options.data == "icons" else kind
+kind += f"_{options.split}" if options.split != "classes" else ""
 output = options.output or Path("runs") / f"distance_ratio{kind}"
 output.mkdir(parents=True, exist_ok=True)
 if options.threads:
@@ -128,6 +141,15 @@ class Curves(Callback):
         self.train, self.val, self.window = state["train"], state["val"], state["window"]
 
 
+def data_of(shots: int, seed: int) -> GlyphDataModule | IconThemesDataModule:
+    """The episodes of a task; those of the icons have as many queries as their smallest class allows."""
+    sizes = {"ways": ways, "shots": shots, "episodes": validate_every, "seed": seed}
+    sizes |= {"test_ways": ways, "test_shots": shots, "test_episodes": test_episodes}
+    if options.data == "icons":
+        return IconThemesDataModule(split=options.split, **sizes)
+    return GlyphDataModule(queries=queries, test_queries=test_queries, **sizes)
+
+
 def run(task: str, head: str, seed: int) -> dict[str, Any]:
     """Train and test one network, or read what an earlier call found."""
     folder = output / f"{task.replace(', ', '_')}_{head}_seed{seed}"
@@ -143,13 +165,15 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
         return result
     shots, representation = tasks[task]
     seed_everything(seed, verbose=False)  # both heads begin with the same weights and see the same episodes
-    data = GlyphDataModule(
-        ways=ways, shots=shots, queries=queries, episodes=validate_every, seed=seed,
-        test_ways=ways, test_shots=shots, test_queries=test_queries, test_episodes=test_episodes,
-    )  # fmt: skip
-    protocol = {"ways": ways, "shots": shots, "queries": test_queries, "episodes": test_episodes, "seed": 0}
+    data = data_of(shots, seed)
+    protocol = {"ways": ways, "shots": shots, "queries": data.test_queries, "episodes": test_episodes, "seed": 0}
     net = ProtoNet(
-        options.backbone, head, in_channels=1, shots=shots, representation=representation, evaluation=protocol
+        options.backbone,
+        head,
+        in_channels=data.in_channels,
+        shots=shots,
+        representation=representation,
+        evaluation=protocol,
     )
     curves = Curves(every=max(1, options.episodes // 60))
     dynamics = TrainingDynamicsMonitor(every_n_steps=measure_every, file=None)
@@ -177,18 +201,20 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
         )
 
     best_net = ProtoNet.load_from_checkpoint(best.best_model_path, map_location="cpu").eval()
-    glyphs = data.glyphs("test")
     with torch.no_grad():
-        embeddings = torch.cat([best_net(images.float().div(255)) for images in glyphs.images.split(512)])
+        embedded = [(best_net(images), of_images) for images, of_images in data.test_dataloader()]
+    embeddings, labels = map(torch.cat, zip(*embedded, strict=True))
     test = {}
     for number in (ways, hard_ways):
         drawn = sample_episodes(
-            glyphs.labels, ways=number, shots=shots, queries=test_queries, episodes=test_episodes, seed=0
+            labels, ways=number, shots=shots, queries=data.test_queries, episodes=test_episodes, seed=0
         )
-        accuracy = evaluate_episodes(embeddings, glyphs.labels, best_net.head, drawn, representation=representation)
+        accuracy = evaluate_episodes(embeddings, labels, best_net.head, drawn, representation=representation)
         test[str(number)] = {"mean": accuracy.mean, "ci95": accuracy.ci95, "hash": accuracy.episodes_hash}
+    retrieval = evaluate_retrieval(embeddings, labels, recall_k=(1,), precisions=())
     result = {
         "task": task, "head": head, "seed": seed, "test": test,
+        "mAP": retrieval.mAP, "Recall@1": retrieval.recall_at[1],
         "backbone": options.backbone, "episodes": options.episodes,
         "train": curves.train, "val": curves.val, "dynamics": dynamics.history.to_dict(),
         "rho": best_net.head.rho.item() if head == "dr" else None,
@@ -300,6 +326,27 @@ if len(options.seeds) > 1:
     lines.append(f"| DR - softmax, paired, 95 % interval over {len(options.seeds)} seeds | {shown} |")
     shown = " | ".join(f"{d['DR ahead']} of {len(options.seeds)}" for d in paired.values())
     lines.append(f"| seeds with DR ahead | {shown} |")
+
+measured = [task for task in tasks if all("mAP" in results[task, head, s] for head in heads for s in options.seeds)]
+if measured:  # results of earlier versions have none
+    names = [f"{name}, {task}" for name in ("mAP", "Recall@1") for task in measured]
+    lines += ["", f"| retrieval among the test images | {' | '.join(names)} |"]
+    lines.append(f"| --- | {' | '.join('---:' for _ in names)} |")
+    columns = {
+        head: [
+            [results[task, head, s][name] for s in options.seeds] for name in ("mAP", "Recall@1") for task in measured
+        ]
+        for head in heads
+    }
+    for head, title in heads.items():
+        shown = " | ".join(f"{statistics.mean(of):.3f} ({', '.join(f'{v:.3f}' for v in of)})" for of in columns[head])
+        lines.append(f"| {title}, mean (seeds) | {shown} |")
+    if len(options.seeds) > 1:
+        pairs = zip(columns["dr"], columns["softmax"], strict=True)
+        tests = [(np.subtract(dr, softmax).mean(), stats.ttest_rel(dr, softmax)) for dr, softmax in pairs]
+        ends = [(mean, test.confidence_interval(0.95)) for mean, test in tests]
+        shown = " | ".join(f"{mean:+.3f} [{end.low:+.3f}, {end.high:+.3f}]" for mean, end in ends)
+        lines.append(f"| DR - softmax, paired, 95 % interval over {len(options.seeds)} seeds | {shown} |")
 
 steps = [step for step, _ in results[next(iter(tasks)), "dr", options.seeds[0]]["val"]]
 early = sorted({0, len(steps) // 2, len(steps) - 1})  # the first validation, the one in the middle, the last

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
         RetrievalMonitor,
         TrainingDynamicsMonitor,
     )
-    from fewshot_callbacks.data import EpisodicBatchSampler, GlyphDataModule, GlyphSet, ImageFolderDataModule
+    from fewshot_callbacks.data import (
+        ClassBalancedBatchSampler,
+        EpisodicBatchSampler,
+        GlyphDataModule,
+        GlyphSet,
+        ImageFolderDataModule,
+    )
     from fewshot_callbacks.functional import (
         DynamicsHistory,
         RetrievalReport,
@@ -33,11 +39,13 @@ if TYPE_CHECKING:
         training_dynamics,
         variance_ratio,
     )
+    from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss
     from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation, VarianceRatio, all_processes
     from fewshot_callbacks.protonet import (
         ClassVectors,
         Conv4,
         DistanceRatioHead,
+        EmbeddingModule,
         EpisodeProtocol,
         ProtoNet,
         SoftmaxHead,
@@ -52,7 +60,13 @@ _HOME = {
         "RetrievalMonitor",
         "TrainingDynamicsMonitor",
     ),
-    "data": ("EpisodicBatchSampler", "GlyphDataModule", "GlyphSet", "ImageFolderDataModule"),
+    "data": (
+        "ClassBalancedBatchSampler",
+        "EpisodicBatchSampler",
+        "GlyphDataModule",
+        "GlyphSet",
+        "ImageFolderDataModule",
+    ),
     "functional": (
         "DynamicsHistory",
         "RetrievalReport",
@@ -67,11 +81,13 @@ _HOME = {
         "training_dynamics",
         "variance_ratio",
     ),
+    "losses": ("BinaryCodes", "SoftAveragePrecisionLoss"),
     "metrics": ("DiscriminantRatio", "RetrievalEvaluation", "VarianceRatio", "all_processes"),
     "protonet": (
         "ClassVectors",
         "Conv4",
         "DistanceRatioHead",
+        "EmbeddingModule",
         "EpisodeProtocol",
         "ProtoNet",
         "SoftmaxHead",
@@ -82,12 +98,15 @@ _LAYER_OF = {name: layer for layer, names in _HOME.items() for name in names}
 
 __version__ = version("fewshot-callbacks")
 __all__ = [
+    "BinaryCodes",
+    "ClassBalancedBatchSampler",
     "ClassVectors",
     "Conv4",
     "DiscriminantRatio",
     "DiscriminantRatioMonitor",
     "DistanceRatioHead",
     "DynamicsHistory",
+    "EmbeddingModule",
     "EmbeddingSource",
     "EpisodeProtocol",
     "EpisodicBatchSampler",
@@ -99,6 +118,7 @@ __all__ = [
     "RetrievalEvaluation",
     "RetrievalMonitor",
     "RetrievalReport",
+    "SoftAveragePrecisionLoss",
     "SoftmaxHead",
     "SupportClassifier",
     "TrainingDynamicsMonitor",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torch.utils.data import DistributedSampler
@@ -123,3 +126,14 @@ def rehearsing(module: nn.Module, seed: int) -> Iterator[None]:
 
 def _copy(buffer: torch.Tensor | None) -> torch.Tensor | None:
     return None if buffer is None else buffer.detach().clone()
+
+
+@rank_zero_only
+def warn(words: str) -> None:
+    """Warn on the first rank, whether or not Python has shown the same words before.
+
+    `warnings.warn` notes in the calling module what it has shown, and does not show it again in the same process, so that
+    a second fit in a notebook would say nothing. `warn_explicit` without such a record shows it. Filters apply as usual.
+    """
+    frame = sys._getframe(2)  # past rank_zero_only
+    warnings.warn_explicit(words, UserWarning, frame.f_code.co_filename, frame.f_lineno, frame.f_globals["__name__"])

@@ -12,6 +12,7 @@ from fewshot_callbacks.functional.settings import RetrievalSettings
 RETRIEVAL = {
     "similarity": "cosine",
     "recall_k": (1, 5, 10),
+    "ir_recall_k": (),
     "map_k": (),
     "precision_k": (),
     "ndcg_k": (),
@@ -27,6 +28,8 @@ RETRIEVAL = {
     "grouped_k": (1,),
     "group_size": 10,
     "group_seed": 0,
+    "label_groups": None,
+    "grouped_unmatched": "exclude",
     "ties": "expected",
     "query_ids": None,
     "gallery_ids": None,
@@ -42,8 +45,8 @@ RETRIEVAL = {
 """Of every function and callback that has a setting of that name."""
 
 OTHERS = {
-    "evaluate_multilabel": {"ndcg_k": (10,)},
-    "grouped_recall": {"k": 1, "repeats": 1, "seed": 0},
+    "evaluate_multilabel": {"ndcg_k": (10,), "ndcg_gain": "exponential"},
+    "grouped_recall": {"k": 1, "groups": None, "unmatched": "exclude", "repeats": 1, "seed": 0},
     "label_groups": {"seed": 0, "repeats": 1},
     "class_subset": {"seed": 0},
     "plan_evaluation": {"relevant": 64},
@@ -62,7 +65,17 @@ OTHERS = {
         "val_loader": 0, "classes": 100, "items_per_class": None, "k": (1,), "seed": 0, "every_n_epochs": 1,
         "max_share": 0.1, "prefix": "gap", "prog_bar": False, "strict": None,
     },
-    "RetrievalMonitor": {"prog_bar": True, "strict": None, "prefix": None, "gallery_loader": None, "gallery_flag": None},
+    "RetrievalMonitor": {
+        "ndcg_gain": "exponential", "prog_bar": True, "strict": None, "prefix": None, "gallery_loader": None,
+        "gallery_flag": None,
+    },
+    "EmbeddingModule": {
+        "in_channels": 3, "micro_batch": None, "ap_every_n_steps": 50, "learning_rate": 1e-3, "optimizer": None,
+        "scheduler": None,
+    },
+    "ClassBalancedBatchSampler": {"batches": None, "seed": 0, "epoch": 0},
+    "SoftAveragePrecisionLoss": {"bins": None, "low": 0.0, "high": 1.0, "on_empty": "raise"},
+    "BinaryCodes": {"temperature": 1.0},
     "TrainingDynamicsMonitor": {"every_n_steps": 100, "strict": None},
 }  # fmt: skip
 

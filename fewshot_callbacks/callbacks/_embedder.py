@@ -13,9 +13,10 @@ from torch import Tensor
 from fewshot_callbacks._trainer import evaluating
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, follow
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.similarity import Similarity
 
-Embed = str | Callable[[LightningModule, Any], Tensor | tuple[Tensor, Tensor]]
+Embed = str | Callable[[LightningModule, Any], Tensor | tuple[Tensor, Any]]
 """How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need be
 with a path in its output (`"encoder:pooler_output"`), or a function of (module, batch) that returns embeddings, or
 (embeddings, labels)."""
@@ -37,7 +38,7 @@ class Embedder:
         self.embed = reader.source if embed is None and isinstance(reader.source, str) else embed
         self.reader, self.owner = reader, owner
 
-    def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Tensor]:
+    def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
         """Embeddings and labels of a batch that has arrived on the device."""
         with trainer.precision_plugin.val_step_context():
             result: Any = self.embed(module, batch) if callable(self.embed) else self._called(module, batch)

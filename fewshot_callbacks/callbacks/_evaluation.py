@@ -12,6 +12,7 @@ from torch.utils.data import DistributedSampler
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
 from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSource, Source
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.metrics.processes import gather_objects, process_count
 
 STEPS = {"val": "validation_step", "test": "test_step"}
@@ -47,7 +48,7 @@ class EvaluationMonitor(Callback, ABC):
 
     @abstractmethod
     def _collect(
-        self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any
+        self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
     ) -> None:
         """Take in a batch. `positions`: the places of its items in this rank's pass over the loader."""
 
@@ -161,7 +162,7 @@ class EvaluationMonitor(Callback, ABC):
         except Exception as error:  # a metric must not end a training
             self._failed[loader] = error
 
-    def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Tensor]:
+    def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         """Embeddings and labels of the step that has just ended."""
         return self._reader.read(outputs, batch, step)
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-
-from lightning.pytorch.utilities import rank_zero_only
-
+from fewshot_callbacks._trainer import warn
 from fewshot_callbacks.functional.processes import RemoteError
 
 
@@ -55,14 +51,3 @@ class FailurePolicy:
 def without_digits(words: str) -> str:
     """The words alone, by which two messages with different numbers are found to be of one kind."""
     return "".join(character for character in words if not character.isdigit())
-
-
-@rank_zero_only
-def warn(words: str) -> None:
-    """Warn on the first rank, whether or not Python has shown the same words before.
-
-    `warnings.warn` notes in the calling module what it has shown, and does not show it again in the same process, so that
-    a second fit in a notebook would say nothing. `warn_explicit` without such a record shows it. Filters apply as usual.
-    """
-    frame = sys._getframe(2)  # past rank_zero_only
-    warnings.warn_explicit(words, UserWarning, frame.f_code.co_filename, frame.f_lineno, frame.f_globals["__name__"])

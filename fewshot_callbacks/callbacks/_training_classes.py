@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import Trainer
-from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.functional._checks import LABEL_DTYPES, as_tensor
+from fewshot_callbacks.functional._labels import Labels, as_labels, joined_labels, read_labels
 from fewshot_callbacks.functional.subsets import class_subset
 from fewshot_callbacks.metrics.processes import process_count
 
@@ -49,7 +48,7 @@ class TrainingClasses:
     def __init__(
         self,
         data: TrainingData | None,
-        labels: Tensor | Sequence[int] | None,
+        labels: Any | None,
         classes: int | None,
         items_per_class: int | None,
         seed: int,
@@ -98,7 +97,7 @@ class TrainingClasses:
             )
         return data
 
-    def _labels_of(self, dataset: Any) -> Tensor:
+    def _labels_of(self, dataset: Any) -> Labels:
         labels = self.labels
         if labels is None:
             labels = labels_in(dataset)
@@ -107,13 +106,10 @@ class TrainingClasses:
                 f"{self.owner}: {type(dataset).__name__} has neither labels nor targets, by which classes could be drawn "
                 "without reading every item. Pass training_labels=..., the label of each item."
             )
-        labels = as_tensor(labels, "training_labels", self.owner)
-        if labels.shape != (len(dataset),) or labels.dtype not in LABEL_DTYPES:
-            raise UsageError(
-                f"{self.owner}: the training labels are {labels.dtype} of shape {tuple(labels.shape)}; one "
-                f"integer for each of the {len(dataset)} items is wanted."
-            )
-        return labels
+        try:
+            return read_labels(labels, len(dataset), "training_labels", "items", self.owner)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
 
 
 def labels_in(dataset: Any) -> Any:
@@ -127,14 +123,14 @@ def labels_in(dataset: Any) -> Any:
             return getattr(dataset, name)
     if isinstance(dataset, Subset):
         whole = labels_in(dataset.dataset)
-        return None if whole is None else as_tensor(whole, "labels", "labels_in")[torch.as_tensor(dataset.indices)]
+        return None if whole is None else as_labels(whole, "labels", "labels_in")[torch.as_tensor(dataset.indices)]
     if isinstance(dataset, ConcatDataset):
         parts = [labels_in(part) for part in dataset.datasets]
         if any(part is None for part in parts):
             return None
-        return torch.cat([as_tensor(part, "labels", "labels_in") for part in parts])
+        return joined_labels([as_labels(part, "labels", "labels_in") for part in parts], "labels_in")
     if isinstance(dataset, TensorDataset):
         last = dataset.tensors[-1]
-        return last if last.ndim == 1 and last.dtype in LABEL_DTYPES else None
+        return last if last.ndim == 1 and not (last.is_floating_point() or last.is_complex()) else None
     column = next((name for name in LABEL_COLUMNS if name in (getattr(dataset, "column_names", None) or ())), None)
     return None if column is None else dataset[column][:]

@@ -12,10 +12,12 @@ from torch import Tensor
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
-from fewshot_callbacks.functional._checks import check_labels, non_finite_rows
+from fewshot_callbacks.functional._checks import non_finite_rows
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ClassScatter, unit_rows
 from fewshot_callbacks.functional.processes import Processes
 from fewshot_callbacks.functional.variance_ratio import batch_ratios, variance_ratio_of_set
+from fewshot_callbacks.metrics._words import refuse_another_form
 from fewshot_callbacks.metrics.processes import all_processes, process_count
 
 
@@ -107,7 +109,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             items = len(labels)
             values = found = batch_ratios(
                 embeddings,
-                labels.to(embeddings.device, non_blocking=True),
+                labels.codes.to(embeddings.device, non_blocking=True),
                 eps=self.eps,
                 normalize=self.normalize,
                 skip_singletons=self.skip_singletons,
@@ -117,9 +119,9 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             self._without_ratio = found[1].isnan() + self._without_ratio
             if not self._checked_first_batch:
                 self._checked_first_batch = True
-                self._warn_of_singletons(labels)
+                self._warn_of_singletons(labels.codes)
         except Exception as error:  # a metric must not end a training
-            self._policy.handle(error, "train/J is NaN.")
+            self._policy.handle(error, self._missing("train/J", "train/variance_ratio"))
         names = ("train/J", "train/variance_ratio") if self.variance_ratio else ("train/J",)
         for name, value in zip(names, values, strict=False):
             pl_module.log(name, value, on_step=True, on_epoch=False, prog_bar=self.prog_bar, batch_size=items)
@@ -142,6 +144,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                 kind="undefined batches",
             )
 
+    def _missing(self, key: str, ratio: str) -> str:
+        """What an error means for the log."""
+        return f"{key} and {ratio} are NaN." if self.variance_ratio else f"{key} is NaN."
+
     def _warn_of_singletons(self, labels: Tensor) -> None:
         """Warn if most classes of a batch have one item. Waits for the device of the labels."""
         counts = labels.unique(return_counts=True)[1]
@@ -163,10 +169,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     # ---------------------------------------------------------------------------------------------- validation and test
 
     def _collect(
-        self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any
+        self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
     ) -> None:
-        labels = check_labels(labels, len(embeddings), "labels", "embeddings", self._policy.owner)
-        embeddings = embeddings.cpu()
+        refuse_another_form(self._policy.owner, self._are_words.setdefault(loader, labels.words is not None), labels)
+        codes, embeddings = labels.codes.cpu(), embeddings.cpu()
         bad = non_finite_rows(embeddings)
         if len(bad):
             raise ValueError(
@@ -182,21 +188,22 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             # leave out what a DistributedSampler repeats, to even out the ranks, at the end
             mine = len(range(self._trainer.global_rank, dealt, process_count()))
             fresh = slice(max(0, mine - positions.start))
-            embeddings, labels = embeddings[fresh], labels[fresh]
-        moments = ClassMoments.of(embeddings, labels)
+            embeddings, codes = embeddings[fresh], codes[fresh]
+        moments = ClassMoments.of(embeddings, codes)
         self._moments[loader] = self._moments[loader].merge(moments) if loader in self._moments else moments
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         for loader, suffix in enumerate(suffixes(trainer)):
             key, value, scatter = f"{stage}/J{suffix}", torch.nan, None
+            missing = self._missing(key, f"{stage}/variance_ratio{suffix}")
             if loader in failed:
-                self._policy.handle(failed[loader], f"{key} is NaN.")
+                self._policy.handle(failed[loader], missing)
             else:
                 self._dealt(trainer, loader)
                 try:
                     value, scatter = self._ratio(self._moments.get(loader))
                 except Exception as error:  # a metric must not end a training
-                    self._policy.handle(error, f"{key} is NaN.")
+                    self._policy.handle(error, missing)
             self._log(pl_module, key, value)
             if self.variance_ratio:
                 self._log_variance_ratio(pl_module, f"{stage}/variance_ratio", suffix, scatter)
@@ -248,3 +255,4 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
 
     def _forget(self) -> None:
         self._moments: dict[int, ClassMoments] = {}
+        self._are_words: dict[int, bool] = {}

@@ -8,20 +8,23 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.functional._checks import LABEL_DTYPES
+from fewshot_callbacks.functional._labels import Labels, as_labels
+from fewshot_callbacks.functional._tensors import as_tensor, refuse_without_values
+from fewshot_callbacks.metrics.embedding_store import id_numbers
 
-Source = str | tuple[str, str] | Callable[[Any, Any], tuple[Tensor, Tensor]]
+Source = str | tuple[str, str] | Callable[[Any, Any], tuple[Any, Any]]
 """`("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or
 `"encoder:pooler_output"` what its output holds under that name. A function of (outputs, batch): (embeddings, labels)."""
 
-LabelSource = str | int | Callable[[Any], Tensor]
-"""Where the labels are in a batch: a key, a position, or a function of the batch."""
+LabelSource = str | int | Callable[[Any], Any]
+"""Where the labels, integers or words, are in a batch: a key, a position, or a function of the batch."""
 
 STEP_KEYS = ("embeddings", "labels")
 TRAINING_STEP = "training_step"
@@ -225,6 +228,8 @@ class EmbeddingReader:
         self.shared, self.owner = source, owner
         self.source = source.where
         self.labels = source.labels if labels is None else labels
+        self.number_targets: Callable[[Any, str], Any] | None = None
+        """turns multi-label targets of a step into one number for each item, where the owner takes them"""
         self._is_compiled, self._may_skip = False, False
         self._worked: set[str] = set()
 
@@ -259,7 +264,7 @@ class EmbeddingReader:
 
     # ------------------------------------------------------------------------------------------------------------- reading
 
-    def read(self, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Tensor]:
+    def read(self, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         """Embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
 
         Args:
@@ -346,11 +351,20 @@ class EmbeddingReader:
             f"Say where they are in the batch: {self.owner}(labels='key'), labels=1 for a position, or a function of it."
         )
 
-    def checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Tensor]:
+    def checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Labels]:
         """Embeddings and labels, detached, once they are found to be such; `step` gave them, for messages."""
+        if self.number_targets is not None:
+            labels = self.number_targets(labels, step)
         for name, value in (("embeddings", embeddings), ("labels", labels)):
-            if not isinstance(value, Tensor):
-                raise UsageError(f"{self.owner}: the {name} of {step} are {describe(value)}, not a tensor.")
+            if isinstance(value, Tensor):  # not a mistake of the settings: another batch may have values
+                refuse_without_values(value, name, f"{self.owner}, {step}")
+        read = self._checked_labels(labels, step)
+        if not isinstance(embeddings, Tensor):
+            try:
+                embeddings = as_tensor(embeddings, "embeddings", self.owner)
+            except ValueError as error:
+                what = f"{self.owner}: the embeddings of {step} are {describe(embeddings)}, not a tensor."
+                raise UsageError(f"{what} {error}") from error
         if embeddings.ndim > 2 and embeddings.shape[2:].numel() == 1:  # (items, dim, 1, 1) of a global pooling layer
             embeddings = embeddings.flatten(1)
         if embeddings.ndim != 2 or not embeddings.is_floating_point():
@@ -359,40 +373,62 @@ class EmbeddingReader:
                 f"{self.owner}: the embeddings of {step} are {describe(embeddings)}; one floating-point vector for each "
                 f"item is wanted, (items, dim). {fix}"
             )
-        if labels.ndim == 1 and self.shared.views > 1 and len(embeddings) == self.shared.views * len(labels):
-            labels = labels.repeat(self.shared.views)
-        if labels.shape != embeddings.shape[:1]:
+        if self.shared.views > 1 and len(embeddings) == self.shared.views * len(read):
+            read = Labels(read.codes.repeat(self.shared.views), read.words)
+        if len(read) != len(embeddings):
             raise UsageError(
-                f"{self.owner}: {step} gave {len(embeddings)} embeddings, but labels of shape {tuple(labels.shape)}; one "
-                "for each embedding is wanted, in the same order."
+                f"{self.owner}: {step} gave {len(embeddings)} embeddings, but {len(read)} labels; one for each embedding is "
+                "wanted, in the same order."
             )
-        if labels.dtype not in LABEL_DTYPES:
-            raise UsageError(
-                f"{self.owner}: the labels of {step} are {describe(labels)}; integers are wanted, such as labels.long()."
-            )
-        return embeddings.detach(), labels.detach()
+        return embeddings.detach(), read
+
+    def _checked_labels(self, labels: Any, step: str) -> Labels:
+        """Labels in any form."""
+        try:
+            return as_labels(labels, "labels", self.owner)
+        except ValueError as error:
+            raise UsageError(f"{self.owner}: the labels of {step} are {describe(labels)}. {error}") from error
 
 
-def read_flag(where: str | Callable[[Any, Any], Tensor], outputs: Any, batch: Any, owner: str) -> Tensor:
-    """The mask that says which items of a batch belong to the gallery, (items,) on the CPU."""
+def read_flag(
+    where: str | Callable[[Any, Any], Tensor], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
+) -> Tensor:
+    """The mask that says which of so many embeddings of a batch belong to the gallery, (items,) on the CPU.
+
+    With several views of each item, the mask may hold one entry for each item.
+    """
     flag = _entry("gallery_flag", where, outputs, batch, owner)
+    if isinstance(flag, np.ndarray | list) and all(isinstance(entry, bool | np.bool_) for entry in flag):
+        flag = torch.tensor(flag, dtype=torch.bool)
     if not isinstance(flag, Tensor) or flag.ndim != 1:
         raise UsageError(f"{owner}: gallery_flag gave {describe(flag)}; one boolean for each item is wanted.")
-    return flag.detach().cpu().bool()
+    mask = flag.detach().cpu().bool()
+    if len(mask) * views == items:
+        mask = mask.repeat(views)
+    if len(mask) != items:
+        raise UsageError(
+            f"{owner}: gallery_flag has {len(mask)} entries for {items} embeddings. One boolean for each item is wanted."
+        )
+    return mask
 
 
 def read_ids(
-    where: str | Callable[[Any, Any], Any], outputs: Any, batch: Any, items: int, owner: str
-) -> Tensor | list[Any]:
-    """What names each of so many items of a batch: integers on the CPU, or words."""
+    where: str | Callable[[Any, Any], Any], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
+) -> Tensor:
+    """What names each of so many embeddings of a batch, as integers on the CPU.
+
+    With several views of each item, there may be one name for each item, and each of its views then counts once.
+    """
     ids = _entry("ids", where, outputs, batch, owner)
-    of_tensor = isinstance(ids, Tensor) and ids.ndim == 1 and ids.dtype in LABEL_DTYPES
-    of_words = isinstance(ids, Sequence) and not isinstance(ids, str)
-    if not (of_tensor or of_words) or len(ids) != items:
+    if views > 1 and hasattr(ids, "__len__") and len(ids) * views == items:
+        names = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+        ids = [f"{name}, view {view}" for view in range(views) for name in names]
+    try:
+        return id_numbers(ids, items, owner)
+    except ValueError as error:
         raise UsageError(
-            f"{owner}: ids gave {describe(ids)}; an integer or a word for each of the {items} embeddings is wanted."
-        )
-    return ids.detach().cpu() if isinstance(ids, Tensor) else list(ids)
+            f"{owner}: ids gave {describe(ids)}; an integer or a word for each of the {items} embeddings is wanted. {error}"
+        ) from error
 
 
 def _entry(argument: str, where: str | Callable[[Any, Any], Any], outputs: Any, batch: Any, owner: str) -> Any:

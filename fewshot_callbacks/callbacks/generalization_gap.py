@@ -21,6 +21,7 @@ from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks._training_classes import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.generalization_gap import GeneralizationGap, generalization_gap
 from fewshot_callbacks.functional.ranking import Ties
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
@@ -97,21 +98,21 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self,
         *,
         training_data: TrainingData | None = None,
-        training_labels: Tensor | Sequence[int] | None = None,
+        training_labels: Any | None = None,
         source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
         embed: Embed | None = None,
         val_loader: int | str = 0,
         classes: int | None = 100,
         items_per_class: int | None = None,
-        k: Sequence[int] = (1,),
+        k: int | Sequence[int] = (1,),
         group_size: int = 10,
         seed: int = 0,
         every_n_epochs: int = 1,
         max_share: float | None = 0.1,
         similarity: Similarity = "cosine",
         ties: Ties = "expected",
-        memory_mb: float = 512,
+        memory_mb: float | None = 512,
         prefix: str = "gap",
         prog_bar: bool = False,
         strict: bool | None = None,
@@ -136,10 +137,10 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             )
         if not prefix:
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
-        if not k:
+        if not isinstance(k, int) and not k:
             raise ValueError(f"{call}(k={tuple(k)}) must hold at least one rank, such as (1,).")
-        self._settings = RetrievalSettings(
-            similarity=similarity, recall_k=tuple(k), grouped_k=tuple(k), group_size=group_size, group_seed=seed,
+        self._settings = RetrievalSettings.of(
+            similarity=similarity, recall_k=k, grouped_k=k, group_size=group_size, group_seed=seed,
             precisions=(), ties=ties, memory_mb=memory_mb,
         )  # fmt: skip
         self._settings.check(call)
@@ -214,7 +215,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self._latest = None
 
     def _collect(
-        self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any
+        self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
     ) -> None:
         self._store.append(embeddings, labels)
         self._latest = embeddings
@@ -300,7 +301,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
                 reports = [
                     evaluate_retrieval(
                         part.embeddings,
-                        part.labels,
+                        part.named_labels,
                         query_places=part.places,
                         processes=processes,
                         **self._settings.arguments(),
@@ -315,11 +316,11 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         """At most `items_per_class` of each, drawn from all in the order of the data set."""
         processes = all_processes()
         length = sum(processes.gather(len(shard.labels)))
-        labels = processes.placed(shard.labels, shard.places, length)
+        labels = processes.placed(shard.labels, shard.places, length)  # codes: their order does not matter here
         some = class_subset(labels, None, self.items_per_class, self.seed).sort().values
         mine = torch.isin(shard.places, some)
         places = torch.searchsorted(some, shard.places[mine])
-        return Shard(shard.embeddings[mine], shard.labels[mine], places, shard.dropped)
+        return Shard(shard.embeddings[mine], shard.labels[mine], places, shard.dropped, shard.words)
 
     def _say(self, trainer: Trainer, gap: GeneralizationGap) -> None:
         """Put it into words when it has changed."""

@@ -15,6 +15,13 @@ from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks._failures import UsageError, without_digits
 from fewshot_callbacks.callbacks._progress import evaluation_progress
+from fewshot_callbacks.callbacks._targets import (
+    TargetBook,
+    gathered,
+    refuse_settings_of_classes,
+    target_arguments,
+    target_names,
+)
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingSource,
@@ -24,13 +31,18 @@ from fewshot_callbacks.callbacks.embeddings import (
     read_ids,
     unobserved,
 )
+from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional.label_splits import Unmatched
+from fewshot_callbacks.functional.multilabel import Gain, MultilabelReport, check_gain, evaluate_multilabel
+from fewshot_callbacks.functional.processes import Processes
 from fewshot_callbacks.functional.ranking import Divisor, Ties
+from fewshot_callbacks.functional.ranks import Progress
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.settings import RetrievalSettings
 from fewshot_callbacks.functional.similarity import Similarity
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
-from fewshot_callbacks.metrics.processes import all_processes
+from fewshot_callbacks.metrics.processes import all_processes, gather_objects
 
 
 class RetrievalMonitor(EvaluationMonitor):
@@ -48,6 +60,10 @@ class RetrievalMonitor(EvaluationMonitor):
     - two loaders: `gallery_loader=1` (or its name), and every other loader is a set of queries against it;
     - a flag in the batch: `gallery_flag="is_gallery"`, a boolean for each item.
 
+    Labels of shape (items, labels) that hold zeros and ones are multi-label targets: a candidate is relevant if it shares a
+    label, and the metrics of `evaluate_multilabel` are logged (`val/mAP`, `val/map@r`, `val/recall@1`, `val/ndcg@10` and so
+    on). Settings that need one class for each item are refused then. Under DDP every process is sent the whole set.
+
     Args:
         source: where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
@@ -63,14 +79,21 @@ class RetrievalMonitor(EvaluationMonitor):
             or words: of those that come more than once, one counts. Needed where a sampler of your own repeats samples;
             what Lightning's `DistributedSampler` repeats to even out the processes is found without.
         similarity: `cosine`, `dot` or `euclidean`; `hamming` for binary codes of -1 and +1, or 0 and 1.
-        recall_k: the K of Recall@K, the share of queries with a relevant item among the first K.
+        recall_k: the K of Recall@K, the share of queries with a relevant item among the first K; here and below one value or
+            several.
+        ir_recall_k: the k of information retrieval's Recall@k, the share of a query's relevant items that are among the
+            first k. Logged as `ir_recall@10`. It is small where a query has many more than k relevant items.
         map_k: AP@k, each as k or (k, divisor): `min` divides by min(R, k), `relevant` by R, `found` by the relevant items
             among the first k. Logged as `map@10_min`.
         precision_k: the K of Precision@K.
-        ndcg_k: the K of nDCG@K.
+        ndcg_k: the K of nDCG@K; of multi-label targets 10 where none is given.
+        ndcg_gain: what a candidate is worth that shares n labels, for multi-label targets: `exponential`, 2^n - 1, or
+            `linear`, n, logged as `ndcg@10_linear`.
         macro: also the mean over classes of each metric of a query, as `macro_mAP`.
         precisions: for each, the pooled recall at the smallest threshold with at least this precision.
         threshold: score from which a pair is accepted, for precision, recall and F1; by default that of the best F1.
+        threshold_bounds: smallest and largest threshold that may be chosen for recall at fixed precision; by default no
+            bounds. A definition that searches thresholds in [0, 1] is `threshold_bounds=(0, 1)`.
         false_match_rates: for each, the pooled share of relevant pairs that are rejected at the threshold that accepts
             at most this share of the others; logged as `fnmr@fmr0.001`.
         equal_error_rate: also the rate at which these two shares are equal, as `eer`.
@@ -79,10 +102,13 @@ class RetrievalMonitor(EvaluationMonitor):
         grouped_k: the K of Grouped Recall@K.
         group_size: labels in a group for Grouped Recall; null leaves it out.
         group_seed: of the split of the labels into groups, the same at every epoch.
+        label_groups: the labels of each group for Grouped Recall, such as `[[0, 1, 2], [3, 4, 5]]`, in place of random ones.
+        grouped_unmatched: what a query without a match in its group counts for in Grouped Recall: `exclude` leaves it out,
+            `miss` counts it as a miss.
         ties: what equal scores count as: `expected`, `optimistic` or `pessimistic`.
         max_queries: evaluate at most so many queries, drawn from all classes, against everything; by default all.
         query_seed: of that draw, the same at every epoch.
-        memory_mb: bound on the memory used beyond the embeddings, in MB.
+        memory_mb: bound on the memory used beyond the embeddings, in MB; None is the default.
         device: where the scores are made: `cpu`, `cuda` or `auto`. The values are the same.
         prefix: first part of the keys; by default `val` or `test`.
         prog_bar: show mAP in the progress bar.
@@ -100,7 +126,7 @@ class RetrievalMonitor(EvaluationMonitor):
         >>> trainer = Trainer(callbacks=[RetrievalMonitor(), best], logger=False, accelerator="cpu")
     """
 
-    reports: dict[str, RetrievalReport]
+    reports: dict[str, RetrievalReport | MultilabelReport]
     _remedy_for_two = "Give them different prefixes."
     _remedy_for_repeats = (
         "Pass ids='key', an entry of the batch or of the step's output that names each item, or let Lightning make the "
@@ -117,24 +143,29 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
         ids: str | Callable[[Any, Any], Any] | None = None,
         similarity: Similarity = "cosine",
-        recall_k: Sequence[int] = (1, 5, 10),
-        map_k: Sequence[int | tuple[int, Divisor]] = (),
-        precision_k: Sequence[int] = (),
-        ndcg_k: Sequence[int] = (),
+        recall_k: int | Sequence[int] = (1, 5, 10),
+        ir_recall_k: int | Sequence[int] = (),
+        map_k: int | Sequence[int | tuple[int, Divisor]] = (),
+        precision_k: int | Sequence[int] = (),
+        ndcg_k: int | Sequence[int] = (),
+        ndcg_gain: Gain = "exponential",
         macro: bool = False,
-        precisions: Sequence[float] = (0.95,),
+        precisions: float | Sequence[float] = (0.95,),
         threshold: float | None = None,
-        false_match_rates: Sequence[float] = (),
+        threshold_bounds: tuple[float, float] | None = None,
+        false_match_rates: float | Sequence[float] = (),
         equal_error_rate: bool = False,
         auc_pr: bool = False,
         prototype_accuracy: bool = False,
-        grouped_k: Sequence[int] = (1,),
+        grouped_k: int | Sequence[int] = (1,),
         group_size: int | None = 10,
         group_seed: int = 0,
+        label_groups: Sequence[Sequence[int | str]] | None = None,
+        grouped_unmatched: Unmatched = "exclude",
         ties: Ties = "expected",
         max_queries: int | None = None,
         query_seed: int = 0,
-        memory_mb: float = 512,
+        memory_mb: float | None = 512,
         device: str = "cpu",
         prefix: str | None = None,
         prog_bar: bool = True,
@@ -146,22 +177,26 @@ class RetrievalMonitor(EvaluationMonitor):
                 "RetrievalMonitor: gallery_loader and gallery_flag are two ways to say the same. Pass one of them."
             )
         self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
-        self._settings = RetrievalSettings(
+        self._settings = RetrievalSettings.of(
             similarity=similarity,
-            recall_k=tuple(recall_k),
-            map_k=tuple(map_k),
-            precision_k=tuple(precision_k),
-            ndcg_k=tuple(ndcg_k),
+            recall_k=recall_k,
+            ir_recall_k=ir_recall_k,
+            map_k=map_k,
+            precision_k=precision_k,
+            ndcg_k=ndcg_k,
             macro=macro,
-            precisions=tuple(precisions),
+            precisions=precisions,
             threshold=threshold,
-            false_match_rates=tuple(false_match_rates),
+            threshold_bounds=threshold_bounds,
+            false_match_rates=false_match_rates,
             equal_error_rate=equal_error_rate,
             auc_pr=auc_pr,
             prototype_accuracy=prototype_accuracy,
-            grouped_k=tuple(grouped_k),
+            grouped_k=grouped_k,
             group_size=group_size,
             group_seed=group_seed,
+            label_groups=label_groups,
+            grouped_unmatched=grouped_unmatched,
             ties=ties,
             max_queries=max_queries,
             query_seed=query_seed,
@@ -169,6 +204,9 @@ class RetrievalMonitor(EvaluationMonitor):
             device=device,
         )
         self._settings.check("RetrievalMonitor")
+        check_gain("RetrievalMonitor", ndcg_gain)
+        self.ndcg_gain, self._has_targets = ndcg_gain, False
+        self._reader.number_targets = self._number_targets
         if prefix == "":
             raise ValueError("RetrievalMonitor(prefix=''): the keys need a first part. Leave it out for val and test.")
         self.gallery_loader, self.gallery_flag, self.ids = gallery_loader, gallery_flag, ids
@@ -177,7 +215,7 @@ class RetrievalMonitor(EvaluationMonitor):
         self._forget()
 
     @property
-    def report(self) -> RetrievalReport | None:
+    def report(self) -> RetrievalReport | MultilabelReport | None:
         """The latest report, if there is a single set; with several see `reports`."""
         return next(iter(self.reports.values())) if len(self.reports) == 1 else None
 
@@ -191,10 +229,11 @@ class RetrievalMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Get ready for a run."""
         super().setup(trainer, pl_module, stage)
+        self._has_targets = False
         if self.embed is not None:
             self.embed.check_name(pl_module)
 
-    def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Tensor]:
+    def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         """Of the step, or made of its batch once more."""
         if self.embed is None:
             return super()._embeddings(trainer, outputs, batch, step)
@@ -203,36 +242,39 @@ class RetrievalMonitor(EvaluationMonitor):
             return self.embed(trainer, trainer.lightning_module, batch)
 
     def _collect(
-        self, loader: int, embeddings: Tensor, labels: Tensor, positions: range, outputs: Any, batch: Any
+        self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
     ) -> None:
         places = torch.arange(positions.start, positions.stop)
-        names = None if self.ids is None else read_ids(self.ids, outputs, batch, len(labels), self._policy.owner)
+        of_batch = (outputs, batch, len(labels), self._policy.owner, self._reader.shared.views)
+        names = None if self.ids is None else read_ids(self.ids, *of_batch)
         if self.gallery_flag is None:
             self._stores.setdefault((loader, False), EmbeddingStore()).append(embeddings, labels, places, names)
             return
-        in_gallery = read_flag(self.gallery_flag, outputs, batch, self._policy.owner)
-        if len(in_gallery) != len(labels):
-            raise UsageError(
-                f"RetrievalMonitor: gallery_flag has {len(in_gallery)} entries for {len(labels)} embeddings. One boolean "
-                "for each item is wanted."
-            )
+        in_gallery = read_flag(self.gallery_flag, *of_batch)
         for is_gallery in (False, True):
             chosen = in_gallery == is_gallery
             on_device = chosen.to(embeddings.device)
             store = self._stores.setdefault((loader, is_gallery), EmbeddingStore())
-            some = names[chosen] if isinstance(names, Tensor) else names
-            if isinstance(names, list):
-                some = [name for name, is_chosen in zip(names, chosen.tolist(), strict=True) if is_chosen]
-            store.append(embeddings[on_device], labels[chosen.to(labels.device)], places[chosen], some)
+            some = None if names is None else names[chosen]
+            store.append(embeddings[on_device], labels[chosen.to(labels.codes.device)], places[chosen], some)
+
+    def _number_targets(self, labels: Any, step: str) -> Any:
+        numbers = self._book.number(labels, step)
+        if self._book.labels is not None and not self._has_targets:
+            refuse_settings_of_classes(self._settings, self._book.labels, self._policy.owner)
+            self._has_targets = True
+        return numbers
 
     def _forget(self) -> None:
         self._stores: dict[tuple[int, bool], EmbeddingStore] = {}
+        self._book = TargetBook("RetrievalMonitor")
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         prefix = stage if self.prefix is None else self.prefix
         self.reports = {}
+        self._has_targets = any(gather_objects(self._has_targets))  # a process without items has seen none
         ends = suffixes(trainer)
         try:
             gallery = self._gallery_index(trainer)
@@ -244,7 +286,7 @@ class RetrievalMonitor(EvaluationMonitor):
                 continue
             suffix = "" if single else end
             failure = failed.get(loader) or (failed.get(gallery) if gallery is not None else None)
-            outcome: RetrievalReport | Exception
+            outcome: RetrievalReport | MultilabelReport | Exception
             outcome = failure or self._evaluate(trainer, f"{prefix}{suffix}", loader, gallery)
             self._publish(pl_module, prefix, suffix, outcome)
 
@@ -268,7 +310,9 @@ class RetrievalMonitor(EvaluationMonitor):
             )
         return known[self.gallery_loader]
 
-    def _evaluate(self, trainer: Trainer, name: str, loader: int, gallery: int | None) -> RetrievalReport | Exception:
+    def _evaluate(
+        self, trainer: Trainer, name: str, loader: int, gallery: int | None
+    ) -> RetrievalReport | MultilabelReport | Exception:
         """The report, or what went wrong; the same in every process, each of which brings what it holds."""
         processes = all_processes()
         try:
@@ -276,14 +320,26 @@ class RetrievalMonitor(EvaluationMonitor):
                 arguments: dict[str, Any] = self._settings.arguments()
                 queries = self._shard(trainer, loader, is_gallery=False)
                 arguments |= {"processes": processes, "progress": progress, "query_places": queries.places}
-                sets = [queries.embeddings, queries.labels]
+                sets: list[Any] = [queries.embeddings, queries.named_labels]
+                shards = [queries]
                 if gallery is not None or self.gallery_flag is not None:
                     items = self._shard(trainer, loader if gallery is None else gallery, is_gallery=gallery is None)
-                    sets += [items.embeddings, items.labels]
+                    sets += [items.embeddings, items.named_labels]
                     arguments["gallery_places"] = items.places
+                    shards.append(items)
+                if self._has_targets:
+                    return self._of_targets(shards, processes, progress)
                 return evaluate_retrieval(*sets, **arguments)
         except Exception as error:  # a metric must not end a training
             return error
+
+    def _of_targets(self, shards: Sequence[Shard], processes: Processes, progress: Progress | None) -> MultilabelReport:
+        """The report of multi-label targets, for which every process has the items of all."""
+        book = self._book.joined(processes)
+        sets = [gathered(shard, processes) for shard in shards]
+        tensors = [tensor for embeddings, numbers in sets for tensor in (embeddings, book.targets(numbers))]
+        arguments = target_arguments(self._settings)
+        return evaluate_multilabel(*tensors, **arguments, ndcg_gain=self.ndcg_gain, progress=progress)
 
     def _shard(self, trainer: Trainer, loader: int, *, is_gallery: bool) -> Shard:
         held = self._stores.get((loader, is_gallery), EmbeddingStore())
@@ -292,11 +348,17 @@ class RetrievalMonitor(EvaluationMonitor):
         return held.shard(dataset_size=self._dealt(trainer, loader, ids=self.ids is not None))
 
     def _publish(
-        self, pl_module: LightningModule, prefix: str, suffix: str, outcome: RetrievalReport | Exception
+        self,
+        pl_module: LightningModule,
+        prefix: str,
+        suffix: str,
+        outcome: RetrievalReport | MultilabelReport | Exception,
     ) -> None:
-        names = self._settings.metric_names()
+        names: Sequence[str] = self._settings.metric_names()
+        if self._has_targets:
+            names = target_names(self._settings, self.ndcg_gain)
         values = dict.fromkeys((*names, "queries_without_match"), math.nan)
-        if isinstance(outcome, RetrievalReport):
+        if not isinstance(outcome, Exception):
             self.reports[suffix] = outcome
             values |= outcome.metrics()
             values["queries_without_match"] = float(outcome.queries_without_match)
@@ -306,7 +368,7 @@ class RetrievalMonitor(EvaluationMonitor):
         for name, value in values.items():
             self._log(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=self.prog_bar and name == "mAP")
 
-    def _say_notes(self, report: RetrievalReport, where: str) -> None:
+    def _say_notes(self, report: RetrievalReport | MultilabelReport, where: str) -> None:
         """Each kind of note once, so that a long training is not full of them."""
         for note in report.messages:
             self._policy.say(f"{where}: {note}", kind=without_digits(note))

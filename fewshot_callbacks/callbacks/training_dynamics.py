@@ -24,6 +24,7 @@ from fewshot_callbacks.callbacks.embeddings import (
     Source,
     unobserved,
 )
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.dynamics import (
     Centering,
     DynamicsHistory,
@@ -121,7 +122,7 @@ class TrainingDynamicsMonitor(Callback):
         self._batches = self._stepping_batches = 0  # of this epoch
         self._updates = 0  # batches of all epochs after which weights had changed
         self._batch: Any = None
-        self._before: tuple[Tensor, Tensor] | None = None  # embeddings and labels of the batch, before its first step
+        self._before: tuple[Tensor, Labels] | None = None  # embeddings and labels of the batch, before its first step
         self._due, self._steps = False, 0
 
     @property
@@ -201,7 +202,7 @@ class TrainingDynamicsMonitor(Callback):
                 after, _ = self._embedded(trainer, pl_module, self._batch)
                 self._check(trainer, pl_module, outputs, before, after)
                 shots, episodes = self._sizes(pl_module)
-                some = slice(None) if episodes > 1 else self._episode_in(labels, shots)
+                some = slice(None) if episodes > 1 else self._episode_in(labels.codes, shots)
                 measured = training_dynamics(
                     before[some], after[some], labels[some], shots=shots, episodes=episodes, centering=self.centering
                 )
@@ -264,7 +265,7 @@ class TrainingDynamicsMonitor(Callback):
 
     # ------------------------------------------------------------------------------------------------------------- measure
 
-    def _embedded(self, trainer: Trainer, module: LightningModule, batch: Any, draw: int = 0) -> tuple[Tensor, Tensor]:
+    def _embedded(self, trainer: Trainer, module: LightningModule, batch: Any, draw: int = 0) -> tuple[Tensor, Labels]:
         """Embeddings and labels as training makes them, without a trace; the same `draw` has the same dropout."""
         with unobserved(), rehearsing(module, seed=2 * self._updates + draw):
             embeddings, labels = self._embedder(trainer, module, batch)

@@ -15,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fewshot_callbacks.cli._options import OneLineErrors
 from fewshot_callbacks.functional.comparison import compare_reports
 from fewshot_callbacks.functional.dynamics import DynamicsHistory
 from fewshot_callbacks.functional.dynamics_comparison import DynamicsComparison, compare_dynamics, without_nan
@@ -50,18 +51,27 @@ class Tested:
 
 def parser() -> ArgumentParser:
     """The options of `fewshot compare`."""
-    options = ArgumentParser(
+    options = OneLineErrors(
         prog="fewshot compare",
         description=(
             "Test the best checkpoints of two runs of 'fewshot fit' on the same episodes, and compare how their "
             "optimiser steps moved the embeddings (TrainingDynamicsMonitor), with the tests of the distance-ratio paper."
         ),
     )
-    options.add_argument("runs", type=Path, nargs=2, metavar="RUN", help=f"folder of a run, or its {DYNAMICS}")
     options.add_argument(
-        "--names", type=str, nargs=2, default=None, metavar="NAME", help="of both; by default the names of their heads"
+        "runs", type=Path, nargs="+", metavar="RUN", help=f"folder of a run, or its {DYNAMICS}: two of them"
     )
-    options.add_argument("--test", type=bool, default=True, help="false: compare the steps alone, and test nothing")
+    options.add_argument(
+        "--names",
+        type=str,
+        nargs=2,
+        default=None,
+        metavar="NAME",
+        help="names of the two runs in the tables; without, those of their heads",
+    )
+    options.add_argument(
+        "--test", type=bool, default=True, help="test both checkpoints; false compares the steps alone"
+    )
     options.add_argument("--json", action="store_true", help="print the comparison as JSON")
     return options
 
@@ -69,13 +79,18 @@ def parser() -> ArgumentParser:
 def run(arguments: Sequence[str]) -> None:
     """Compare and print."""
     options = parser().parse_args(list(arguments))
+    if len(options.runs) != 2:
+        raise ValueError(
+            f"two runs are compared; given {len(options.runs)}. Name two folders, such as runs/version_0 runs/version_1."
+        )
     names: tuple[str, str] = tuple(options.names or names_of(options.runs))
     histories = [history_of(folder) for folder in options.runs]
     testable = [folder.is_dir() and (folder / CONFIGURATION).is_file() for folder in options.runs]
     if not (options.test and all(testable)) and None in histories:
         why = f"no {CONFIGURATION} to test it by" if options.test else "nothing else is asked for"
+        lacking = options.runs[testable.index(False) if options.test else histories.index(None)]
         raise ValueError(
-            f"{options.runs[histories.index(None)]} holds no {DYNAMICS}, and {why}. Give the folder of a run of 'fewshot "
+            f"{lacking} holds no {DYNAMICS}, and {why}. Give the folder of a run of 'fewshot "
             f"fit', such as runs/version_0; TrainingDynamicsMonitor writes {DYNAMICS} once it has measured a step."
         )
     dynamics = None
@@ -148,11 +163,12 @@ def tested(run: Path) -> Tested:
         quiet = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--verbose", "false"]
         cli = command(["test", *configuration, "--trainer.devices", "1", *quiet], keep_configuration=False)
     monitors = [monitor for monitor in cli.trainer.callbacks if isinstance(monitor, RetrievalMonitor)]  # type: ignore[attr-defined]
+    report = monitors[0].report if monitors else None
     j = cli.trainer.callback_metrics.get("test/J")
     return Tested(
         checkpoint=checkpoint,
         accuracy=cli.model.evaluation_results.get("test"),
-        report=monitors[0].report if monitors else None,
+        report=report if isinstance(report, RetrievalReport) else None,
         j=None if j is None else float(j),
     )
 
@@ -199,12 +215,11 @@ def test_table(names: Sequence[str], tests: Sequence[Tested]) -> Table:
             + (", the same for both." if same else f"; of the second: {_protocol(second.accuracy)}.")
         ),
         title_style="bold",
+        collapse_padding=True,
     )
-    table.add_column("", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(f"{names[1]} - {names[0]}", justify="right", no_wrap=True)
-    table.add_column("beyond chance", no_wrap=True)
+    for name in ("", *names, f"{names[1]} - {names[0]}"):
+        table.add_column(name, justify="right" if name else "left", overflow="fold")
+    table.add_column("beyond\nchance", overflow="fold")
     if first.accuracy is not None and second.accuracy is not None:
         cells = [f"{100 * a.mean:.2f} ±{100 * a.ci95:.2f}" for a in (first.accuracy, second.accuracy)]
         table.add_row("accuracy %", *cells, *_told(second.accuracy.minus(first.accuracy), 100, 2))

@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 from jsonargparse import ArgumentParser
 from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fewshot_callbacks.cli._options import NUMBER_LIST, WHOLE_LIST, WHOLE_OR_NONE, WORD_LIST, OneLineErrors
 from fewshot_callbacks.functional.comparison import compare_reports
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.intervals import Difference
+from fewshot_callbacks.functional.label_splits import Unmatched
 from fewshot_callbacks.functional.ranking import Ties
 from fewshot_callbacks.functional.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
@@ -43,6 +46,7 @@ MEANINGS = {
 MEANINGS_AT_K = {
     "map": "precision at the relevant ranks up to {k}, over {divisor}",
     "recall": "share of queries with a relevant item among the first {k}",
+    "ir_recall": "share of a query's relevant items that are among the first {k}",
     "precision": "share of relevant items among the first {k}",
     "ndcg": "discounted gain of the first {k}, over the best possible",
 }
@@ -51,7 +55,7 @@ DIVISORS = {"min": "min(R, k)", "relevant": "R", "found": "the relevant items fo
 
 def parser() -> ArgumentParser:
     """The options of `fewshot evaluate`."""
-    options = ArgumentParser(
+    options = OneLineErrors(
         prog="fewshot evaluate",
         description=(
             "Exact retrieval metrics of embeddings in an .npz file: arrays 'embeddings' (items, dim) and 'labels' (items,); "
@@ -70,27 +74,81 @@ def parser() -> ArgumentParser:
     )
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     options.add_argument("--similarity", type=Similarity, default="cosine", help="how two embeddings are compared")
-    options.add_argument("--recall_k", type=list[int], default=[1, 5, 10], help="the K of Recall@K")
+    options.add_argument("--recall_k", type=WHOLE_LIST, default=[1, 5, 10], help="the K of Recall@K: 5, or 1,5,10")
+    options.add_argument(
+        "--ir_recall_k",
+        type=WHOLE_LIST,
+        default=[],
+        help="the k of information retrieval's Recall@k, the share of a query's relevant items among the first k",
+    )
     options.add_argument(
         "--map_k",
-        type=list[str],
+        type=WORD_LIST,
         default=[],
         help="the k of AP@k, with a divisor if you like: 10, 10:min, 10:relevant, 10:found",
     )
-    options.add_argument("--precision_k", type=list[int], default=[], help="the K of Precision@K")
-    options.add_argument("--ndcg_k", type=list[int], default=[], help="the K of nDCG@K")
-    options.add_argument("--macro", action="store_true", help="also the means over classes")
-    options.add_argument("--per_class", action="store_true", help="also the values of each class (as JSON only)")
-    options.add_argument("--precisions", type=list[float], default=[0.95], help="for recall at fixed precision")
-    options.add_argument("--threshold", type=float | None, default=None, help="accept pairs from this score on")
-    options.add_argument("--false_match_rates", type=list[float], default=[], help="for FNMR at a fixed FMR")
-    options.add_argument("--equal_error_rate", action="store_true", help="also where FNMR and FMR are equal")
-    options.add_argument("--auc_pr", action="store_true", help="also the area under the pooled curve; a second look")
-    options.add_argument("--prototype_accuracy", action="store_true", help="also accuracy of the nearest class mean")
-    options.add_argument("--group_size", type=int | None, default=10, help="labels in a group for Grouped Recall")
-    options.add_argument("--ties", type=Ties, default="expected", help="what equal scores count as")
-    options.add_argument("--max_queries", type=int | None, default=None, help="draw so many queries: an estimate")
-    options.add_argument("--memory_mb", type=float, default=512, help="budget beyond the embeddings, in MB")
+    options.add_argument("--precision_k", type=WHOLE_LIST, default=[], help="the K of Precision@K")
+    options.add_argument("--ndcg_k", type=WHOLE_LIST, default=[], help="the K of nDCG@K")
+    options.add_argument(
+        "--macro", action="store_true", help="report the mean over classes of each metric of a query, too"
+    )
+    options.add_argument(
+        "--per_class", action="store_true", help="report the mean of each class of each metric of a query, too"
+    )
+    options.add_argument(
+        "--precisions", type=NUMBER_LIST, default=[0.95], help="report the recall at each of these precisions (R@P)"
+    )
+    options.add_argument(
+        "--threshold",
+        type=float | None,
+        default=None,
+        help="accept pairs from this score on; without, that of the best F1",
+    )
+    options.add_argument(
+        "--threshold_bounds",
+        type=NUMBER_LIST,
+        default=None,
+        help="the smallest and the largest threshold that R@P may choose, such as 0,1; without, any",
+    )
+    options.add_argument(
+        "--false_match_rates",
+        type=NUMBER_LIST,
+        default=[],
+        help="report the false non-match rate (FNMR) at each of these false match rates (FMR)",
+    )
+    options.add_argument(
+        "--equal_error_rate", action="store_true", help="report the rate at which FNMR and FMR are equal, too"
+    )
+    options.add_argument(
+        "--auc_pr",
+        action="store_true",
+        help="report the area under the pooled precision-recall curve, too; visits all pairs twice",
+    )
+    options.add_argument(
+        "--prototype_accuracy",
+        action="store_true",
+        help="report the share of queries that are nearest to the mean of their class, too",
+    )
+    options.add_argument(
+        "--group_size", type=WHOLE_OR_NONE, default=10, help="labels in a group of Grouped Recall; none leaves it out"
+    )
+    options.add_argument(
+        "--label_groups",
+        type=list[list[int | str]] | None,
+        default=None,
+        help="the labels of each group of Grouped Recall, such as [[0,1,2],[3,4,5]]; without, random groups",
+    )
+    options.add_argument(
+        "--grouped_unmatched",
+        type=Unmatched,
+        default="exclude",
+        help="what queries without a match count for in Grouped Recall",
+    )
+    options.add_argument("--ties", type=Ties, default="expected", help="the order that equal scores count as")
+    options.add_argument(
+        "--max_queries", type=WHOLE_OR_NONE, default=None, help="draw this many queries, for an estimate; without, all"
+    )
+    options.add_argument("--memory_mb", type=float, default=512, help="memory to use beyond the embeddings, in MB")
     options.add_argument("--device", default="cpu", help="where scores are made: cpu, cuda or auto")
     return options
 
@@ -108,6 +166,10 @@ def run(arguments: Sequence[str]) -> None:
     options = parser().parse_args(list(arguments))
     console, errors = Console(), Console(stderr=True)
     hidden = options.json or not sys.stderr.isatty()
+    if options.per_class and options.against is not None and not options.json:
+        raise ValueError(
+            "with --against the values of classes are printed as JSON alone. Add --json, or leave --per_class out."
+        )
     arrays = load_arrays(options.file)
     others = None if options.against is None else load_arrays(options.against)
     if others is not None and not np.array_equal(arrays["labels"], others["labels"]):
@@ -134,6 +196,8 @@ def run(arguments: Sequence[str]) -> None:
         print(json.dumps(report.to_dict() | {"J": j}, indent=2))
         return
     console.print(report_table(report, j, title=str(options.file)))
+    for table in class_tables(report, console.width) if options.per_class else ():
+        console.print(table)
     for note in report.messages:
         console.print(f"[yellow]note[/] {note}")
 
@@ -148,6 +212,7 @@ def _evaluate(
         arrays.get("gallery_labels"),
         similarity=options.similarity,
         recall_k=options.recall_k,
+        ir_recall_k=options.ir_recall_k,
         map_k=divisors(options.map_k),
         precision_k=options.precision_k,
         ndcg_k=options.ndcg_k,
@@ -161,7 +226,10 @@ def _evaluate(
         device=options.device,
         precisions=options.precisions,
         threshold=options.threshold,
+        threshold_bounds=None if options.threshold_bounds is None else tuple(options.threshold_bounds),
         group_size=options.group_size,
+        label_groups=options.label_groups,
+        grouped_unmatched=options.grouped_unmatched,
         ties=options.ties,
         memory_mb=options.memory_mb,
         progress=progress,
@@ -201,7 +269,7 @@ def discriminant_ratio_of(arrays: dict[str, NDArray[Any]]) -> float | None:
     """J of the queries; None where it says nothing."""
     import torch  # noqa: PLC0415 - after the arrays have been found
 
-    moments = ClassMoments.of(torch.as_tensor(arrays["embeddings"]), torch.as_tensor(arrays["labels"]).long())
+    moments = ClassMoments.of(torch.as_tensor(arrays["embeddings"]), arrays["labels"])
     value = float(moments.discriminant_ratio())
     return None if math.isnan(value) else value
 
@@ -209,7 +277,7 @@ def discriminant_ratio_of(arrays: dict[str, NDArray[Any]]) -> float | None:
 def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
     """The report for a screen."""
     table = Table(title=title, caption=_caption(report), title_style="bold", caption_justify="left")
-    table.add_column("metric")
+    table.add_column("metric", overflow="fold")
     table.add_column("value", justify="right", style="bold")
     table.add_column("95 % interval", justify="right")
     table.add_column("meaning", style="dim")
@@ -221,6 +289,29 @@ def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
     return table
 
 
+def class_tables(report: RetrievalReport, width: int) -> list[Table]:
+    """The means of each class for a screen of this width: as many metrics as fit beside each other, then the others."""
+    classes = sorted({label for values in report.per_class.values() for label in values})
+    labels = max((len(str(label)) for label in (*classes, "class")), default=0)
+    rows: list[list[str]] = [[]]
+    for metric in report.per_class:
+        if rows[-1] and labels + 2 + sum(max(len(name), 6) + 2 for name in (*rows[-1], metric)) > width:
+            rows.append([])
+        rows[-1].append(metric)
+    tables = []
+    for metrics in rows:
+        table = Table(
+            title=f"means of {len(classes):,} classes", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True
+        )
+        for name in ("class", *metrics):
+            table.add_column(name, justify="right", no_wrap=True)
+        for label in classes:
+            values = (report.per_class[metric].get(label, math.nan) for metric in metrics)
+            table.add_row(str(label), *("" if math.isnan(value) else f"{value:.4f}" for value in values))
+        tables.append(table)
+    return tables
+
+
 def comparison_table(differences: dict[str, Difference], first: str, second: str) -> Table:
     """Two evaluations beside each other for a screen."""
     table = Table(
@@ -228,16 +319,19 @@ def comparison_table(differences: dict[str, Difference], first: str, second: str
         caption="Each query is compared with itself; the intervals are robust to the dependence of queries of one class.",
         title_style="bold",
         caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,  # all columns in 80 characters
     )
-    table.add_column("metric")
+    table.add_column("metric", overflow="fold")
     for name in ("first", "second", "difference"):
-        table.add_column(name, justify="right", style="bold" if name == "difference" else "")
-    table.add_column("its 95 % interval", justify="right")
-    table.add_column("")
+        table.add_column(name, justify="right", style="bold" if name == "difference" else "", overflow="fold")
+    table.add_column("its 95 % interval", justify="right", overflow="fold")
+    table.add_column("beyond\nchance", overflow="fold")
     for name, difference in differences.items():
         low, high = difference.interval
         known = not math.isnan(low)
-        verdict = ("[bold]beyond chance[/]" if difference.is_beyond_chance else "within chance") if known else ""
+        verdict = ("[bold]yes[/]" if difference.is_beyond_chance else "no") if known else ""
         table.add_row(
             name,
             f"{difference.first:.4f}",
@@ -276,7 +370,8 @@ def _meaning(name: str, report: RetrievalReport) -> str:
         rate = report.at_false_match_rate[float(end.removeprefix("fmr"))]
         meaning = f"relevant pairs rejected, threshold {rate.threshold:.4f}"
     elif start == "grouped_recall" and report.grouped is not None:
-        meaning = f"recall inside {report.grouped.groups} groups of {report.grouped.group_size} classes"
+        groups, size = report.grouped.groups, report.grouped.group_size
+        meaning = f"recall inside {groups} groups of {size or 'several'} classes"
     elif name.startswith("macro_"):
         meaning = f"mean over classes of {name.removeprefix('macro_')}"
     elif name == "map@r" or not end:

@@ -1,14 +1,22 @@
-"""`fewshot fit | validate | test`: a prototypical network from a configuration file, with the monitors attached."""
+"""`fewshot fit | validate | test`: a ProtoNet or any other module from a configuration file, with the monitors."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_only
 
+from fewshot_callbacks.cli._checkpoint import Checkpoint, chosen_checkpoint
+from fewshot_callbacks.cli._options import OneLineErrors
 from fewshot_callbacks.data._images import ImageDataModule
 from fewshot_callbacks.protonet import ProtoNet
 
@@ -16,11 +24,46 @@ DEFAULTS = Path(__file__).with_name("defaults.yaml")
 """The monitors, the checkpoint of the best mAP, and TensorBoard logs in `runs/`."""
 
 
+class FewshotParser(OneLineErrors, LightningArgumentParser):
+    """LightningCLI's parser, which answers a mistake with one line."""
+
+
 class FewshotCLI(LightningCLI):
-    """LightningCLI for `ProtoNet`: what model and data must agree on is said once, in the data."""
+    """LightningCLI for `ProtoNet`, where what model and data must agree on is said once, in the data; or for any module."""
+
+    checkpoint: Checkpoint | None = None
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Read the checkpoint, and remember the configuration before LightningCLI replaces hyperparameters by its own."""
+        super().parse_arguments(parser, args)
+        settings = self._settings
+        self.checkpoint = chosen_checkpoint(
+            self.config.subcommand,
+            settings.get("ckpt_path"),
+            [Path(str(file)) for file in settings.get("config") or ()],
+        )
+        if self.checkpoint is None and self.config.subcommand != "fit":
+            settings.ckpt_path = None  # an untrained network, which was asked for
+        self._configured = _arguments_of(settings.model)
+
+    def before_instantiate_classes(self) -> None:
+        """Say which hyperparameters the checkpoint overrules; log no validation or test unless that is asked for."""
+        settings = self._settings
+        if self.checkpoint is not None:
+            say_what_is_overruled(self._configured, _arguments_of(settings.model))
+        asked = any(word.startswith("--trainer.logger") for word in sys.argv)
+        if self.config.subcommand != "fit" and not asked:
+            settings.trainer.logger = False  # a logger would make the folder of another run
+            self.save_config_callback = None  # would write into the working directory
+
+    @property
+    def _settings(self) -> Any:
+        return self.config[self.config.subcommand]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Tell the model what the data knows: channels, shots, episodes in a batch, and the sizes of the test episodes."""
+        """Tell a ProtoNet what the data knows: channels, shots, episodes in a batch, and the sizes of the test episodes."""
+        if self.subclass_mode_model:
+            return
         parser.link_arguments("data", "model.in_channels", compute_fn=_channels, apply_on="instantiate")
         parser.link_arguments("data", "model.shots", compute_fn=_shots, apply_on="instantiate")
         parser.link_arguments(
@@ -35,7 +78,57 @@ class FewshotCLI(LightningCLI):
     def before_fit(self) -> None:
         """Find now what would only show when the trained network is evaluated."""
         if isinstance(self.datamodule, ImageDataModule):
-            self.datamodule.check_evaluation()
+            self.datamodule.check_training()
+            if isinstance(self.model, ProtoNet) or self.datamodule.episodic_evaluation:
+                self.datamodule.check_evaluation()
+        self._check_weights()
+
+    def before_validate(self) -> None:
+        """Refuse the weights of another network."""
+        self._check_weights()
+
+    def before_test(self) -> None:
+        """Refuse the weights of another network."""
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.check_weights(self.model)
+
+
+def _arguments_of(model: Any) -> dict[str, Any]:
+    """The settings of a model, which stand one level lower where its class is named."""
+    settings: dict[str, Any] = model.as_dict()
+    if "class_path" not in settings:
+        return settings
+    return {**settings.get("init_args", {}), **settings.get("dict_kwargs", {})}
+
+
+@rank_zero_only
+def say_what_is_overruled(configured: Mapping[str, Any], used: Mapping[str, Any]) -> None:
+    """Print the hyperparameters in which a checkpoint differs from the configuration, and that its own are used."""
+    different = [name for name in configured if name in used and used[name] != configured[name]]
+    if different:
+        words = ", ".join(f"{name} = {used[name]} (configured: {configured[name]})" for name in different)
+        print(f"The checkpoint was trained with other hyperparameters, which are used: {words}.", file=sys.stderr)
+
+
+class InterruptReport(Callback):
+    """What an interrupted training has kept, in one line."""
+
+    text = ""
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Note the checkpoints that are there."""
+        checkpoint = trainer.checkpoint_callback
+        best, last = (getattr(checkpoint, f"{which}_model_path", "") for which in ("best", "last"))
+        kept = list(dict.fromkeys(file for file in (best, last) if file and Path(file).is_file()))
+        if trainer.state.fn != "fit":
+            return
+        if kept:
+            self.text = f"Kept: {' and '.join(kept)}; --ckpt_path {kept[-1]} goes on from there."
+        else:
+            self.text = "No checkpoint was kept: the first is written when a validation ends."
 
 
 def _channels(data: LightningDataModule) -> int:
@@ -81,24 +174,60 @@ def command(arguments: Sequence[str], *, keep_configuration: bool = True) -> Few
 
     Returns:
         What was run, with its trainer, model and datamodule.
+
+    Raises:
+        ValueError: the settings, the checkpoint or the data cannot be used; Lightning's own refusals included.
+        KeyboardInterrupt: the run was interrupted; says what a training has kept.
     """
     before, sys.argv = (
         sys.argv,
         [sys.argv[0], *arguments],
     )  # LightningCLI reads these, and starts further processes by them
+    interrupt = InterruptReport()
+    named = names_a_model(arguments)
     try:
+        if arguments[:1] != ["fit"]:
+            warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
         return FewshotCLI(
-            ProtoNet,
+            LightningModule if named else ProtoNet,
             LightningDataModule,
+            subclass_mode_model=named,
             subclass_mode_data=True,
             seed_everything_default=0,
+            parser_class=FewshotParser,
+            trainer_defaults={"callbacks": interrupt},
             parser_kwargs={"prog": "fewshot"}
             | {command: {"default_config_files": [str(DEFAULTS)]} for command in ("fit", "validate", "test")},
             save_config_callback=SaveConfigCallback if keep_configuration else None,
             save_config_kwargs={"overwrite": True},
         )
+    except MisconfigurationException as error:
+        raise ValueError(str(error)) from error
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's answer to Ctrl-C
+            raise KeyboardInterrupt(interrupt.text) from None
+        raise
     finally:
         sys.argv = before
+
+
+def names_a_model(arguments: Sequence[str]) -> bool:
+    """Whether a configuration or a word names the class of the model (`class_path`), instead of settings of ProtoNet."""
+    files = [after for word, after in pairwise([*arguments, ""]) if word in ("-c", "--config")]
+    files += [word.partition("=")[2] for word in arguments if word.startswith("--config=")]
+    if any(word.partition("=")[0] in ("--model", "--model.class_path") for word in arguments):
+        return True
+    return any("class_path" in _model_in(Path(file)) for file in files)
+
+
+def _model_in(file: Path) -> Mapping[str, Any]:
+    """What a configuration says of the model; nothing where it cannot be read, which the parser will say."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return {}
+    model = content.get("model") if isinstance(content, Mapping) else None
+    return model if isinstance(model, Mapping) else {}
 
 
 def where_it_is_kept(trainer: Trainer) -> str:

@@ -1,10 +1,13 @@
-"""Hands each word of the command line to the part that knows it, and imports no other."""
+"""Hands each word of the command line to the part that knows it, and imports no other; turns mistakes into one line."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 
 COMMANDS = {
@@ -12,10 +15,14 @@ COMMANDS = {
     "compare": "two runs of fit: their test sets, and how their steps moved the embeddings",
     "evaluate": "retrieval metrics of embeddings stored in an .npz file",
     "plan": "what an evaluation will cost, before it is started",
-    "fit": "train a prototypical network from a configuration file",
-    "validate": "validate one",
-    "test": "test one",
+    "fit": "train a network, prototypical or any other, from a configuration file",
+    "validate": "evaluate a checkpoint of fit on the validation classes",
+    "test": "evaluate a checkpoint of fit on the test classes",
 }
+DEBUG = "FEWSHOT_DEBUG"
+"""The environment variable that brings back the traceback of an error."""
+INTERRUPTED, BROKEN_PIPE = 130, 141
+"""The exit statuses of a shell for a command that a signal has ended: 128 plus SIGINT, 128 plus SIGPIPE."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     first = argparse.ArgumentParser(
         prog="fewshot",
         description="Train few-shot embeddings and tell the truth about them.",
-        epilog="'fewshot COMMAND --help' says more of each.",
+        epilog=f"'fewshot COMMAND --help' says more of each. With {DEBUG}=1 an error shows its traceback.",
     )
     first.add_argument("--version", action="version", version=f"fewshot_callbacks {__version__}")
     commands = first.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
@@ -38,26 +45,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: the words behind `fewshot`; by default those of the process.
+        arguments: the words after `fewshot`; by default those of the process.
 
     Returns:
-        The exit status: 0 if all went well, 1 for bad input, 130 if it was interrupted. A command line that cannot be
-        understood exits with 2, as argparse does.
+        The exit status: 0 if all went well, 1 for bad input, which is told in one line, 130 if it was interrupted, 141 if
+        nobody reads the output any more. A command line that cannot be understood exits with 2, as argparse does.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # such as `fewshot evaluate a.npz | head -1`
+        # else Python would flush into the pipe at its end; an error is that of a standard output that is no file
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _run(words: list[str]) -> int:
     if not words:
         parser().print_help()
+        return 2
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
+        near = get_close_matches(words[0], COMMANDS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" There are {', '.join(COMMANDS)}."
+        print(f"fewshot: there is no command {words[0]}.{hint}", file=sys.stderr)
         return 2
     command = parser().parse_args(words[:1]).command
     module = "fit" if command in ("fit", "validate", "test") else command
     try:
         run = import_module(f"fewshot_callbacks.cli.{module}").run
         return int(run(words if module == "fit" else words[1:]) or 0)
-    except KeyboardInterrupt:
-        print("\nInterrupted.", file=sys.stderr)
-        return 130
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt as stop:
+        print(f"\nInterrupted. {stop}".rstrip(), file=sys.stderr)
+        return INTERRUPTED
     except (ValueError, OSError) as error:
-        if module == "fit":  # a training keeps its traceback
+        if os.environ.get(DEBUG):
             raise
-        print(f"fewshot {command}: {error}", file=sys.stderr)
+        print(f"fewshot {command}: {one_line(error)}", file=sys.stderr)
         return 1
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, in one line; where it was not raised by this package, with the way to its traceback."""
+    text = str(error)
+    if "Original Traceback" in text:  # of a worker of a DataLoader: its last line is the error's type and text
+        text = text.strip().splitlines()[-1].partition(": ")[2]
+    elif "Union subtypes" in text:  # of jsonargparse, where a class refuses its arguments
+        from fewshot_callbacks.cli._options import reason  # noqa: PLC0415 - not needed otherwise
+
+        text = reason(text)
+    elif not _is_ours(error):
+        text = f"{text.rstrip('.')} ({type(error).__name__}; {DEBUG}=1 shows where)."
+    return " ".join(text.split())
+
+
+def _is_ours(error: Exception) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).startswith("fewshot_callbacks")

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
+from fewshot_callbacks.cli._options import WHOLE, WHOLE_OR_NONE, OneLineErrors
 from fewshot_callbacks.functional.cost import EvaluationPlan, plan_evaluation
 
 USUAL_RATIOS = (0.4, 2.0)
@@ -19,14 +20,16 @@ USUAL_RATIOS = (0.4, 2.0)
 
 def parser() -> ArgumentParser:
     """The options of `fewshot plan`."""
-    options = ArgumentParser(
+    options = OneLineErrors(
         prog="fewshot plan",
         description="Pairs, operations, memory and tiles of an exact evaluation, before it is started.",
     )
-    options.add_argument("--queries", type=int, required=True, help="number of queries")
-    options.add_argument("--gallery", type=int, help="number of gallery items; the queries themselves if left out")
-    options.add_argument("--dim", type=int, required=True, help="components of an embedding")
-    options.add_argument("--memory_mb", type=float, default=512, help="budget beyond the embeddings, in MB")
+    options.add_argument("--queries", type=WHOLE, required=True, help="number of queries, such as 158652 or 1e6")
+    options.add_argument(
+        "--gallery", type=WHOLE_OR_NONE, default=None, help="number of gallery items; without, the queries themselves"
+    )
+    options.add_argument("--dim", type=WHOLE, required=True, help="number of components of an embedding")
+    options.add_argument("--memory_mb", type=float, default=512, help="memory to use beyond the embeddings, in MB")
     options.add_argument("--json", action="store_true", help="print the numbers as JSON")
     return options
 

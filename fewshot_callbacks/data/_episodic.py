@@ -1,4 +1,4 @@
-"""What the data modules share: episodes to train on, whole splits or fixed episodes to evaluate on."""
+"""What the data modules share: episodes or balanced batches to train on, splits or fixed episodes to evaluate on."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from fewshot_callbacks.data.class_balanced import ClassBalancedBatchSampler, check_batch_sizes
 from fewshot_callbacks.data.episodes import EpisodicBatchSampler
 from fewshot_callbacks.functional.episodes import ClassNames, check_episode_sizes
 
@@ -58,6 +59,8 @@ class EpisodicDataModule(LightningDataModule):
         queries: int,
         episodes: int,
         episodes_per_batch: int,
+        classes_per_batch: int | None,
+        items_per_class: int,
         batch_size: int,
         seed: int,
         num_workers: int,
@@ -73,6 +76,8 @@ class EpisodicDataModule(LightningDataModule):
         check_episode_sizes(
             ways=ways, shots=shots, queries=queries, episodes=episodes, episodes_per_batch=episodes_per_batch
         )
+        if classes_per_batch is not None:
+            check_batch_sizes(classes_per_batch, items_per_class)
         val_episodes = test_episodes if val_episodes is None else val_episodes
         check_episode_sizes(
             test_ways=test_ways,
@@ -90,6 +95,8 @@ class EpisodicDataModule(LightningDataModule):
         self.queries = queries
         self.episodes = episodes
         self.episodes_per_batch = episodes_per_batch
+        self.classes_per_batch = classes_per_batch
+        self.items_per_class = items_per_class
         self.batch_size = batch_size
         self.seed = seed
         self.num_workers = num_workers
@@ -106,8 +113,19 @@ class EpisodicDataModule(LightningDataModule):
         """The data set and the labels of a split, loaded if they are not yet."""
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
-        """`episodes` fresh episodes per epoch, a function of (seed, epoch)."""
+        """`episodes` fresh episodes per epoch, or class-balanced batches, a function of (seed, epoch)."""
         split = self._split("train")
+        if self.classes_per_batch is not None:
+            balanced = ClassBalancedBatchSampler(
+                split.labels,
+                classes_per_batch=self.classes_per_batch,
+                items_per_class=self.items_per_class,
+                batches=self.episodes,
+                seed=self.seed,
+                class_names=split.class_names,
+                epoch=coming_epoch(self.trainer),
+            )
+            return self._batch_loader(split, balanced)
         sampler = EpisodicBatchSampler(
             split.labels,
             ways=self.ways,
@@ -119,7 +137,7 @@ class EpisodicDataModule(LightningDataModule):
             class_names=split.class_names,
             epoch=coming_epoch(self.trainer),
         )
-        return self._episode_loader(split, sampler)
+        return self._batch_loader(split, sampler)
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, int]] | list[DataLoader[tuple[Tensor, int]]]:
         """Each validation image once, in order; with `episodic_evaluation`, fixed episodes.
@@ -168,9 +186,9 @@ class EpisodicDataModule(LightningDataModule):
             fixed=True,
             class_names=split.class_names,
         )
-        return self._episode_loader(split, sampler)
+        return self._batch_loader(split, sampler)
 
-    def _episode_loader(self, split: LabelledSplit, sampler: EpisodicBatchSampler) -> DataLoader[tuple[Tensor, int]]:
+    def _batch_loader(self, split: LabelledSplit, sampler: BatchSampler) -> DataLoader[tuple[Tensor, int]]:
         return DataLoader(
             split.dataset,
             batch_sampler=sampler,

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
+from fewshot_callbacks.data.class_balanced import check_class_balance
 from fewshot_callbacks.functional.episodes import check_classes_suffice
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -44,6 +45,22 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
     def _read(self, index: int) -> Image.Image:
         """An image, not transformed."""
 
+    def _image(self, index: int) -> Image.Image:
+        """An image, not transformed.
+
+        Raises:
+            ValueError: The file is missing, broken or no image; names it.
+        """
+        try:
+            return self._read(index)
+        except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for a broken file
+            file = self._file(index)
+            raise ValueError(f"{file} cannot be read as an image: {error}. Replace the file or remove it.") from error
+
+    @abstractmethod
+    def _file(self, index: int) -> str:
+        """The file of an image, for an error message."""
+
     def with_transform(self: AnyImageSet, transform: Transform) -> AnyImageSet:
         """The same images, transformed in another way."""
         other = copy.copy(self)
@@ -54,7 +71,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "channels height width"], int]:
-        return self.transform(self._read(index)), int(self.labels[index])
+        return self.transform(self._image(index)), int(self.labels[index])
 
     def __getitems__(self, indices: list[int]) -> Batch:
         """Many items at once: images (items, channels, height, width) and labels (items,)."""
@@ -87,6 +104,9 @@ class ImageFileSet(ImageSet):
         super().__init__(*labels_of(names), transform)
         self.files = tuple(map(str, files))
         self._mode = mode
+
+    def _file(self, index: int) -> str:
+        return self.files[index]
 
     def _read(self, index: int) -> Image.Image:
         with Image.open(self.files[index]) as image:
@@ -152,19 +172,34 @@ class ImageDataModule(EpisodicDataModule):
         """
         splits: tuple[Split, ...] = ("val", "test") if self._why_no_validation() is None else ("test",)
         for split in splits:
-            images = self.images(split)
-            try:
-                check_classes_suffice(
-                    images.labels,
-                    ways=self.test_ways,
-                    shots=self.test_shots,
-                    queries=self.test_queries,
-                    class_names=images.class_names,
-                )
-            except ValueError as error:
-                raise ValueError(
-                    f"The {split} classes do not make the episodes of the evaluation (test_...): {error}"
-                ) from error
+            self._check_episodes(split, "test_", self.test_ways, self.test_shots, self.test_queries)
+
+    def check_training(self) -> None:
+        """See that the training classes make the episodes or batches that are asked for.
+
+        Raises:
+            ValueError: A class is too small; names it and both numbers.
+        """
+        if self.classes_per_batch is None:
+            self._check_episodes("train", "", self.ways, self.shots, self.queries)
+            return
+        images = self.images("train")
+        check_class_balance(images.labels, self.classes_per_batch, self.items_per_class, images.class_names)
+
+    def _check_episodes(self, split: Split, prefix: str, ways: int, shots: int, queries: int) -> None:
+        images = self.images(split)
+        try:
+            check_classes_suffice(
+                images.labels, ways=ways, shots=shots, queries=queries, class_names=images.class_names
+            )
+        except ValueError as error:
+            names = ", ".join(
+                f"--data.{prefix}{size} {value}"
+                for size, value in (("ways", ways), ("shots", shots), ("queries", queries))
+            )
+            raise ValueError(
+                f"The {split} classes do not make the episodes that are asked for ({names}): {error}"
+            ) from error
 
     def _why_no_validation(self) -> str | None:
         """Where there is no validation split by choice: which, and how to get one."""

@@ -84,6 +84,9 @@ class CUBDataModule(PhotoDataModule):
         queries: Query images of each class.
         episodes: Training episodes in an epoch, over all processes.
         episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
+        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
+            which `episodes` then counts those of an epoch.
+        items_per_class: Images of each class in such a batch.
         batch_size: Images in an evaluation batch.
         seed: Of the training episodes.
         num_workers: Worker processes of each loader.
@@ -143,6 +146,8 @@ class CUBDataModule(PhotoDataModule):
         queries: int = 15,
         episodes: int = 100,
         episodes_per_batch: int = 1,
+        classes_per_batch: int | None = None,
+        items_per_class: int = 4,
         batch_size: int = 128,
         seed: int = 0,
         num_workers: int = 0,
@@ -168,6 +173,8 @@ class CUBDataModule(PhotoDataModule):
             queries=queries,
             episodes=episodes,
             episodes_per_batch=episodes_per_batch,
+            classes_per_batch=classes_per_batch,
+            items_per_class=items_per_class,
             batch_size=batch_size,
             seed=seed,
             num_workers=num_workers,

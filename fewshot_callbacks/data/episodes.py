@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler
 
+from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.episodes import ClassNames, EpisodeList, check_episode_sizes, sample_episodes
 
 
@@ -30,7 +31,8 @@ class EpisodicBatchSampler(BatchSampler):
     a resumed run goes on with the episodes of its epoch.
 
     Args:
-        labels: (items,), the class of each item of the data set, any integers.
+        labels: (items,), the class of each item of the data set, integers or words: a tensor, array or list, such as the
+            `targets` of torchvision's data sets.
         ways: Classes in an episode.
         shots: Support images of each class.
         queries: Query images of each class.
@@ -38,7 +40,7 @@ class EpisodicBatchSampler(BatchSampler):
         seed: Of the list. Training lists of different seeds have nothing in common.
         fixed: True for the same list at every epoch.
         episodes_per_batch: Episodes in a batch. `episodes` counts episodes, not batches.
-        class_names: Names for the error messages, by label.
+        class_names: Names for the error messages, by label; for words these themselves.
         epoch: The first epoch; only a training sampler that starts in the middle of a run needs it.
         sampler: Ignored; see above.
         batch_size: Ignored; part of the interface of `BatchSampler`.
@@ -63,7 +65,7 @@ class EpisodicBatchSampler(BatchSampler):
 
     def __init__(
         self,
-        labels: Tensor,
+        labels: Any,
         *,
         ways: int,
         shots: int,
@@ -78,7 +80,8 @@ class EpisodicBatchSampler(BatchSampler):
         batch_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        self.labels = labels
+        numbers, words = as_labels(labels, "labels", "EpisodicBatchSampler").numbered()
+        self.labels = numbers.cpu()
         self.ways = ways
         self.shots = shots
         self.queries = queries
@@ -91,25 +94,15 @@ class EpisodicBatchSampler(BatchSampler):
             )
         self.fixed = fixed
         self.episodes_per_batch = episodes_per_batch
-        self.class_names = class_names
+        self.class_names = words or class_names
         self.epoch = epoch
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self._list = self._draw(seed if fixed else _epoch_seed(seed, epoch))  # a wrong setting fails here
+        self._list = self._draw(seed if fixed else epoch_seed(seed, epoch))  # a wrong setting fails here
         self._list_epoch = epoch
         if type(self) is EpisodicBatchSampler:
-            self._tell_lightning_how_it_was_made()
-
-    def _tell_lightning_how_it_was_made(self) -> None:
-        """Leave the arguments where Lightning looks for them when it makes the sampler anew for several processes.
-
-        In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
-        """
-        names = ("ways", "shots", "queries", "episodes", "seed", "fixed", "episodes_per_batch", "class_names", "epoch")
-        settings = {name: getattr(self, name) for name in names} | {"sampler": None}
-        notes = {"args": (self.labels,), "kwargs": settings, "default_kwargs": {}, "arg_names": ("labels",)}
-        for name, value in notes.items():
-            setattr(self, f"__pl_saved_{name}", value)
+            sizes = ("ways", "shots", "queries", "episodes", "seed", "fixed", "episodes_per_batch")
+            note_arguments_for_lightning(self, (*sizes, "class_names", "epoch"))
 
     def _draw(self, seed: int) -> EpisodeList:
         return sample_episodes(
@@ -138,7 +131,7 @@ class EpisodicBatchSampler(BatchSampler):
             True
         """
         if not self.fixed and self._list_epoch != self.epoch:
-            self._list, self._list_epoch = self._draw(_epoch_seed(self.seed, self.epoch)), self.epoch
+            self._list, self._list_epoch = self._draw(epoch_seed(self.seed, self.epoch)), self.epoch
         return self._list
 
     @property
@@ -175,8 +168,7 @@ class EpisodicBatchSampler(BatchSampler):
 
     def _share(self) -> slice:
         """Which episodes of the list this process takes."""
-        together = dist.is_available() and dist.is_initialized()
-        rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+        rank, world_size = own_rank()
         if self.fixed:
             return slice(rank, None, world_size)
         needed = world_size * self.episodes_per_batch
@@ -189,6 +181,28 @@ class EpisodicBatchSampler(BatchSampler):
         return slice(rank, self.episodes // world_size * world_size, world_size)
 
 
-def _epoch_seed(seed: int, epoch: int) -> int:
+def own_rank() -> tuple[int, int]:
+    """The rank of this process, and how many there are; 0 and 1 where nothing is distributed."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
     """A seed for (seed, epoch); neighbouring pairs share nothing, as seed + epoch would."""
     return int.from_bytes(hashlib.sha256(f"{seed} {epoch}".encode()).digest()[:4], "little")
+
+
+def note_arguments_for_lightning(sampler: Any, names: Iterable[str]) -> None:
+    """Leave the arguments where Lightning looks for them when it makes a batch sampler anew for several processes.
+
+    In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
+
+    Args:
+        sampler: Just made, with an attribute for each argument; the first one is `labels`.
+        names: Of the other arguments.
+    """
+    settings = {name: getattr(sampler, name) for name in names} | {"sampler": None}
+    notes = {"args": (sampler.labels,), "kwargs": settings, "default_kwargs": {}, "arg_names": ("labels",)}
+    for name, value in notes.items():
+        setattr(sampler, f"__pl_saved_{name}", value)

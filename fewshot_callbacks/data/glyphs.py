@@ -7,7 +7,6 @@ that is validated or tested on has been seen in training. `python -m fewshot_cal
 
 import hashlib
 import os
-import secrets
 import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import PIL
-import platformdirs
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
-from torch.nn.functional import affine_grid, grid_sample
 from torch.utils.data import Dataset
 
+from fewshot_callbacks.data._augmentation import move_at_random
+from fewshot_callbacks.data._cache import cache_folder, save_whole
 from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
 from fewshot_callbacks.data._glyph_drawing import FACES, SCRIPTS, VERSION, DrawnGlyphs, draw_glyphs
 
@@ -162,10 +161,9 @@ def cache_file(size: int = 32, min_faces: int = 10) -> Path:
         >>> cache_file(size=32, min_faces=10).name
         'glyphs-32px-10faces-....pt'
     """
-    folder = os.environ.get("FEWSHOT_CALLBACKS_CACHE") or platformdirs.user_cache_dir("fewshot_callbacks")
     made_with = f"{VERSION} {mpl.__version__} {PIL.__version__} {size} {min_faces}"
     fingerprint = hashlib.sha256(made_with.encode()).hexdigest()[:12]
-    return Path(folder) / f"glyphs-{size}px-{min_faces}faces-{fingerprint}.pt"
+    return cache_folder() / f"glyphs-{size}px-{min_faces}faces-{fingerprint}.pt"
 
 
 def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
@@ -193,7 +191,7 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
         warnings.warn(f"The glyph cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=2)
     drawn = draw_glyphs(size, min_faces)
     try:
-        _save({field.name: getattr(drawn, field.name) for field in fields(drawn)}, file)
+        save_whole({field.name: getattr(drawn, field.name) for field in fields(drawn)}, file)
     except OSError as error:
         warnings.warn(
             f"The glyphs cannot be kept in {file.parent} ({error}), so they are drawn each time, which takes seconds. "
@@ -201,17 +199,6 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
             stacklevel=2,
         )
     return drawn
-
-
-def _save(content: dict[str, Any], file: Path) -> None:
-    """Write to a file of our own beside the target, then rename: nobody ever reads half a file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        torch.save(content, unfinished)
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def augment_glyphs(
@@ -248,22 +235,10 @@ def augment_glyphs(
         >>> torch.allclose(still, images, atol=1e-5)
         True
     """
-    n = len(images)
-    if n == 0:
+    if len(images) == 0:
         return images
+    moved = move_at_random(images, generator, degrees=degrees, shear=shear, scale=scale, shift=shift)
     source = generator.device if generator is not None else images.device
-
-    def uniform(limit: float) -> Float[Tensor, "images"]:
-        return limit * (2 * torch.rand(n, generator=generator, device=source) - 1)
-
-    angle, lean, size = torch.deg2rad(uniform(degrees)), uniform(shear), 1 + uniform(scale)
-    cos, sin = angle.cos() / size, angle.sin() / size
-    # Where each pixel of the result is looked up, in coordinates from -1 to 1: rotation, after shear, after scale.
-    across = torch.stack([cos, lean * cos - sin, 2 * uniform(shift)], dim=1)
-    down = torch.stack([sin, lean * sin + cos, 2 * uniform(shift)], dim=1)
-    theta = torch.stack([across, down], dim=1).to(images)  # (images, 2, 3)
-    grid = affine_grid(theta, list(images.shape), align_corners=False)  # (images, size, size, 2)
-    moved = grid_sample(images, grid, padding_mode="zeros", align_corners=False)
     speckle = torch.randn(images.shape, generator=generator, device=source).to(images)
     return (moved + noise * speckle).clamp(0, 1)
 
@@ -284,6 +259,9 @@ class GlyphDataModule(EpisodicDataModule):
         queries: Query images of each class; shots + queries may be up to `min_faces`.
         episodes: Training episodes in an epoch, over all processes.
         episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
+        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
+            which `episodes` then counts those of an epoch.
+        items_per_class: Images of each class in such a batch.
         batch_size: Images in an evaluation batch.
         augment: Whether training batches are augmented; see `augment_glyphs`.
         size: Height and width of the images, in pixels.
@@ -319,6 +297,8 @@ class GlyphDataModule(EpisodicDataModule):
         queries: int = 5,
         episodes: int = 100,
         episodes_per_batch: int = 1,
+        classes_per_batch: int | None = None,
+        items_per_class: int = 4,
         batch_size: int = 512,
         augment: bool = True,
         size: int = 32,
@@ -339,6 +319,8 @@ class GlyphDataModule(EpisodicDataModule):
             queries=queries,
             episodes=episodes,
             episodes_per_batch=episodes_per_batch,
+            classes_per_batch=classes_per_batch,
+            items_per_class=items_per_class,
             batch_size=batch_size,
             seed=seed,
             num_workers=num_workers,

@@ -56,6 +56,9 @@ class OmniglotDataModule(ImageDataModule):
         queries: Query images of each class.
         episodes: Training episodes in an epoch, over all processes.
         episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
+        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
+            which `episodes` then counts those of an epoch.
+        items_per_class: Images of each class in such a batch.
         batch_size: Images in an evaluation batch.
         seed: Of the training episodes.
         num_workers: Worker processes of each loader.
@@ -107,6 +110,8 @@ class OmniglotDataModule(ImageDataModule):
         queries: int = 5,
         episodes: int = 100,
         episodes_per_batch: int = 1,
+        classes_per_batch: int | None = None,
+        items_per_class: int = 4,
         batch_size: int = 128,
         seed: int = 0,
         num_workers: int = 0,
@@ -126,6 +131,8 @@ class OmniglotDataModule(ImageDataModule):
             queries=queries,
             episodes=episodes,
             episodes_per_batch=episodes_per_batch,
+            classes_per_batch=classes_per_batch,
+            items_per_class=items_per_class,
             batch_size=batch_size,
             seed=seed,
             num_workers=num_workers,

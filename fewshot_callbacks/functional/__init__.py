@@ -14,7 +14,7 @@ from fewshot_callbacks.functional.episodes import (
     summarize_accuracies,
 )
 from fewshot_callbacks.functional.generalization_gap import GeneralizationGap, generalization_gap
-from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall, label_groups
+from fewshot_callbacks.functional.grouped_recall import GroupedRecall, grouped_recall
 from fewshot_callbacks.functional.intervals import (
     Difference,
     Interval,
@@ -22,6 +22,7 @@ from fewshot_callbacks.functional.intervals import (
     mean_interval,
     paired_difference_interval,
 )
+from fewshot_callbacks.functional.label_splits import label_groups
 from fewshot_callbacks.functional.multilabel import MultilabelReport, evaluate_multilabel
 from fewshot_callbacks.functional.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.report import RetrievalReport

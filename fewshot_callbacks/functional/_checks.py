@@ -4,42 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
-LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-
-
-def as_tensor(value: Any, name: str, call: str) -> Tensor:
-    """`value` as a detached tensor: a tensor, a NumPy array or a list of numbers; refuse masked values."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    _refuse_masked(value, name, call)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-        # torch takes no negative strides, no foreign byte order, and warns of arrays that cannot be written to
-        native = np.ascontiguousarray(value, dtype=value.dtype.newbyteorder("="))
-        value = native if native.flags.writeable else native.copy()
-    try:
-        return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{call}: {name} is a {type(value).__name__} that no tensor can be made of ({error}). "
-            "Pass a tensor or a NumPy array."
-        ) from error
-
-
-def _refuse_masked(value: Any, name: str, call: str) -> None:
-    """Refuse a masked array, or a list of them, of which something is masked: a tensor would hold what lies below."""
-    parts = value if isinstance(value, list | tuple) else [value]
-    masked = sum(int(np.ma.getmaskarray(part).sum()) for part in parts if isinstance(part, np.ma.MaskedArray))
-    if masked:
-        raise ValueError(
-            f"{call}: {name} is a masked array with {masked} masked values, which a tensor would take for valid ones. Drop "
-            f"the items with a masked value from all arguments, keep = ~np.ma.getmaskarray({name}).reshape(len({name}), "
-            f"-1).any(axis=1), then {name}.data[keep]; or choose what stands in their place, {name}.filled(0)."
-        )
+from fewshot_callbacks.functional._labels import Labels, read_labels, refuse_words_beside_integers
+from fewshot_callbacks.functional._tensors import as_tensor
 
 
 def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
@@ -88,39 +57,16 @@ def non_finite_rows(embeddings: Tensor) -> Tensor:
     return torch.cat(slices).nonzero().flatten()
 
 
-def check_labels(labels: Tensor, items: int, name: str, of: str, call: str) -> Tensor:
-    """Labels as int64 on the CPU; refuse floats, wrong shapes and wrong lengths."""
-    if labels.dtype in UNSIGNED:
-        raise ValueError(f"{call}: {name} are {labels.dtype}, which torch can hardly compute with. Pass them as int64.")
-    if labels.dtype not in LABEL_DTYPES:
-        raise ValueError(
-            f"{call} needs integer {name}; got {labels.dtype}. Floating-point labels lose identities above 2**24: "
-            f"pass {name}.long(), or number the classes with torch.unique({name}, return_inverse=True)."
-        )
-    if labels.ndim != 1:
-        hint = (
-            f"Pass {name}.argmax(dim=1) if they are one-hot; for items with several labels there is evaluate_multilabel."
-            if labels.ndim == 2
-            else f"Pass {name}.flatten()."
-        )
-        raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(labels.shape)}. {hint}")
-    if len(labels) != items:
-        raise ValueError(
-            f"{call}: {items} {of}, but {len(labels)} {name}. Both must come from the same items in the same order."
-        )
-    return labels.to(device="cpu", dtype=torch.int64).contiguous()
-
-
 def check_sets(
     call: str, embeddings: Any, labels: Any, gallery: Any, gallery_labels: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Labels, Tensor, Labels]:
     """Checked queries, labels, gallery and labels, on the CPU and in a dtype that the pass computes with.
 
     With one set the gallery is the very tensor of the queries.
     """
     queries = as_tensor(embeddings, "embeddings", call).cpu()
     check_embeddings(queries, "embeddings", call)
-    query_labels = check_labels(as_tensor(labels, "labels", call), len(queries), "labels", "embeddings", call)
+    query_labels = read_labels(labels, len(queries), "labels", "embeddings", call)
     if gallery is None:
         if gallery_labels is not None:
             raise ValueError(f"{call}: gallery_labels without gallery. Pass both, or neither for leave-one-out.")
@@ -135,8 +81,7 @@ def check_sets(
             f"{call}: embeddings have dimension {queries.shape[1]}, the gallery has {items.shape[1]}. Both must come "
             "from the same model."
         )
-    item_labels = as_tensor(gallery_labels, "gallery_labels", call)
-    item_labels = check_labels(item_labels, len(items), "gallery_labels", "gallery items", call)
+    item_labels = read_labels(gallery_labels, len(items), "gallery_labels", "gallery items", call)
     queries, items = computable(queries), computable(items)
     common = torch.promote_types(queries.dtype, items.dtype)
     return queries.to(common), query_labels, items.to(common), item_labels
@@ -167,9 +112,12 @@ def exclusion_codes(
     for kind, (of_queries, of_items) in pairs.items():
         if (of_queries is None) != (of_items is None):
             raise ValueError(f"{call}: query_{kind} and gallery_{kind} belong together. Pass both, or neither.")
-        for side, code, length in (("query", of_queries, queries), ("gallery", of_items, items)):
-            name = f"{side}_{kind}"
-            codes[name] = (
-                None if code is None else check_labels(as_tensor(code, name, call), length, name, f"{side} items", call)
-            )
+        sides = {f"query_{kind}": (of_queries, queries), f"gallery_{kind}": (of_items, items)}
+        read = {
+            name: read_labels(code, length, name, f"{name.partition('_')[0]} items", call)
+            for name, (code, length) in sides.items()
+            if code is not None
+        }
+        refuse_words_beside_integers(call, read)
+        codes |= {name: read[name].codes if name in read else None for name in sides}
     return codes

@@ -20,7 +20,8 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.functional._checks import as_tensor, check_labels
+from fewshot_callbacks.functional._labels import Labels, read_labels
+from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.candidates import Candidates
 from fewshot_callbacks.functional.kernels import compiled_kernels
 from fewshot_callbacks.functional.pooled_cells import Cells, Ints, Located, from_above
@@ -64,9 +65,17 @@ def pack_codes(codes: Tensor, name: str, call: str) -> Codes:
             f"{call}: {name} have shape {tuple(codes.shape)}; codes are (items, bits), with at least one of each."
         )
     codes = codes.detach().cpu()
-    high, zero, low = codes == 1, codes == 0, codes == -1
+    high, zero = codes == 1, codes == 0
+    low = codes == -1 if codes.dtype != torch.uint8 else torch.zeros_like(zero)  # torch takes -1 for 255 there
     others = codes[~(high | zero | low)]
     if len(others):
+        if codes.dtype == torch.uint8:
+            values = codes.unique().tolist()
+            shown = " and ".join(map(str, values)) if len(values) == 2 else f"{len(values)} values up to {values[-1]}"
+            raise ValueError(
+                f"{call}: {name} hold {shown}; binary codes hold 0 and 1. Pass {name} > 0 if each value is a bit, or "
+                f"np.unpackbits({name}, axis=1) if each is a byte of 8 bits."
+            )
         found = ", ".join(f"{value:g}" for value in others[:3].tolist()) + (", ..." if len(others) > 3 else "")
         raise ValueError(
             f"{call}: binary codes hold -1 and +1, or 0 and 1; {len(others):,} of {codes.numel():,} values of {name} are "
@@ -83,12 +92,12 @@ def pack_codes(codes: Tensor, name: str, call: str) -> Codes:
 
 def check_code_sets(
     call: str, codes: Any, labels: Any, gallery: Any, gallery_labels: Any
-) -> tuple[Codes, Tensor, Codes, Tensor]:
+) -> tuple[Codes, Labels, Codes, Labels]:
     """Packed queries, labels, gallery and labels; with one set the gallery is the very codes of the queries."""
     queries = (
         codes if isinstance(codes, Codes) else pack_codes(as_tensor(codes, "embeddings", call), "embeddings", call)
     )
-    query_labels = check_labels(as_tensor(labels, "labels", call), len(queries), "labels", "codes", call)
+    query_labels = read_labels(labels, len(queries), "labels", "codes", call)
     if gallery is None and gallery_labels is None:
         return queries, query_labels, queries, query_labels
     if gallery is None or gallery_labels is None:
@@ -101,8 +110,12 @@ def check_code_sets(
             f"{call}: codes of {queries.bits} bits cannot be compared with a gallery of {items.bits} bits. Both must come "
             "from the same model."
         )
-    item_labels = as_tensor(gallery_labels, "gallery_labels", call)
-    return queries, query_labels, items, check_labels(item_labels, len(items), "gallery_labels", "gallery codes", call)
+    return (
+        queries,
+        query_labels,
+        items,
+        read_labels(gallery_labels, len(items), "gallery_labels", "gallery codes", call),
+    )
 
 
 class CodeScores:

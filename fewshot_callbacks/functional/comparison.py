@@ -47,7 +47,7 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
     """
     normal_quantile(confidence)
     labels = first.query_labels
-    if not torch.equal(labels, second.query_labels):
+    if not torch.equal(labels, second.query_labels) or first.label_names != second.label_names:
         raise ValueError(
             f"compare_reports: the first evaluation has {len(labels)} queries, the second {len(second.query_labels)}, "
             "and their labels are not the same in the same order. Evaluate the same items with both models."
@@ -90,7 +90,7 @@ def _grouped(first: GroupedRecall | None, second: GroupedRecall | None, confiden
     intervals = {}
     for k, values in first.per_group.items():
         others = second.per_group[k]
-        if values.shape == others.shape:
+        if first.labels == second.labels and first.unmatched == second.unmatched:  # the same groups
             splits = (paired_difference_interval(split, confidence=confidence) for split in values - others)
             intervals[f"grouped_recall@{k}"] = over_splits(splits)
     return intervals

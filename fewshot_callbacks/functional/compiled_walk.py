@@ -110,8 +110,8 @@ class _Space:
 class CompiledWalk:
     """See the module."""
 
-    one: compiled.Side
-    one_margins: compiled.Margins
+    one: compiled.Side | None = None
+    one_margins: compiled.Margins | None = None
     of_one_set: bool
     kept_rung = -1
 
@@ -182,6 +182,7 @@ class CompiledWalk:
             run_tasks(tasks, spaces, walk.done)
         finally:
             self.sides = {}  # they hold on to the counters
+            self.one = self.one_margins = None
             self.scores, self.pairs = walk.scores, None  # and these to a guest's vectors
             guests = {(panel.first, False) for panel in columns} - {(panel.first, False) for panel in panels}
             for key in guests:  # others will come; the queries stay

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fewshot_callbacks.functional.ranks import choose_layout, least_bytes
+from fewshot_callbacks.functional.settings import DEFAULT_MEMORY_MB, check_memory, memory_or_default
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class EvaluationPlan:
 
 
 def plan_evaluation(
-    queries: int, gallery: int, dim: int, *, memory_mb: float = 512, relevant: int = 64
+    queries: int, gallery: int, dim: int, *, memory_mb: float | None = DEFAULT_MEMORY_MB, relevant: int = 64
 ) -> EvaluationPlan:
     """Count pairs, operations, memory and tiles of an evaluation.
 
@@ -45,7 +46,7 @@ def plan_evaluation(
         queries: number of queries; for one set (leave-one-out) equal to `gallery`.
         gallery: number of gallery items.
         dim: components of an embedding.
-        memory_mb: budget beyond the embeddings, in MB.
+        memory_mb: budget beyond the embeddings, in MB; None is the default.
         relevant: relevant items of a typical query; many of them make tiles narrower.
 
     Raises:
@@ -56,7 +57,9 @@ def plan_evaluation(
         >>> f"{plan.pairs:,} pairs, {plan.matrix_bytes / 1e9:.1f} GB avoided"
         '25,170,457,104 pairs, 100.7 GB avoided'
     """
-    for name, value in (("queries", queries), ("gallery", gallery), ("dim", dim), ("memory_mb", memory_mb)):
+    memory_mb = memory_or_default(memory_mb)
+    check_memory("plan_evaluation", memory_mb)
+    for name, value in (("queries", queries), ("gallery", gallery), ("dim", dim)):
         if value <= 0:
             raise ValueError(f"plan_evaluation: {name}={value} must be positive.")
     if relevant < 0:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from fewshot_callbacks.functional._checks import LABEL_DTYPES
+from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.processes import ALONE, Processes
 
 EPS = 1e-30
@@ -28,13 +30,13 @@ EPS = 1e-30
 
 
 def discriminant_ratio(
-    embeddings: Tensor, labels: Tensor, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False
+    embeddings: Any, labels: Any, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False
 ) -> Float[Tensor, ""]:
     """J of one batch, on the device of the embeddings and without waiting for it.
 
     Args:
         embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
-        labels: (items,) integer labels, any values, same device.
+        labels: (items,) integers of any value, on the same device if they are a tensor, or words.
         eps: share of the total scatter Tr(S_T) that is added to the scatter within classes: J is at most 1 / eps, its
             value where each class is one point. Relative to the scatter, so that J does not depend on the scale.
         normalize: scale each embedding to length 1 first. J does not change when all embeddings are multiplied by one
@@ -47,8 +49,8 @@ def discriminant_ratio(
         float32.
 
     Raises:
-        ValueError: if embeddings are not (items, dim) or labels are not one integer for each item. Values are not looked
-            at, since that would wait for the device; NaN or Inf in the embeddings makes J NaN.
+        ValueError: if embeddings are not (items, dim) or labels are not one integer or word for each item. Values are not
+            looked at, since that would wait for the device; NaN or Inf in the embeddings makes J NaN.
 
     Examples:
         >>> import torch
@@ -56,24 +58,30 @@ def discriminant_ratio(
         >>> round(discriminant_ratio(embeddings, torch.tensor([0, 0, 1, 1])).item(), 6)  # 16 / 4
         4.0
     """
-    check_batch(embeddings, labels, "discriminant_ratio")
-    with torch.no_grad(), torch.autocast(embeddings.device.type, enabled=False):
-        batch = BatchScatter.of(embeddings.detach(), labels, normalize=normalize)
+    items, codes = read_batch(embeddings, labels, "discriminant_ratio")
+    with torch.no_grad(), torch.autocast(items.device.type, enabled=False):
+        batch = BatchScatter.of(items, codes, normalize=normalize)
         return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons)
 
 
-def check_batch(embeddings: Tensor, labels: Tensor, function: str) -> None:
-    """Refuse what is no batch of embeddings with their labels, by shapes and types alone: values would be waited for."""
+def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Tensor]:
+    """Embeddings without a gradient, and codes of their labels on the same device.
+
+    Raises:
+        ValueError: if they are no batch, by shapes and types alone: values would be waited for.
+    """
+    embeddings, codes = as_tensor(embeddings, "embeddings", function), as_labels(labels, "labels", function).codes
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
         raise ValueError(
             f"{function} needs floating-point embeddings of shape (items, dim); got {embeddings.dtype} of shape "
             f"{tuple(embeddings.shape)}. Flatten what belongs to one item: embeddings.flatten(1)."
         )
-    if labels.shape != embeddings.shape[:1] or labels.dtype not in LABEL_DTYPES:
+    if codes.shape != embeddings.shape[:1]:
         raise ValueError(
-            f"{function} needs one integer label for each of the {len(embeddings)} embeddings; got "
-            f"{labels.dtype} of shape {tuple(labels.shape)}."
+            f"{function} needs one label for each of the {len(embeddings)} embeddings; got {len(codes)} labels. Both must "
+            "come from the same items in the same order."
         )
+    return embeddings, codes if isinstance(labels, Tensor) else codes.to(embeddings.device)
 
 
 @dataclass(frozen=True)
@@ -207,10 +215,19 @@ class ClassMoments:
         return cls.of(torch.empty(0, dim), torch.empty(0, dtype=torch.int64))
 
     @classmethod
-    def of(cls, embeddings: Float[Tensor, "items dim"], labels: Int[Tensor, "items"]) -> ClassMoments:
-        """The moments of one batch, in float64 on its device."""
-        items = embeddings.detach().double()
-        present, number, counts = labels.unique(return_inverse=True, return_counts=True)
+    def of(cls, embeddings: Any, labels: Any) -> ClassMoments:
+        """The moments of one batch, in float64 on its device.
+
+        Args:
+            embeddings: (items, dim), any floating dtype.
+            labels: (items,) integers of any value, or words, each of which is the same number of 64 bits in every call.
+
+        Raises:
+            ValueError: if they are no batch.
+        """
+        rows, codes = read_batch(embeddings, labels, "ClassMoments.of")
+        items = rows.double()
+        present, number, counts = codes.unique(return_inverse=True, return_counts=True)
         origins = items[number.sort(stable=True).indices[counts.cumsum(0) - counts]]  # the first item of each class
         shifted = items - origins[number]
         offsets = torch.zeros_like(origins).index_add_(0, number, shifted) / counts.unsqueeze(1)

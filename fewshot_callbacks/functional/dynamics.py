@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.episodes import split_episodes
 
 Centering = Literal["points", "coordinates"]
@@ -76,9 +78,9 @@ class StepDynamics:
 
 
 def training_dynamics(
-    before: Float[Tensor, "rows dim"],
-    after: Float[Tensor, "_ _"],
-    labels: Int[Tensor, "rows"],
+    before: Any,
+    after: Any,
+    labels: Any,
     *,
     shots: int,
     episodes: int = 1,
@@ -87,10 +89,10 @@ def training_dynamics(
     """Measure what an optimiser step did to the embeddings of an episode.
 
     Args:
-        before: embeddings of all support and query images just before the step; the first `shots` rows of each class are
-            its support.
+        before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
+            class are its support.
         after: the same rows right after it.
-        labels: the class of each row, any integers.
+        labels: the class of each row, any integers or words.
         shots: support rows of each class.
         episodes: how many episodes, one after the other, the rows hold; alpha and phi are taken over all rows.
         centering: see `Centering`. Distances between embeddings do not depend on it.
@@ -116,6 +118,8 @@ def training_dynamics(
         >>> round(step.alpha, 6), round(step.norm_ratio, 6), round(step.con_alpha, 6), round(step.con_div, 6)
         (2.0, 0.0, 1.0, 1.0)
     """
+    call = "training_dynamics"
+    before, after = as_tensor(before, "before", call), as_tensor(after, "after", call)
     if before.shape != after.shape:
         raise ValueError(
             f"training_dynamics compares the same rows before and after a step; got shapes {tuple(before.shape)} and "
@@ -123,7 +127,7 @@ def training_dynamics(
         )
     check_centering(centering, "training_dynamics")
     before, after = (_exact(embeddings) for embeddings in (before, after))
-    labels = labels.detach().to(before.device)
+    labels = as_labels(labels, "labels", call).codes.to(before.device)
     old, new = (_class_distances(embeddings, labels, shots, episodes) for embeddings in (before, after))
     if not (before.isfinite().all() and after.isfinite().all()):
         return StepDynamics(math.nan, math.nan, math.nan, math.nan, ("embeddings are not finite (NaN or Inf)",))

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from fewshot_callbacks.functional.torch_walk import Tile, TorchWalk
 
 
+EDGE_BYTES, EDGE_THREAD_BYTES = 250, 16
+"""What one key takes: counters of two tallies, the table that places estimates, what is known of it; and of each thread."""
+SHARE_OF_EDGES = 0.4
+"""Share of the budget for these."""
 LISTED_EDGES = 2**10
 """So many keys cut a stretch into pieces narrower than the error of float32 estimates, if it is a few cells long."""
 
@@ -61,7 +65,7 @@ class EdgeCounts:
         self.exact = _merged(stretches, np.stack([points, points], axis=1))
         """where the key of a relevant pair has to be known to tell which of the edges it reaches"""
         self._counted = _merged(stretches, sought)
-        most = first.capacity // 4 // self.walk.processes.count
+        most = most_edges(first) // self.walk.processes.count
         self.positives, self.negatives = Tally(edges), Tally(edges, _merged(sought), most)
 
     def relevant(self, keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None) -> None:
@@ -159,6 +163,12 @@ def _merged(*stretches: Stretches) -> Stretches:
     return merged(*both[np.argsort(both[:, 0], kind="stable")].T)
 
 
+def most_edges(first: PooledCounts) -> int:
+    """How many relevant keys are looked at one by one; at most as many others are spaced between negatives."""
+    of_edge = EDGE_BYTES + EDGE_THREAD_BYTES * first.walk.threads
+    return max(1000, int(first.walk.free_bytes * SHARE_OF_EDGES / 2 / of_edge))
+
+
 def closer_look(
     first: PooledCounts,
     cells: Cells,
@@ -182,7 +192,7 @@ def closer_look(
     """
     index = np.flatnonzero(decisive)
     low, high = cells.low[index], cells.high[index]
-    capacity = max(1000, first.capacity // 4)
+    capacity = most_edges(first)
     alone = np.append(True, np.diff(index) > 1)[: len(index)]  # what follows each other is one stretch
     last = np.append(alone[1:], True)[: len(index)]
     stretches = merged(low[alone], np.maximum.accumulate(high)[last])
@@ -205,6 +215,6 @@ def closer_look(
         # where the keys of these negatives will be listed, spaced ones only make sure that there is an end; else they
         # save scans, at a cost that is small beside a scan's
         listed = known or first.walk.scores.compiled is None
-        count = LISTED_EDGES if listed else max(LISTED_EDGES, min(capacity, first.walk.pairs // 64))
+        count = LISTED_EDGES if listed else max(LISTED_EDGES, min(capacity // 2, first.walk.pairs // 64))
         edges = np.concatenate([edges, *(spaced(low, high, count // len(ranked) + 3) for low, high in ranked)])
     return EdgeCounts(first, edges, stretches, wanted, ranked)

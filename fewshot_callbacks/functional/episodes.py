@@ -10,11 +10,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.averages import exact_mean
 from fewshot_callbacks.functional.intervals import (
     Difference,
@@ -102,7 +104,7 @@ class EpisodeList:
 
 
 def sample_episodes(
-    labels: Tensor,
+    labels: Any,
     *,
     ways: int = 5,
     shots: int = 1,
@@ -118,19 +120,20 @@ def sample_episodes(
     ranks do not enter.
 
     Args:
-        labels: (items,), the class of each item: any integers, in any order, on any device.
+        labels: (items,), the class of each item: integers or words, in any order, as a tensor, array or list.
         ways: Classes in an episode.
         shots: Support images of each class.
         queries: Query images of each class.
         episodes: Length of the list.
         seed: Any integer that `torch.Generator.manual_seed` accepts.
-        class_names: Names for the error messages, by label: a sequence for labels 0, 1, 2, ..., or a mapping.
+        class_names: Names for the error messages, by label: a sequence for labels 0, 1, 2, ..., or a mapping; for words
+            these themselves.
 
     Returns:
         The episodes; see `EpisodeList`.
 
     Raises:
-        ValueError: Labels are not one-dimensional integers; a number is not positive; there are fewer than `ways`
+        ValueError: Labels are not one integer or word for each item; a number is not positive; there are fewer than `ways`
             classes; or a class has fewer than `shots + queries` images. No class is skipped in silence.
 
     Example:
@@ -146,15 +149,16 @@ def sample_episodes(
         that are too small. Use queries <= 2 or drop these classes.
     """
     check_episode_sizes(ways=ways, shots=shots, queries=queries, episodes=episodes)
-    _check_labels(labels)
-    classes, counts = torch.unique(labels.detach().to("cpu", torch.int64), return_counts=True)
-    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=class_names)
+    numbers, words = as_labels(labels, "labels", "sample_episodes").numbered()
+    numbers = numbers.cpu()
+    classes, counts = torch.unique(numbers, return_counts=True)
+    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=words or class_names)
 
     generator = torch.Generator().manual_seed(seed)
     picked = _distinct(torch.full((episodes,), len(classes)), ways, generator)  # (episodes, ways)
     of_class = _distinct(counts[picked.flatten()], shots + queries, generator)  # (episodes * ways, images)
 
-    by_class = labels.detach().cpu().argsort(stable=True)  # (items,): the items of the first class, of the second, ...
+    by_class = numbers.argsort(stable=True)  # (items,): the items of the first class, of the second, ...
     starts = counts.cumsum(0) - counts  # (classes,)
     indices = by_class[starts[picked.flatten(), None] + of_class].reshape(episodes, ways, shots + queries)
     return EpisodeList(indices, ways, shots, queries)
@@ -196,7 +200,7 @@ def check_episode_sizes(**sizes: int) -> None:
 
 
 def check_classes_suffice(
-    labels: Tensor, *, ways: int, shots: int, queries: int, class_names: ClassNames | None = None
+    labels: Any, *, ways: int, shots: int, queries: int, class_names: ClassNames | None = None
 ) -> None:
     """Refuse a set of which episodes of these sizes cannot be drawn.
 
@@ -216,22 +220,9 @@ def check_classes_suffice(
         ValueError: 2-way 1-shot with 2 queries needs 3 images per class; class 'heron' has 2, the smallest of 2 classes
         that are too small. Use queries <= 1 or drop these classes.
     """
-    _check_labels(labels)
-    classes, counts = torch.unique(labels.detach().to("cpu", torch.int64), return_counts=True)
-    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=class_names)
-
-
-def _check_labels(labels: Tensor) -> None:
-    if labels.ndim != 1:
-        raise ValueError(
-            f"labels have shape {tuple(labels.shape)}; episodes need one label per item. Pass a tensor of shape "
-            "(items,)."
-        )
-    if labels.is_floating_point() or labels.is_complex():
-        raise ValueError(
-            f"labels are {labels.dtype}; classes are compared exactly, and floating labels merge from 2**24 on. Pass "
-            "integer labels."
-        )
+    numbers, words = as_labels(labels, "labels", "check_classes_suffice").numbered()
+    classes, counts = torch.unique(numbers.cpu(), return_counts=True)
+    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=words or class_names)
 
 
 def _check_classes(
@@ -250,35 +241,37 @@ def _check_classes(
         fewer = f"Use queries <= {size - shots}" if size > shots else "Use fewer shots and queries"
         raise ValueError(
             f"{ways}-way {shots}-shot with {queries} queries needs {needed} images per class; class "
-            f"{_class_name(int(classes[smallest]), names)} has {size}{several}. "
+            f"{class_name(int(classes[smallest]), names)} has {size}{several}. "
             f"{fewer} or drop {'these classes' if too_small > 1 else 'the class'}."
         )
 
 
-def _class_name(label: int, names: ClassNames | None) -> str:
+def class_name(label: int, names: ClassNames | None) -> str:
+    """The name of a class for a message, in quotation marks; its label where it has none."""
     if isinstance(names, Mapping):
         return repr(names[label]) if label in names else str(label)
     return repr(names[label]) if names is not None and 0 <= label < len(names) else str(label)
 
 
 def split_episode(
-    embeddings: Float[Tensor, "rows dim"], labels: Tensor, *, shots: int
+    embeddings: Float[Tensor, "rows dim"], labels: Any, *, shots: int
 ) -> tuple[Float[Tensor, "ways shots dim"], Float[Tensor, "ways queries dim"]]:
     """Cut the embeddings of an episode into support and queries, class by class.
 
     Rows may come in any order: they are grouped by a stable sort of the labels, and the first `shots` rows of each
-    class are its support. Classes come out in the order of their labels, so the target of query (w, q) is w.
+    class are its support. Classes come out in the order of their labels (words in alphabetical order), so the target of
+    query (w, q) is w.
 
     Args:
         embeddings: (rows, dim), any floating type; gradients flow through.
-        labels: (rows,), any integers, each class equally often.
+        labels: (rows,), any integers or words, each class equally often.
         shots: Support rows of each class.
 
     Returns:
         support (ways, shots, dim) and query (ways, queries, dim), where ways * (shots + queries) = rows.
 
     Raises:
-        ValueError: Labels are not one-dimensional integers or not as many as the rows; there is no row; classes have
+        ValueError: Labels are not one integer or word for each row; there is no row; classes have
             different numbers of rows; or no row is left for a query.
 
     Example:
@@ -288,7 +281,7 @@ def split_episode(
         ([2.0, 1.0], [4.0, 3.0])
     """
     check_episode_sizes(shots=shots)
-    _check_labels(labels)
+    labels, names = as_labels(labels, "labels", "split_episode").numbered()
     if len(labels) != len(embeddings):
         raise ValueError(f"{len(embeddings)} embeddings came with {len(labels)} labels. Pass one label per row.")
     if len(labels) == 0:
@@ -297,9 +290,10 @@ def split_episode(
     size = int(counts[0])
     if bool((counts != size).any()):
         fewest, most = int(counts.argmin()), int(counts.argmax())
+        uneven = [f"class {class_name(int(classes[i]), names)} has {int(counts[i])}" for i in (fewest, most)]
         raise ValueError(
-            f"An episode has equally many rows of each class; class {int(classes[fewest])} has {int(counts[fewest])} "
-            f"and class {int(classes[most])} has {int(counts[most])}. Pass a batch drawn by an EpisodicBatchSampler."
+            f"An episode has equally many rows of each class; {' and '.join(uneven)}. Pass a batch drawn by an "
+            "EpisodicBatchSampler."
         )
     if size <= shots:
         rows, fewer = (f"{size} rows", f"Use shots <= {size - 1} or draw") if size > 1 else ("1 row", "Draw")
@@ -307,19 +301,19 @@ def split_episode(
             f"{shots}-shot leaves no query: each of the {len(classes)} classes has {rows}. "
             f"{fewer} more images per class."
         )
-    grouped = embeddings[labels.argsort(stable=True)].reshape(len(classes), size, -1)
+    grouped = embeddings[labels.argsort(stable=True).to(embeddings.device)].reshape(len(classes), size, -1)
     # (ways, shots + queries, dim)
     return grouped[:, :shots], grouped[:, shots:]
 
 
 def split_episodes(
-    embeddings: Float[Tensor, "rows dim"], labels: Tensor, *, shots: int, episodes: int
+    embeddings: Float[Tensor, "rows dim"], labels: Any, *, shots: int, episodes: int
 ) -> tuple[Float[Tensor, "episodes ways shots dim"], Float[Tensor, "episodes ways queries dim"]]:
     """Cut a batch of several episodes into support and queries, all at once.
 
     Args:
         embeddings: (rows, dim), any floating type; gradients flow through. Episode after episode, each of as many rows.
-        labels: (rows,), any integers; in each episode each class equally often. Episodes may share classes.
+        labels: (rows,), any integers or words; in each episode each class equally often. Episodes may share classes.
         shots: Support rows of each class.
         episodes: How many.
 
@@ -339,14 +333,15 @@ def split_episodes(
         ([[1.0, 0.0], [4.0, 6.0]], [[3.0, 2.0], [5.0, 7.0]])
     """
     check_episode_sizes(shots=shots, episodes=episodes)
-    rows = len(embeddings)
-    if rows % episodes or labels.ndim != 1 or len(labels) != rows:
+    rows, read = len(embeddings), as_labels(labels, "labels", "split_episodes")
+    labels = read.numbered()[0].to(embeddings.device)
+    if rows % episodes or len(labels) != rows:
         raise ValueError(
             f"{rows} embeddings with labels of shape {tuple(labels.shape)} are no batch of {episodes} episodes of the same "
             "size. Pass as many rows for each episode, and one label per row."
         )
-    blocks = labels.reshape(episodes, -1)
-    first_support, first_query = split_episode(embeddings[: rows // episodes], blocks[0], shots=shots)
+    blocks, size_of_one = labels.reshape(episodes, -1), rows // episodes
+    first_support, first_query = split_episode(embeddings[:size_of_one], read[:size_of_one], shots=shots)
     if episodes == 1:
         return first_support[None], first_query[None]
     ways, size = len(first_support), shots + first_query.shape[1]
@@ -356,14 +351,15 @@ def split_episodes(
     if bool(mixed.any()):
         number = int(mixed.long().argmax())
         try:
-            split_episode(embeddings[: rows // episodes], blocks[number], shots=shots)
+            own = read[number * size_of_one : (number + 1) * size_of_one]
+            split_episode(embeddings[:size_of_one], own, shots=shots)
         except ValueError as error:
             raise ValueError(f"Episode {number} of the {episodes} of the batch: {error}") from error
         raise ValueError(
             f"Episode {number} of the {episodes} of the batch has {len(blocks[number].unique())} classes, the first has "
             f"{ways}. Pass episodes of the same sizes, as an EpisodicBatchSampler draws them."
         )
-    order = order + torch.arange(0, rows, rows // episodes, device=order.device)[:, None]
+    order = order + torch.arange(0, rows, size_of_one, device=order.device)[:, None]
     of_classes = embeddings[order.flatten()].reshape(episodes, ways, size, -1)
     return of_classes[:, :, :shots], of_classes[:, :, shots:]
 

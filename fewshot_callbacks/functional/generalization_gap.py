@@ -110,6 +110,7 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
     assert training.grouped is not None
     assert validation.grouped is not None
     grouped = training.grouped.minus(validation.grouped)
+    assert training.grouped.group_size is not None  # which `minus` refuses
     ks = sorted(set(grouped) & set(training.recall_at) & set(validation.recall_at))
     if not ks:
         raise ValueError(

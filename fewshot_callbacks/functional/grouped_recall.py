@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -28,17 +28,23 @@ from fewshot_callbacks.functional.intervals import (
     mean_interval,
     normal_quantile,
 )
+from fewshot_callbacks.functional.label_splits import (
+    Splits,
+    Unmatched,
+    check_unmatched,
+    checked_groups,
+    given_split,
+    random_splits,
+)
 from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.ranking import Ties, check_ties, recall_at_k
 from fewshot_callbacks.functional.ranks import BestMatches
 from fewshot_callbacks.functional.sets import Sets, collect_sets
+from fewshot_callbacks.functional.settings import DEFAULT_MEMORY_MB, check_memory, memory_or_default, ranks_of
 from fewshot_callbacks.functional.sharded_pass import PIECES
 from fewshot_callbacks.functional.similarity import Similarity, check_similarity
 from fewshot_callbacks.functional.walkers import Begin, Regroup, passes, scores_of
 from fewshot_callbacks.functional.workers import threads_for
-
-Unmatched = Literal["exclude", "miss"]
-"""What a query without a relevant candidate in its group is: left out of the mean, or a query whose search failed."""
 
 ENOUGH_GROUPS = 2
 """With so many groups for each process at a time, groups share out the items evenly enough."""
@@ -52,12 +58,12 @@ class GroupedRecall:
     """K -> mean over the groups of Recall@K inside the group, in [0, 1]"""
     intervals: dict[int, Interval]
     """K -> interval of that mean over groups, see `functional.intervals`; NaN for fewer than two groups"""
-    group_size: int
-    """labels in each group"""
+    group_size: int | None
+    """labels in each group; None where the groups that were given differ in it"""
     groups: int
     """groups of one split"""
     dropped_labels: int
-    """labels left over by one split, because the group size does not divide their number"""
+    """labels in no group: left over by one split, because the group size does not divide their number, or not given"""
     repeats: int
     """independent splits that were averaged over"""
     per_group: dict[int, Float[Tensor, "repeats groups"]] = field(compare=False, repr=False)
@@ -66,6 +72,10 @@ class GroupedRecall:
     """of the intervals"""
     unmatched: Unmatched = "exclude"
     """whether queries without a match were left out or counted as misses"""
+    are_given: bool = False
+    """the groups were given, not drawn at random"""
+    labels: tuple[tuple[tuple[int, ...], ...], ...] = field(default=(), compare=False, repr=False)
+    """the labels of each group of each split"""
 
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
         """The difference to another set, of whatever classes: K -> value and interval.
@@ -73,9 +83,14 @@ class GroupedRecall:
         The two sets are taken as independent, as the training and the validation classes are.
 
         Raises:
-            ValueError: if the groups are not of the same size, the intervals not of the same confidence, or queries without
-                a match not counted in the same way.
+            ValueError: if the groups are not of the same size, those of one set alone were given, the intervals are not of
+                the same confidence, or queries without a match not counted in the same way.
         """
+        if self.are_given != other.are_given or self.group_size is None or other.group_size is None:
+            raise ValueError(
+                "GroupedRecall.minus: groups of different sizes cannot be compared, nor groups that were given with groups "
+                "drawn at random. Give groups of one size for both sets, or for neither."
+            )
         if (self.group_size, self.confidence) != (other.group_size, other.confidence):
             raise ValueError(
                 f"GroupedRecall.minus: groups of {self.group_size} labels at confidence {self.confidence:g} cannot be "
@@ -93,46 +108,6 @@ class GroupedRecall:
         return differences
 
 
-def label_groups(
-    labels: Int[Tensor, "labels"], group_size: int, seed: int = 0, repeats: int = 1
-) -> Int[Tensor, "repeats groups group_size"]:
-    """Split the set of labels at random into groups of exactly `group_size` labels.
-
-    The split depends on the set of labels and the seed only: not on the order or the number of the items.
-
-    Args:
-        labels: any integers; what repeats counts once.
-        group_size: labels in each group, at least 2.
-        seed: of the random split.
-        repeats: how many independent splits.
-
-    Returns:
-        The labels of each group of each split. Left-over labels are in no group.
-
-    Raises:
-        ValueError: if there are fewer labels than a group needs.
-
-    Examples:
-        >>> import torch
-        >>> label_groups(torch.arange(7), group_size=3).shape
-        torch.Size([1, 2, 3])
-    """
-    distinct = labels.unique()
-    if group_size < 2:
-        raise ValueError(f"group_size={group_size}: Recall@K inside a group needs at least 2 labels in it.")
-    if repeats < 1:
-        raise ValueError(f"repeats={repeats}: at least one split is needed.")
-    if len(distinct) < group_size:
-        raise ValueError(
-            f"Groups of {group_size} labels cannot be made of {len(distinct)} labels. Use group_size <= {len(distinct)}."
-        )
-    generator = torch.Generator().manual_seed(seed)
-    groups = len(distinct) // group_size
-    splits = [torch.randperm(len(distinct), generator=generator)[: groups * group_size] for _ in range(repeats)]
-    grouped: Tensor = distinct.cpu()[torch.stack(splits)]
-    return grouped.view(repeats, groups, group_size)
-
-
 def grouped_recall(
     embeddings: Any,
     labels: Any,
@@ -140,6 +115,7 @@ def grouped_recall(
     gallery_labels: Any | None = None,
     *,
     k: int | Sequence[int] = 1,
+    groups: Sequence[Sequence[int | str]] | None = None,
     group_size: int = 10,
     repeats: int = 1,
     seed: int = 0,
@@ -151,18 +127,24 @@ def grouped_recall(
     gallery_groups: Any | None = None,
     unmatched: Unmatched = "exclude",
     confidence: float = 0.95,
-    memory_mb: float = 512,
+    memory_mb: float | None = DEFAULT_MEMORY_MB,
 ) -> GroupedRecall:
-    """Recall@K inside random groups of `group_size` labels, averaged over the groups, with its interval.
+    """Recall@K inside random groups of `group_size` labels, or given groups, averaged over the groups, with its interval.
 
     The cost is that of `groups` small evaluations, N^2 / groups pairs in all: linear in N for groups of a fixed size.
 
     Args:
         embeddings: (items, dim) queries; tensor or array.
-        labels: (items,) integer labels.
+        labels: (items,) integers or words: a tensor, array, list or column of a table, as ids and groups are.
         gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
         gallery_labels: (gallery,) their labels; items of a label that no query has belong to no group.
-        k: one or several K, smaller than `group_size`; a query counts if a relevant item is among its first K.
+        k: one or several K, smaller than the number of labels in a group; a query counts if a relevant item is among its
+            first K.
+        groups: the labels of each group, such as `[[0, 1, 2], [3, 4, 5]]` for the classes of each family, in place of random
+            groups: `group_size` and `seed` are not used then. The groups may differ in size, and each counts the same.
+            Labels in no group are left out. The interval is that of the mean over groups like these: it takes them
+            for a sample of such groups, and is wide where they are few or differ much. Classes of one given group are
+            not taken as independent, so that groups without a single miss have a wider interval than random ones.
         group_size: labels in each group.
         repeats: average over so many independent splits; the interval is the mean over the splits' intervals, since the
             same items return in each of them.
@@ -176,8 +158,8 @@ def grouped_recall(
         unmatched: what a query counts for that has no relevant candidate, whatever the embedding: `"exclude"` leaves it out
             of its group's mean; `"miss"` counts it as a miss, as the denominator of the paper's equations 4 and 5 does.
         confidence: of the interval.
-        memory_mb: bound on the memory beyond the embeddings, in MB. One that is too small is exceeded without a note, which
-            only `evaluate_retrieval` gives.
+        memory_mb: bound on the memory beyond the embeddings, in MB; None is the default. One that is too small is exceeded
+            without a note, which only `evaluate_retrieval` gives.
 
     Returns:
         Values in [0, 1], larger is better.
@@ -198,17 +180,24 @@ def grouped_recall(
     check_similarity(similarity)
     check_ties(ties)
     check_unmatched(unmatched)
-    ks = (k,) if isinstance(k, int) else tuple(k)
-    if not ks or min(ks) < 1:
-        raise ValueError(f"{call}: k={k} is no positive rank. Pass for instance k=(1, 5).")
-    if max(ks) >= group_size >= 2:
+    given = None if groups is None else checked_groups(call, "groups", groups)
+    if given is not None and repeats != 1:
         raise ValueError(
-            f"{call}: k={max(ks)} must be smaller than group_size={group_size}: with K candidates for as many classes, "
+            f"{call}: repeats={repeats} draws random groups again, but groups are given. Leave repeats out."
+        )
+    smallest = group_size if given is None else min(map(len, given))
+    ks = ranks_of(k)
+    if not ks or not all(isinstance(rank, int) and rank >= 1 for rank in ks):
+        raise ValueError(f"{call}: k={k} is no positive rank. Pass for instance k=(1, 5).")
+    if max(ks) >= smallest >= 2:
+        size = f"group_size={group_size}" if given is None else f"the {smallest} labels of the smallest group"
+        raise ValueError(
+            f"{call}: k={max(ks)} must be smaller than {size}: with K candidates for as many classes, "
             "recall says little. Use larger groups or a smaller k."
         )
     normal_quantile(confidence)  # a wrong confidence is refused before the work, not after it
-    if not memory_mb > 0:
-        raise ValueError(f"{call}: memory_mb={memory_mb} must be positive; the default is 512.")
+    memory_mb = memory_or_default(memory_mb)
+    check_memory(call, memory_mb)
     sets = collect_sets(
         call,
         ALONE,
@@ -222,15 +211,21 @@ def grouped_recall(
         gallery_groups=gallery_groups,
         as_codes=similarity == "hamming",
     )
-    splits = label_groups(sets.query_labels, group_size, seed, repeats)
+    labels_of_queries = sets.query_labels
+    splits = (
+        random_splits(labels_of_queries, group_size, seed, repeats)
+        if given is None
+        else given_split(call, "groups", given, labels_of_queries, sets.label_names)
+    )
     sets = sets.among_queries_labels()
     if not len(sets.gallery_labels):
-        first = splits[0, 0]
-        raise without_match(0, int(torch.isin(sets.query_labels, first).sum()), first)
+        first = splits[0][0]
+        raise without_match(0, int(torch.isin(sets.query_labels, first).sum()), first, sets.label_names)
     cpu = torch.device("cpu")
     with full_precision(), threads_for(cpu):
         begin = passes(scores_of(sets.queries, sets.gallery, similarity), int(memory_mb * 10**6))
-        return GroupedSearch.of(sets, begin, cpu, ALONE).recall(splits, ks, ties, confidence, unmatched)
+        search = GroupedSearch.of(sets, begin, cpu, ALONE)
+        return search.recall(splits, ks, ties, confidence, unmatched, are_given=given is not None)
 
 
 @dataclass(frozen=True)
@@ -247,6 +242,7 @@ class GroupedSearch:
         processes: who else holds some of the queries.
         own: which queries this process holds; by default all.
         regroup: brings the items of a group together in one process.
+        label_names: the word of each label, if they were words.
     """
 
     begin: Begin
@@ -258,6 +254,7 @@ class GroupedSearch:
     processes: Processes = ALONE
     own: Int[Tensor, "own"] | None = None
     regroup: Regroup | None = None
+    label_names: tuple[str, ...] | None = None
 
     @classmethod
     def of(
@@ -273,31 +270,31 @@ class GroupedSearch:
         codes = {name: None if code is None else code.to(device) for name, code in sets.codes.items()}
         query_labels, gallery_labels = sets.query_labels.to(device), sets.gallery_labels.to(device)
         own = None if sets.share is None else sets.share.queries
-        return cls(begin, sets.same_set, query_labels, gallery_labels, codes, best, processes, own, regroup)
+        return cls(
+            begin, sets.same_set, query_labels, gallery_labels, codes, best, processes, own, regroup, sets.label_names
+        )
 
     def recall(
         self,
-        splits: Int[Tensor, "repeats groups group_size"],
+        splits: Splits,
         ks: Sequence[int],
         ties: Ties,
         confidence: float,
         unmatched: Unmatched = "exclude",
+        *,
+        are_given: bool = False,
     ) -> GroupedRecall:
-        """Grouped Recall over the groups of `label_groups`.
+        """Grouped Recall over groups of labels, all of which are those of queries; they were drawn at random, or given.
 
         Raises:
             ValueError: if no query of some group has a match; where these count as misses, if no query has one.
         """
         distinct = self.query_labels.unique()
-        repeats, groups, group_size = splits.shape
+        repeats, groups = len(splits), len(splits[0])
         values = torch.empty(repeats, groups, len(ks), dtype=torch.float64)
         best = self.best
         for repeat, split in enumerate(splits):
-            # what is left over makes a group of its own, which counts for nothing
-            group_of = torch.full((len(distinct),), groups)
-            group_of[torch.searchsorted(distinct.cpu(), split.flatten())] = torch.arange(groups).repeat_interleave(
-                group_size
-            )
+            group_of = _group_of_each(distinct.cpu(), split)
             group = group_of.to(distinct.device)[torch.searchsorted(distinct, self.query_labels)]
             candidates = find_candidates(
                 self.query_labels, self.gallery_labels, same_set=self.same_set, query_part=group, **self.codes
@@ -317,10 +314,11 @@ class GroupedSearch:
             for number, members in enumerate(_members(group.cpu(), groups)):
                 matched = members[~found[0, members].isnan()]
                 if not len(matched):
-                    raise without_match(number, len(members), split[number])
+                    raise without_match(number, len(members), split[number], self.label_names)
                 means = [exact_mean(part) for part in found[:, matched]]
                 values[repeat, number] = torch.tensor(means, dtype=torch.float64)
-        summary = _summary(values, ks, group_size, len(distinct) - groups * group_size, confidence)
+        dropped = len(distinct) - sum(map(len, splits[0]))
+        summary = _summary(values, ks, splits, dropped, confidence, are_given=are_given)
         return replace(summary, unmatched=unmatched)
 
     def _rounds(
@@ -346,28 +344,28 @@ class GroupedSearch:
             yield self.regroup((owner[of_query], owner[of_item]))
 
 
-def check_unmatched(unmatched: str) -> None:
-    """Refuse what is none of `Unmatched`.
-
-    Raises:
-        ValueError: with the choices.
-    """
-    if unmatched not in get_args(Unmatched):
-        raise ValueError(
-            f"grouped_recall: there is no unmatched={unmatched!r}. Pass 'exclude' to leave queries without a match out "
-            "of the mean, or 'miss' to count them as misses."
-        )
+def _group_of_each(distinct: Int[Tensor, "labels"], split: Sequence[Tensor]) -> Int[Tensor, "labels"]:
+    """The number of the group of each label. What is left over makes groups of its own, which count for nothing."""
+    sizes = torch.tensor([len(group) for group in split])
+    group_of = torch.full((len(distinct),), -1)
+    group_of[torch.searchsorted(distinct, torch.cat(list(split)))] = torch.arange(len(split)).repeat_interleave(sizes)
+    rest = (group_of < 0).nonzero().flatten()
+    group_of[rest] = len(split) + torch.arange(len(rest)) // int(sizes.max())  # no larger, so that they cost no more
+    return group_of
 
 
 class GroupWithoutMatchError(ValueError):
     """No query of some group has a match."""
 
 
-def without_match(number: int, queries: int, labels: Int[Tensor, "group_size"]) -> GroupWithoutMatchError:
+def without_match(
+    number: int, queries: int, labels: Int[Tensor, "group_size"], names: tuple[str, ...] | None
+) -> GroupWithoutMatchError:
     """The error that says so of the group of this number and these labels."""
+    shown = labels.tolist() if names is None else [names[label] for label in labels.tolist()]
     return GroupWithoutMatchError(
-        f"grouped_recall: none of the {queries} queries of group {number} (labels {labels.tolist()}) has a match. Use a "
-        f"larger group_size than {len(labels)}, or drop the labels that have one item only."
+        f"grouped_recall: none of the {queries} queries of group {number} (labels {shown}) has a match. Use a "
+        f"larger group_size than {len(labels)} (or larger groups), or drop the labels that have one item only."
     )
 
 
@@ -379,25 +377,36 @@ def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "memb
 
 
 def _summary(
-    values: Float[Tensor, "repeats groups ks"], ks: Sequence[int], group_size: int, dropped: int, confidence: float
+    values: Float[Tensor, "repeats groups ks"],
+    ks: Sequence[int],
+    splits: Splits,
+    dropped: int,
+    confidence: float,
+    *,
+    are_given: bool,
 ) -> GroupedRecall:
     repeats, groups, _ = values.shape
+    sizes = {len(group) for group in splits[0]}
+    # Classes that were put together for a reason, such as those of one family, are not independent: a group is one part.
+    parts = 1 if are_given else max(sizes)
     if groups < 2:
         warnings.warn(
-            f"Grouped recall over {groups} group of {group_size} labels has no interval: at least two groups are "
-            f"needed. Use a smaller group_size.",
+            f"Grouped recall over {groups} group of {min(sizes)} labels has no interval: at least two groups are "
+            "needed. Use a smaller group_size, or give more groups.",
             stacklevel=3,
         )
     per_group = {k: values[:, :, position] for position, k in enumerate(ks)}
     return GroupedRecall(
         at={k: exact_mean(of_groups.flatten()) for k, of_groups in per_group.items()},
-        intervals={k: over_splits(mean_interval(split, confidence, group_size) for split in per_group[k]) for k in ks},
-        group_size=group_size,
+        intervals={k: over_splits(mean_interval(split, confidence, parts) for split in per_group[k]) for k in ks},
+        group_size=max(sizes) if len(sizes) == 1 else None,
         groups=groups,
         dropped_labels=dropped,
         repeats=repeats,
         per_group=per_group,
         confidence=confidence,
+        are_given=are_given,
+        labels=tuple(tuple(tuple(group.tolist()) for group in split) for split in splits),
     )
 
 

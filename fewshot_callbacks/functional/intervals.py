@@ -26,11 +26,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._labels import check_labels
+from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.averages import class_means
 
 SAME = 1e-12
@@ -81,7 +84,7 @@ def normal_quantile(confidence: float) -> float:
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
-def mean_interval(values: Float[Tensor, "n"], confidence: float = 0.95, parts: int = 1) -> Interval:
+def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Interval:
     """Interval of the mean of independent values between 0 and 1: t interval on the logit scale.
 
     See the head of this file. Neither the order of the values nor anything else but the values changes a bit of it.
@@ -110,19 +113,18 @@ def mean_interval(values: Float[Tensor, "n"], confidence: float = 0.95, parts: i
         >>> round(low, 3), round(high, 3)
         (0.964, 1.0)
     """
+    values = _doubles(values, "values", "mean_interval")
     return _of_metric(values.tolist(), [1] * len(values), confidence, parts)
 
 
-def clustered_mean_interval(
-    values: Float[Tensor, "n"], clusters: Int[Tensor, "n"], confidence: float = 0.95
-) -> Interval:
+def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95) -> Interval:
     """Interval of a mean of values between 0 and 1 that are dependent inside clusters (the queries of one class).
 
     See the head of this file. Neither the order of the values nor the names of the clusters change a bit of it.
 
     Args:
         values: one value in [0, 1] for each query; queries with NaN are left out.
-        clusters: the class of each query, any integers.
+        clusters: the class of each query, any integers or words.
         confidence: share of such intervals that hold the true mean.
 
     Returns:
@@ -137,7 +139,9 @@ def clustered_mean_interval(
         >>> clustered_mean_interval(values, classes).half_width > mean_interval(values).half_width
         True
     """
-    _, means, sizes = class_means(values, clusters)
+    call = "clustered_mean_interval"
+    values = _doubles(values, "values", call)
+    _, means, sizes = class_means(values, check_labels(clusters, len(values), "clusters", "values", call))
     return _of_metric(means.tolist(), sizes.tolist(), confidence)
 
 
@@ -157,9 +161,7 @@ def macro_mean_interval(
     return mean_interval(class_means(values, labels)[1], confidence)
 
 
-def paired_difference_interval(
-    differences: Float[Tensor, "n"], clusters: Int[Tensor, "n"] | None = None, confidence: float = 0.95
-) -> Interval:
+def paired_difference_interval(differences: Any, clusters: Any | None = None, confidence: float = 0.95) -> Interval:
     """Interval of the mean of differences of a metric: t interval, corrected for skewness (Hall, 1992).
 
     Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. See the
@@ -167,7 +169,7 @@ def paired_difference_interval(
 
     Args:
         differences: one value of the first minus one of the second, in [-1, 1]; NaN is left out.
-        clusters: the class of each, if they are dependent inside classes.
+        clusters: the class of each, any integers or words, if they are dependent inside classes.
         confidence: share of such intervals that hold the true difference.
 
     Returns:
@@ -183,9 +185,12 @@ def paired_difference_interval(
         (0.088, 0.212)
     """
     normal_quantile(confidence)
+    call = "paired_difference_interval"
+    differences = _doubles(differences, "differences", call)
     if clusters is None:
         means, sizes = differences[~differences.isnan()].tolist(), None
     else:
+        clusters = check_labels(clusters, len(differences), "clusters", "differences", call)
         _, of_clusters, counts = class_means(differences, clusters)
         means, sizes = of_clusters.tolist(), counts.tolist()
     if len(means) < 2:
@@ -249,6 +254,13 @@ def _of_metric(means: list[float], sizes: Sequence[int], confidence: float, part
     mean, error, freedom, _ = _jackknife(means, sizes)
     units = len(means) * parts if mean in (0.0, 1.0) else len(means)
     return share_interval(mean, error, freedom, units, confidence)
+
+
+def _doubles(values: Any, name: str, call: str) -> Float[Tensor, "n"]:
+    """Values in float64 on the CPU, also those of a list."""
+    return (
+        as_tensor(values if isinstance(values, Tensor) else np.asarray(values, np.float64), name, call).double().cpu()
+    )
 
 
 def _check_range(values: list[float], lowest: int) -> None:

@@ -130,6 +130,7 @@ def decide(first: PooledCounts | CodeCounts) -> PooledDecisions:
         look = closer_look(
             first, search.cells, search.decisive, search.wanted, sorted(search.sought), sorted(search.early)
         )
+        search.forget()
         for keys, weights in first.walk.positives(look.exact) if len(look.exact) else ():
             look.relevant(keys, weights)
         if look.edges()[0] >= first.highest.complete_from:
@@ -210,6 +211,11 @@ class _Search:
                 self.crossing = cells.crossing(int(chosen[0])) if len(chosen) else math.nan
         if self.request.average_precision and self.area is None:
             self._find_area()
+
+    def forget(self) -> None:
+        """Let go of what the last look has told: the next one needs the memory."""
+        self.look, self.cells = self.first, self.initial
+        self.decisive = np.zeros(0, bool)
 
     def decisions(self) -> PooledDecisions:
         """All that was asked for."""

@@ -219,6 +219,20 @@ def precision_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[T
     return (hits / k).masked_fill(ranks.relevant == 0, torch.nan)
 
 
+def ir_recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """Recall@k of information retrieval: the (expected) share of a query's relevant items that are among the first k.
+
+    Args:
+        ranks: the ranks of some queries.
+        k: how far to look, at least 1. With R > k relevant items the largest possible value is k / R.
+        ties: the rule for equal keys.
+
+    Returns:
+        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    """
+    return hits_within(ranks, torch.full_like(ranks.relevant, k), ties) / _or_nan(ranks.relevant)
+
+
 def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
     """Recall@K of metric learning (CMC@K): whether a relevant item is among the first k; its probability under ties.
 

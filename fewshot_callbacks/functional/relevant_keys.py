@@ -6,9 +6,9 @@ scores alone: there an estimate tells which are needed, as it does for the pairs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ SCREENED_ROWS, SCREENED_COLUMNS = 128, 4096
 """Relevant pairs that are looked at together, as long as the budget allows it."""
 SCREENED_SHARE = 0.125
 """Share of the budget for these: an estimate, and room for an exact score and a copy of it."""
+HANDED_ON_BYTES = 500
+"""So many times fewer keys than bytes of the budget are handed on at once; each takes about 60 bytes meanwhile."""
 MANY_NEAR = 0.25
 """Where more of them than these are close to what is asked, the keys of all cost less."""
 
@@ -46,7 +48,8 @@ class RelevantKeys:
         self.same_set = scores.queries is scores.gallery
         of_itself = self.same_set or not candidates.exclusions  # nobody but the item itself is excluded
         self.compiled = scores.compiled is not None and not repeats and not candidates.across_classes and of_itself
-        of_column = threads * SCREENED_ROWS * (4 + 8 + 8) + 8 * scores.dim
+        of_column = threads * (SCREENED_ROWS * (4 + 8 + 8) + 4 * scores.dim)
+        self.handed_on = memory_bytes // HANDED_ON_BYTES
         self.columns = min(SCREENED_COLUMNS, max(64, int(memory_bytes * SCREENED_SHARE / of_column)))
         if self.compiled:
             self._pairs, self._gallery = scores.pairs(), candidates.gallery_order.numpy()
@@ -129,41 +132,37 @@ class RelevantKeys:
         """
         low, high = (np.ascontiguousarray(ends) for ends in stretches.T)
         spaces = [np.zeros(len(low) + 1, np.int64) for _ in range(self.threads)]
-        candidates = self.candidates
-        for part, first, last in self._runs():
-            members = candidates.gallery_order[first:last]
-            right = self.scores.operand(members, SINGLE, of_query=False)
-            found: list[Floats] = []
-            look = partial(self._look, found, slice(first, last), right, low, high)
-            tasks = [Task(frozenset(), partial(look, some), 1) for some in part.split(SCREENED_ROWS)]
+        found: list[Floats] = []
+        for pieces in self._pieces():
+            tasks = [Task(frozenset(), partial(self._look, found, *piece, low, high), 1) for piece in pieces]
             run_tasks(tasks, spaces[: len(tasks)], lambda _: None)
-            keys = torch.from_numpy(np.concatenate(found))
-            yield keys, torch.ones(len(keys), dtype=torch.int64)
+            if sum(map(len, found)) >= self.handed_on:
+                yield _each_once(found)
+                found.clear()
+        if found:
+            yield _each_once(found)
         gaps = np.sum(spaces, axis=0)
         between = np.concatenate([[-np.inf], (high[:-1] + low[1:]) / 2, [np.inf]])
         yield torch.from_numpy(between[gaps > 0]), torch.from_numpy(gaps[gaps > 0])
 
-    def _runs(self) -> Iterator[tuple[Int[Tensor, "queries"], int, int]]:
-        """The queries of each class with some of their relevant candidates at a time: the places of these."""
+    def _pieces(self) -> Iterator[list[tuple[Int[Tensor, "queries"], slice]]]:
+        """Queries of one class, and the places of some of their relevant candidates; as many as threads at a time."""
         candidates = self.candidates
         starts = zip(candidates.query_start.tolist(), candidates.gallery_start.tolist(), strict=True)
-        for (query, first), (last_query, last) in pairwise(starts):
-            if last_query > query:
-                for start in range(first, last, self.columns):
-                    yield candidates.query_order[query:last_query], start, min(start + self.columns, last)
+        pieces = (
+            (queries, slice(start, min(start + self.columns, last)))
+            for (query, first), (last_query, last) in pairwise(starts)
+            for start in range(first, last, self.columns)
+            for queries in candidates.query_order[query:last_query].split(SCREENED_ROWS)
+            if last_query > query
+        )
+        while some := list(islice(pieces, self.threads)):
+            yield some
 
-    def _look(
-        self,
-        found: list[Floats],
-        place: slice,
-        right: Tensor,
-        low: Floats,
-        high: Floats,
-        queries: Tensor,
-        gaps: Ints,
-    ) -> None:
+    def _look(self, found: list[Floats], queries: Tensor, place: slice, low: Floats, high: Floats, gaps: Ints) -> None:
         assert self.scores.compiled is not None
         left = self.scores.operand(queries, SINGLE, of_query=True)
+        right = self.scores.operand(self.candidates.gallery_order[place], SINGLE, of_query=False)
         part = self.scores.part
         estimates = left[:, :part] @ right[:, :part].T  # (queries, members)
         for start in range(part, left.shape[1], part):
@@ -180,6 +179,11 @@ class RelevantKeys:
             begin, end = np.full(len(rest), place.start), np.full(len(rest), place.stop)
             self._class_keys(index[rows:], -1, begin, end, rest)
             found.append(rest[rest < np.inf])
+
+
+def _each_once(keys: Sequence[Floats]) -> tuple[Float[Tensor, "keys"], Int[Tensor, "keys"]]:
+    joined = torch.from_numpy(np.concatenate(keys))
+    return joined, torch.ones(1, dtype=torch.int64).expand(len(joined))
 
 
 def without_last_columns(ordered: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries fewer"]:

@@ -16,16 +16,96 @@ from fewshot_callbacks.functional.ranking import Ties
 from fewshot_callbacks.functional.similarity import Similarity
 
 
+class QueryMeans:
+    """Names for the means over queries that every report of a retrieval has."""
+
+    mean: dict[str, float]
+
+    @property
+    def mAP(self) -> float:  # noqa: N802 - the field writes it so
+        """Mean average precision: for each query the mean precision at the ranks of its relevant items."""
+        return self.mean["mAP"]
+
+    @property
+    def map_at_r(self) -> float:
+        """MAP@R: the same, cut at rank R, the number of relevant items, and divided by R."""
+        return self.mean["map@r"]
+
+    @property
+    def r_precision(self) -> float:
+        """Share of relevant items among the first R."""
+        return self.mean["r_precision"]
+
+    @property
+    def mrr(self) -> float:
+        """Mean reciprocal rank of the first relevant item."""
+        return self.mean["mrr"]
+
+    @property
+    def recall_at(self) -> dict[int, float]:
+        """K -> share of queries with at least one relevant item among the first K (also CMC@K)."""
+        return self._at("recall@")
+
+    @property
+    def ir_recall_at(self) -> dict[int, float]:
+        """Share of a query's relevant items that are among the first k, for each k: information retrieval's Recall@k."""
+        return self._at("ir_recall@")
+
+    @property
+    def precision_at(self) -> dict[int, float]:
+        """K -> share of relevant items among the first K."""
+        return self._at("precision@")
+
+    @property
+    def ndcg_at(self) -> dict[int, float]:
+        """K -> normalised discounted cumulative gain of the first K."""
+        return self._at("ndcg@")
+
+    def _at(self, start: str) -> dict[int, float]:
+        return {
+            int(name.removeprefix(start).partition("_")[0]): value
+            for name, value in self.mean.items()
+            if name.startswith(start)
+        }
+
+
+def notes_on(*, queries: int, without_match: int, tied: int, zero_vectors: int, collapsed: bool) -> list[str]:
+    """What a reader of the means should know.
+
+    Args:
+        queries: how many there are.
+        without_match: queries that have no relevant candidate.
+        tied: queries with a relevant item that ties with an irrelevant one.
+        zero_vectors: embeddings of length zero, where the similarity is cosine.
+        collapsed: all embeddings are the same vector.
+    """
+    notes = []
+    if without_match:
+        notes.append(f"{without_match} of {queries} queries have no match and are left out of every mean.")
+    if collapsed and queries > 1:
+        notes.append("The embeddings have collapsed: all are the same vector, and every ranking is at chance level.")
+    if zero_vectors:
+        notes.append(f"{zero_vectors} embeddings have length zero: their cosine similarity to everything is 0.")
+    if tied > 0.01 * queries and not collapsed:
+        notes.append(f"{tied} of {queries} queries have relevant items that tie with irrelevant ones.")
+    return notes
+
+
+def or_none(value: float) -> float | None:
+    """A number as JSON can hold it: None for NaN."""
+    return None if math.isnan(value) else value
+
+
 @dataclass(frozen=True)
-class RetrievalReport:
+class RetrievalReport(QueryMeans):
     """What `evaluate_retrieval` found. Means are over the queries that have a match; pooled values over all pairs."""
 
     mean: dict[str, float]
     """metric of each query -> its mean over the queries: `mAP`, `map@r`, `r_precision`, `mrr`, `recall@1`, ..."""
     macro: dict[str, float]
     """the same metrics, as the mean over classes of the mean over the queries of the class; empty if not asked for"""
-    per_class: dict[str, dict[int, float]]
-    """metric -> label -> mean over the queries of the class; empty if not asked for"""
+    per_class: dict[str, dict[int | str, float]]
+    """metric -> label, as it was given -> mean over the queries of the class; empty if not asked for"""
     decision: OperatingPoint
     """pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was asked for"""
     at_precision: dict[float, OperatingPoint]
@@ -66,47 +146,11 @@ class RetrievalReport:
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
     """metric -> its value for each query; NaN for a query without a match"""
     query_labels: Int[Tensor, "queries"] = field(compare=False, repr=False)
-    """label of each query, in the same order"""
+    """label of each query, in the same order; the place in `label_names` where labels were words"""
+    label_names: tuple[str, ...] | None = field(compare=False, repr=False)
+    """where labels were words: each word once, sorted; None where they were integers"""
     seconds: float = field(compare=False)
     """how long the evaluation took"""
-
-    @property
-    def mAP(self) -> float:  # noqa: N802 - the field writes it so
-        """Mean average precision: for each query the mean precision at the ranks of its relevant items."""
-        return self.mean["mAP"]
-
-    @property
-    def map_at_r(self) -> float:
-        """MAP@R: the same, cut at rank R, the number of relevant items, and divided by R."""
-        return self.mean["map@r"]
-
-    @property
-    def r_precision(self) -> float:
-        """Share of relevant items among the first R."""
-        return self.mean["r_precision"]
-
-    @property
-    def mrr(self) -> float:
-        """Mean reciprocal rank of the first relevant item."""
-        return self.mean["mrr"]
-
-    @property
-    def recall_at(self) -> dict[int, float]:
-        """K -> share of queries with at least one relevant item among the first K (also CMC@K)."""
-        return self._at("recall@")
-
-    @property
-    def precision_at(self) -> dict[int, float]:
-        """K -> share of relevant items among the first K."""
-        return self._at("precision@")
-
-    @property
-    def ndcg_at(self) -> dict[int, float]:
-        """K -> normalised discounted cumulative gain of the first K."""
-        return self._at("ndcg@")
-
-    def _at(self, start: str) -> dict[int, float]:
-        return {int(name.removeprefix(start)): value for name, value in self.mean.items() if name.startswith(start)}
 
     @property
     def recall_at_precision(self) -> dict[float, float]:
@@ -157,29 +201,28 @@ class RetrievalReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, strings, lists and dictionaries that JSON can hold (NaN becomes None)."""
-
-        def plain(value: float) -> float | None:
-            return None if math.isnan(value) else value
-
         return {
-            "metrics": {name: plain(value) for name, value in self.metrics().items()},
-            "intervals": {name: [plain(end) for end in interval] for name, interval in self.intervals.items()},
-            "thresholds_at_precision": {f"{p:g}": plain(point.threshold) for p, point in self.at_precision.items()},
+            "metrics": {name: or_none(value) for name, value in self.metrics().items()},
+            "intervals": {name: [or_none(end) for end in interval] for name, interval in self.intervals.items()},
+            "thresholds_at_precision": {f"{p:g}": or_none(point.threshold) for p, point in self.at_precision.items()},
             "thresholds_at_false_match_rate": {
-                f"{rate:g}": plain(point.threshold) for rate, point in self.at_false_match_rate.items()
+                f"{rate:g}": or_none(point.threshold) for rate, point in self.at_false_match_rate.items()
             },
             "auc_pr_bounds": [self.auc_pr.low, self.auc_pr.high],
-            "curve": [[plain(value) for value in point] for point in self.curve],
+            "curve": [[or_none(value) for value in point] for point in self.curve],
             "per_class": {
-                name: {str(label): plain(value) for label, value in values.items()}
+                name: {str(label): or_none(value) for label, value in values.items()}
                 for name, values in self.per_class.items()
             },
+            "label_names": None if self.label_names is None else list(self.label_names),
             "grouped": None
             if self.grouped is None
             else {
                 "group_size": self.grouped.group_size,
                 "groups": self.grouped.groups,
+                "are_given": self.grouped.are_given,
                 "dropped_labels": self.grouped.dropped_labels,
+                "unmatched": self.grouped.unmatched,
             },
             "queries": self.queries,
             "gallery": self.gallery,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -21,24 +23,30 @@ from fewshot_callbacks.functional.grouped_recall import (
     GroupedRecall,
     GroupedSearch,
     GroupWithoutMatchError,
-    label_groups,
     without_match,
 )
 from fewshot_callbacks.functional.intervals import clustered_mean_interval, macro_mean_interval, normal_quantile
+from fewshot_callbacks.functional.label_splits import Splits, Unmatched, checked_groups, given_split, random_splits
 from fewshot_callbacks.functional.operating_points import PooledCounts, PooledRequest, decide
 from fewshot_callbacks.functional.processes import ALONE, Processes
 from fewshot_callbacks.functional.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.ranking import Divisor, Ties, depends_on_ties
 from fewshot_callbacks.functional.ranks import SHARE_OF_KEYS, Progress, RankBlock, RankingPass
-from fewshot_callbacks.functional.report import RetrievalReport
+from fewshot_callbacks.functional.report import RetrievalReport, notes_on
 from fewshot_callbacks.functional.sets import Sets, collect_sets
-from fewshot_callbacks.functional.settings import RetrievalSettings, compute_device
+from fewshot_callbacks.functional.settings import DEFAULT_MEMORY_MB, RetrievalSettings, compute_device
 from fewshot_callbacks.functional.sharded_pass import Share
 from fewshot_callbacks.functional.similarity import ScoreTiles, Similarity
 from fewshot_callbacks.functional.walkers import passes, regrouping, scores_of
 from fewshot_callbacks.functional.workers import threads_for
 
+LONGEST_RATIO = 1000.0
+"""From so many times the median length on, a note names the longest embedding."""
+
 _CALL = "evaluate_retrieval"
+_OF_TWO_SETS_OR_PROCESSES = (
+    "query_ids", "gallery_ids", "gallery_groups", "processes", "query_places", "gallery_places",
+)  # fmt: skip
 
 
 def evaluate_retrieval(
@@ -48,22 +56,25 @@ def evaluate_retrieval(
     gallery_labels: Any | None = None,
     *,
     similarity: Similarity = "cosine",
-    recall_k: Sequence[int] = (1, 5, 10),
-    map_k: Sequence[int | tuple[int, Divisor]] = (),
-    precision_k: Sequence[int] = (),
-    ndcg_k: Sequence[int] = (),
+    recall_k: int | Sequence[int] = (1, 5, 10),
+    ir_recall_k: int | Sequence[int] = (),
+    map_k: int | Sequence[int | tuple[int, Divisor]] = (),
+    precision_k: int | Sequence[int] = (),
+    ndcg_k: int | Sequence[int] = (),
     macro: bool = False,
     per_class: bool = False,
-    precisions: Sequence[float] = (0.95,),
+    precisions: float | Sequence[float] = (0.95,),
     threshold: float | None = None,
     threshold_bounds: tuple[float, float] | None = None,
-    false_match_rates: Sequence[float] = (),
+    false_match_rates: float | Sequence[float] = (),
     equal_error_rate: bool = False,
     auc_pr: bool = False,
     prototype_accuracy: bool = False,
-    grouped_k: Sequence[int] = (1,),
+    grouped_k: int | Sequence[int] = (1,),
     group_size: int | None = 10,
     group_seed: int = 0,
+    label_groups: Sequence[Sequence[int | str]] | None = None,
+    grouped_unmatched: Unmatched = "exclude",
     ties: Ties = "expected",
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
@@ -72,7 +83,7 @@ def evaluate_retrieval(
     max_queries: int | None = None,
     query_seed: int = 0,
     confidence: float = 0.95,
-    memory_mb: float = 512,
+    memory_mb: float | None = DEFAULT_MEMORY_MB,
     device: str = "cpu",
     device_memory_mb: float | None = None,
     progress: Progress | None = None,
@@ -88,13 +99,17 @@ def evaluate_retrieval(
     memory budget.
 
     Args:
-        embeddings: (queries, dim) floating-point tensor or array, finite.
-        labels: (queries,) integer labels of any value.
+        embeddings: (queries, dim) floating-point tensor, array or list of rows, finite.
+        labels: (queries,) integers of any value, or words: a tensor, array, list or column of a table. Ids and groups are
+            given in the same forms. Of words the report keeps the code book, `label_names`, and values of classes by word.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, leave-one-out.
         gallery_labels: (gallery,) their labels. An item whose label no query has is a distractor: it takes ranks.
         similarity: `"cosine"`, `"dot"` or `"euclidean"` (minus the distance); `"hamming"` for binary codes, minus the number
             of bits that differ: `embeddings` then hold -1 and +1, or 0 and 1, in any dtype, and are packed to bits.
-        recall_k: the K of Recall@K, the share of queries with a relevant item among the first K.
+        recall_k: the K of Recall@K, the share of queries with a relevant item among the first K; here and below one value or
+            several.
+        ir_recall_k: the k of information retrieval's Recall@k, the share of a query's relevant items that are among the
+            first k. Logged as `ir_recall@10`. It is small where a query has many more than k relevant items.
         map_k: AP@k, each as k or as (k, divisor): `"min"` divides by min(R, k), `"relevant"` by R, the number of relevant
             items, `"found"` by those among the first k (the hashing papers' choice). Logged as `map@10_min`.
         precision_k: the K of Precision@K, the share of relevant items among the first K.
@@ -105,8 +120,8 @@ def evaluate_retrieval(
             the rounded quotient of two counts.
         threshold: score from which a pair is accepted, for pooled precision, recall and F1; by default the one of the
             best F1.
-        threshold_bounds: smallest and largest threshold that may be chosen for recall at fixed precision; by default
-            (0, 1) for cosine and anything otherwise.
+        threshold_bounds: smallest and largest threshold that may be chosen for recall at fixed precision; None sets no
+            bounds. A definition that searches thresholds in [0, 1] is `threshold_bounds=(0, 1)`.
         false_match_rates: for each, the pooled share of relevant pairs that are rejected where at most this share of
             the others is accepted (FNMR at FMR).
         equal_error_rate: also where these two shares are the same. May take a second look at all pairs.
@@ -117,6 +132,10 @@ def evaluate_retrieval(
         grouped_k: the K of Grouped Recall@K.
         group_size: labels in a group for Grouped Recall; None leaves it out.
         group_seed: of the split into groups, the same split for the same labels.
+        label_groups: the labels of each group for Grouped Recall, such as `[[0, 1, 2], [3, 4, 5]]`, in place of random ones;
+            see `groups` of `grouped_recall`, also for what the interval then says.
+        grouped_unmatched: what a query without a match in its group counts for in Grouped Recall: `"exclude"` leaves it
+            out, `"miss"` counts it as a miss, as the metric's paper does. All other means leave it out.
         ties: what equal scores count as: `"expected"` (mean over all orders), `"optimistic"` or `"pessimistic"`.
         query_ids: (queries,) identity of each query; with `gallery_ids`, the same item in both sets is no candidate.
         gallery_ids: (gallery,) identity of each gallery item.
@@ -127,9 +146,9 @@ def evaluate_retrieval(
             whole gallery. The report then says that it is an estimate; the intervals say how good it is.
         query_seed: of that draw, which depends on the order of the queries.
         confidence: of the intervals.
-        memory_mb: bound on the memory used beyond the embeddings, in MB. Where it is smaller than what vectors of so many
-            queries and items are estimated to need, `memory_note` of the report says so. Binary codes take what their
-            number and the largest class ask for, without a note.
+        memory_mb: bound on the memory used beyond the embeddings, in MB; None is the default. Where it is smaller than what
+            vectors of so many queries and items are estimated to need, `memory_note` of the report says so. Binary codes
+            take what their number and the largest class ask for, without a note.
         device: where the scores are made: `"cpu"`, `"cuda"` (or one of several), `"auto"`. The results are the same.
             The embeddings stay where they are and come over in slices.
         device_memory_mb: bound on the memory used on that device; by default half of what is free there.
@@ -156,15 +175,17 @@ def evaluate_retrieval(
         (True, 0)
     """
     started = time.perf_counter()
-    settings = RetrievalSettings(
+    settings = RetrievalSettings.of(
         similarity=similarity,
         recall_k=recall_k,
+        ir_recall_k=ir_recall_k,
         map_k=map_k,
         precision_k=precision_k,
         ndcg_k=ndcg_k,
         macro=macro,
         precisions=precisions,
         threshold=threshold,
+        threshold_bounds=threshold_bounds,
         false_match_rates=false_match_rates,
         equal_error_rate=equal_error_rate,
         auc_pr=auc_pr,
@@ -172,6 +193,8 @@ def evaluate_retrieval(
         grouped_k=grouped_k,
         group_size=group_size,
         group_seed=group_seed,
+        label_groups=label_groups,
+        grouped_unmatched=grouped_unmatched,
         ties=ties,
         max_queries=max_queries,
         query_seed=query_seed,
@@ -189,7 +212,7 @@ def evaluate_retrieval(
             "gallery_groups": gallery_groups,
         }
         given = {name: "left out" if tensor is None else "given" for name, tensor in tensors.items()}
-        _check_calls(processes, settings.arguments() | {"threshold_bounds": threshold_bounds} | given)
+        _check_calls(processes, settings.arguments() | given)
         sets = collect_sets(
             _CALL,
             processes,
@@ -205,26 +228,44 @@ def evaluate_retrieval(
             gallery_places=gallery_places,
             as_codes=similarity == "hamming",
         )
-        if threshold_bounds is None:
-            threshold_bounds = (0.0, 1.0) if similarity == "cosine" else (-math.inf, math.inf)
-        if not threshold_bounds[0] <= threshold_bounds[1]:
-            raise ValueError(
-                f"{_CALL}: threshold_bounds={tuple(threshold_bounds)} must hold the smallest threshold and the largest, in "
-                "this order, such as (0.0, 1.0)."
-            )
         request = PooledRequest(
-            precisions,
-            threshold_bounds,
-            () if threshold is None else (threshold,),
-            false_match_rates,
+            settings.precisions,
+            settings.threshold_bounds or (-math.inf, math.inf),
+            () if settings.threshold is None else (settings.threshold,),
+            settings.false_match_rates,
             equal_error_rate,
             auc_pr,
         )
         where = compute_device(_CALL, "cpu" if similarity == "hamming" else device)
-        budget = memory_bytes(where, memory_mb, device_memory_mb)
+        budget = memory_bytes(where, settings.memory_mb, device_memory_mb)
         report = _evaluated(sets, settings, request, processes, where, budget, confidence, per_class, progress)
         seconds = processes.largest([time.perf_counter() - started])[0]
     return replace(report, seconds=seconds)
+
+
+def check_evaluation_settings(call: str, given: Mapping[str, Any]) -> None:
+    """Refuse what is no setting of an evaluation of one set, and settings that no data could make sense of.
+
+    Args:
+        call: who was given them, for messages.
+        given: keyword arguments of `evaluate_retrieval`.
+
+    Raises:
+        ValueError: with the names that are near, or what to pass instead.
+    """
+    known = [
+        name
+        for name, parameter in signature(evaluate_retrieval).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in _OF_TWO_SETS_OR_PROCESSES
+    ]
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            fix = f"Did you mean {near[0]!r}?" if near else f"The settings are {', '.join(known)}."
+            raise ValueError(f"{call}: there is no setting {name!r}. {fix}")
+    of_settings = {field.name for field in fields(RetrievalSettings)}
+    RetrievalSettings.of(**{name: value for name, value in given.items() if name in of_settings}).check(call)
+    normal_quantile(given.get("confidence", 0.95))
 
 
 def _check_calls(processes: Processes, arguments: dict[str, Any]) -> None:
@@ -314,7 +355,11 @@ def _evaluated(
     intervals |= {
         f"macro_{name}": macro_mean_interval(per_query.values[name], asked_labels, confidence) for name in by_macro
     }
-    by_class = {name: _by_class(values, asked_labels) for name, values in per_query.values.items() if per_class}
+    by_class = {
+        name: _by_class(values, asked_labels, sets.label_names)
+        for name, values in per_query.values.items()
+        if per_class
+    }
     if grouped is not None:
         intervals |= {f"grouped_recall@{k}": interval for k, interval in grouped.intervals.items()}
     return RetrievalReport(
@@ -342,6 +387,7 @@ def _evaluated(
         memory_note=memory_note,
         per_query=per_query.values,
         query_labels=asked_labels,
+        label_names=sets.label_names,
         seconds=math.nan,
     )
 
@@ -377,16 +423,8 @@ def _grouped(
         processes: who else holds a part of them.
         walk: a pass over all these pairs, of which much can be used again.
     """
-    group_size, ks = settings.group_size, tuple(settings.grouped_k)
-    if group_size is None:
-        return None
-    distinct = len(sets.query_labels.unique())
-    if distinct < 2 * group_size:
-        notes.append(
-            f"Grouped Recall is left out: two groups of group_size={group_size} labels need {2 * group_size}, and the "
-            f"queries have {distinct}. "
-            + (f"Use group_size <= {distinct // 2}." if distinct >= 4 else "Pass group_size=None.")
-        )
+    splits = _splits(notes, sets, settings)
+    if splits is None:
         return None
     memory = int(settings.memory_mb * 10**6)
     if walk is not None and bool(torch.isin(sets.gallery_labels, sets.query_labels).all()):
@@ -400,24 +438,73 @@ def _grouped(
     else:
         sets = sets.among_queries_labels()
         if not len(sets.gallery_labels):
-            labels = label_groups(sets.query_labels, group_size, settings.group_seed)[0, 0]
-            notes.append(str(without_match(0, int(torch.isin(sets.query_labels, labels).sum()), labels)))
+            first = splits[0][0]
+            unmatched = int(torch.isin(sets.query_labels, first).sum())
+            notes.append(str(without_match(0, unmatched, first, sets.label_names)))
             return None
         cpu = torch.device("cpu")
         scores = scores_of(sets.queries, sets.gallery, settings.similarity, cpu, processes)
         search = GroupedSearch.of(sets, passes(scores, memory, processes=processes, share=sets.share), cpu, processes)
     try:
         return search.recall(
-            label_groups(sets.query_labels, group_size, settings.group_seed), ks, settings.ties, confidence
+            splits,
+            tuple(settings.grouped_k),
+            settings.ties,
+            confidence,
+            settings.grouped_unmatched,
+            are_given=settings.label_groups is not None,
         )
     except GroupWithoutMatchError as error:
         notes.append(str(error))
         return None
 
 
-def _by_class(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> dict[int, float]:
+def _note_of_longest(walk: RankingPass | CodePass, processes: Processes) -> list[str]:
+    """A sentence on an embedding that is far longer than the others: seldom meant, and the evaluation is slow with it."""
+    if isinstance(walk, CodePass):
+        return []
+    place, ratio = walk.scores.longest_item
+    ratio = processes.largest([ratio])[0]
+    if ratio < LONGEST_RATIO:
+        return []
+    which = f"Gallery row {place}" if processes.count == 1 else "One gallery row"
+    return [
+        f"{which} is {ratio:.2g} times as long as the median embedding. The metrics are exact, but the evaluation is slow "
+        'with it. Look for a diverged batch, leave the row out, or use similarity="cosine".'
+    ]
+
+
+def _splits(notes: list[str], sets: Sets, settings: RetrievalSettings) -> Splits | None:
+    """The groups for Grouped Recall; None if it is not wanted, or, with a note, if the labels do not allow it."""
+    if not settings.grouped_k:
+        return None
+    if settings.label_groups is not None:
+        groups = checked_groups(_CALL, "label_groups", settings.label_groups)
+        try:
+            return given_split(_CALL, "label_groups", groups, sets.query_labels, sets.label_names)
+        except ValueError as error:
+            notes.append(f"Grouped Recall is left out. {error}")
+            return None
+    group_size = settings.group_size
+    if group_size is None:
+        return None
+    distinct = len(sets.query_labels.unique())
+    if distinct < 2 * group_size:
+        notes.append(
+            f"Grouped Recall is left out: two groups of group_size={group_size} labels need {2 * group_size}, and the "
+            f"queries have {distinct}. "
+            + (f"Use group_size <= {distinct // 2}." if distinct >= 4 else "Pass group_size=None.")
+        )
+        return None
+    return random_splits(sets.query_labels, group_size, settings.group_seed)
+
+
+def _by_class(
+    values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], names: tuple[str, ...] | None
+) -> dict[int | str, float]:
     present, means, _ = class_means(values, labels)
-    return dict(zip(present.tolist(), means.tolist(), strict=True))
+    keys = present.tolist() if names is None else [names[label] for label in present.tolist()]
+    return dict(zip(keys, means.tolist(), strict=True))
 
 
 def memory_bytes(device: torch.device, memory_mb: float, device_memory_mb: float | None) -> int:
@@ -530,18 +617,12 @@ def _memory_note(walk: RankingPass | CodePass, processes: Processes, budget: int
 
 
 def _notes(walk: RankingPass | CodePass, per_query: _PerQuery, matched: Tensor, processes: Processes) -> list[str]:
-    notes = []
-    left_out = int((~matched).sum())
-    if left_out:
-        notes.append(f"{left_out} of {len(matched)} queries have no match and are left out of every mean.")
-    if walk.distinct_rows == 1 and len(matched) > 1:
-        notes.append("The embeddings have collapsed: all are the same vector, and every ranking is at chance level.")
     zero_queries, zero_items = processes.summed(np.array(walk.scores.zero_vectors)).tolist()
-    if zero_queries or zero_items:
-        notes.append(
-            f"{max(zero_queries, zero_items)} embeddings have length zero: their cosine similarity to everything is 0."
-        )
-    tied = int(per_query.tied.sum())
-    if tied > 0.01 * len(matched) and walk.distinct_rows != 1:
-        notes.append(f"{tied} of {len(matched)} queries have relevant items that tie with irrelevant ones.")
-    return notes
+    notes = notes_on(
+        queries=len(matched),
+        without_match=int((~matched).sum()),
+        tied=int(per_query.tied.sum()),
+        zero_vectors=max(zero_queries, zero_items),
+        collapsed=walk.distinct_rows == 1,
+    )
+    return notes + _note_of_longest(walk, processes)

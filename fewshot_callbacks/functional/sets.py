@@ -10,8 +10,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fewshot_callbacks.functional._checks import (
-    as_tensor,
-    check_labels,
     check_matrix,
     check_sets,
     computable,
@@ -19,6 +17,8 @@ from fewshot_callbacks.functional._checks import (
     non_finite_rows,
     refuse_non_finite,
 )
+from fewshot_callbacks.functional._labels import CodeBook, Labels, check_labels, merged_books, numbered, read_labels
+from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.codes import Codes, check_code_sets, pack_codes
 from fewshot_callbacks.functional.processes import Processes
 from fewshot_callbacks.functional.sharded_pass import Share
@@ -41,6 +41,8 @@ class Sets:
     same_set: bool
     share: Share | None
     """which of all are here; None for one process, which holds everything"""
+    label_names: tuple[str, ...] | None = None
+    """the word of each label, sorted; None where labels were given as integers"""
 
     def among_queries_labels(self) -> Sets:
         """Without the items of the gallery whose label no query has."""
@@ -100,21 +102,20 @@ def collect_sets(
     same_set = gallery is None
     if processes.count == 1:
         if query_places is not None:
-            order = _order(call, "embeddings", embeddings, query_places)
-            embeddings, labels, query_ids, query_groups = _in_order(
-                call, order, embeddings, labels, query_ids, query_groups
-            )
+            order, embeddings = _ordered(call, "embeddings", embeddings, query_places)
+            given = {"labels": labels, "query_ids": query_ids, "query_groups": query_groups}
+            labels, query_ids, query_groups = _in_order(call, order, given)
         if gallery_places is not None:
-            order = _order(call, "gallery", gallery, gallery_places)
-            gallery, gallery_labels, gallery_ids, gallery_groups = _in_order(
-                call, order, gallery, gallery_labels, gallery_ids, gallery_groups
-            )
+            order, gallery = _ordered(call, "gallery", gallery, gallery_places)
+            given = {"gallery_labels": gallery_labels, "gallery_ids": gallery_ids, "gallery_groups": gallery_groups}
+            gallery_labels, gallery_ids, gallery_groups = _in_order(call, order, given)
         check = check_code_sets if as_codes else check_sets
         queries, query_labels, items, item_labels = check(call, embeddings, labels, gallery, gallery_labels)
         codes = exclusion_codes(
             call, same_set, len(queries), len(items), query_ids, gallery_ids, query_groups, gallery_groups
         )
-        return Sets(queries, items, query_labels, item_labels, codes, same_set, None)
+        (of_queries, of_items), names = numbered(call, {"labels": query_labels, "gallery_labels": item_labels})
+        return Sets(queries, items, of_queries, of_items, codes, same_set, None, names)
     if (gallery is None) != (gallery_labels is None):
         raise ValueError(
             f"{call}: gallery and gallery_labels belong together. Pass both, or neither for leave-one-out."
@@ -140,13 +141,14 @@ def collect_sets(
     for name, code in mine.items():
         part = own if name.startswith("query") else others
         codes[name] = None if code is None else processes.placed(code, part.places, part.length)
+    (of_queries, of_items), names = numbered(call, {"labels": own.labels, "gallery_labels": others.labels})
     share = Share(own.places, others.places)
     if as_codes:
         everything = processes.placed(items.T.contiguous(), others.places, others.length).T.contiguous()
         packed = Codes(queries, own.dim), Codes(everything, own.dim)
         share = Share(own.places, torch.arange(others.length))
-        return Sets(*packed, own.labels, others.labels, codes, same_set, share)
-    return Sets(queries, queries if same_set else items, own.labels, others.labels, codes, same_set, share)
+        return Sets(*packed, of_queries, of_items, codes, same_set, share, names)
+    return Sets(queries, queries if same_set else items, of_queries, of_items, codes, same_set, share, names)
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class _Part:
     vectors: Tensor
     dim: int
     """components, or bits of packed codes"""
-    labels: Tensor
+    labels: Labels
     """of all"""
     places: Tensor
     length: int
@@ -168,8 +170,7 @@ def _part(
     vectors = as_tensor(vectors, name, call).cpu()
     items = len(vectors) if vectors.ndim else 0
     label_name = "labels" if name == "embeddings" else "gallery_labels"
-    own_labels = as_tensor(labels, label_name, call)
-    own_labels = check_labels(own_labels if items else own_labels.long(), items, label_name, name, call)
+    own_labels = read_labels(labels, items, label_name, name, call)
     dim = 0
     if items:
         if as_codes:
@@ -178,7 +179,8 @@ def _part(
         else:
             check_matrix(vectors, name, call)
             vectors, dim = computable(vectors), vectors.shape[1]
-    known = processes.gather((items, dim, vectors.dtype, vectors.shape[-1]))
+    everyone = processes.gather(((items, dim, vectors.dtype, vectors.shape[-1]), own_labels.words))
+    known = [size for size, _ in everyone]
     holders = [(rank, *rest) for rank, rest in enumerate(known) if rest[0]]
     if not holders:
         raise ValueError(f"{call}: {name} is empty (shape (0, {dim})) in every process. Pass at least one item.")
@@ -188,6 +190,7 @@ def _part(
                 f"{call}: {name} have dimension {holders[0][2]} in process {holders[0][0]}, {other} in process {rank}. All "
                 "must come from the same model."
             )
+    words = _words_of_all(call, label_name, [(rank, everyone[rank][1]) for rank, *_ in holders])
     dtype = holders[0][3]
     for holder in holders[1:]:
         dtype = torch.promote_types(dtype, holder[3])
@@ -196,20 +199,34 @@ def _part(
     length, first = sum(counts), sum(counts[: processes.rank])
     if places is None:
         places = torch.arange(first, first + items)
-    places = check_labels(as_tensor(places, "places", call), items, "places", name, call)
+    places = check_labels(places, items, "places", name, call)
     _check_places(call, name, torch.cat(processes.gather(places)))
     bad = torch.empty(0, dtype=torch.int64) if as_codes else places[non_finite_rows(vectors)]
     refuse_non_finite(torch.cat(processes.gather(bad)).sort().values, length, name, call)
-    return _Part(vectors, holders[0][2], processes.placed(own_labels, places, length), places, length)
+    return _Part(
+        vectors, holders[0][2], Labels(processes.placed(own_labels.codes, places, length), words), places, length
+    )
 
 
-def _order(call: str, name: str, vectors: Any, places: Any) -> Int[Tensor, "items"]:
-    """Which item comes first, second and so on in one process, which holds all."""
+def _words_of_all(call: str, name: str, holders: list[tuple[int, CodeBook | None]]) -> CodeBook | None:
+    """One code book of the processes that hold labels, by rank; all of them must hold words, or all integers."""
+    (first, book), kinds = holders[0], ("integers", "words")
+    for rank, other in holders:
+        if (other is None) != (book is None):
+            raise ValueError(
+                f"{call}: {name} are {kinds[book is not None]} in process {first}, {kinds[other is not None]} in process "
+                f"{rank}. Pass the same in every process."
+            )
+    return merged_books((held for _, held in holders), call)
+
+
+def _ordered(call: str, name: str, vectors: Any, places: Any) -> tuple[Int[Tensor, "items"], Tensor]:
+    """Which item comes first, second and so on in one process, which holds all; and the vectors in this order."""
     vectors = as_tensor(vectors, name, call)
-    places = check_labels(as_tensor(places, "places", call), len(vectors) if vectors.ndim else 0, "places", name, call)
+    places = check_labels(places, len(vectors) if vectors.ndim else 0, "places", name, call)
     _check_places(call, name, places)
     order: Tensor = places.argsort()
-    return order
+    return order, vectors[order]
 
 
 def _check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
@@ -221,5 +238,9 @@ def _check_places(call: str, name: str, places: Int[Tensor, "items"]) -> None:
         )
 
 
-def _in_order(call: str, order: Tensor, *tensors: Any) -> list[Any]:
-    return [None if tensor is None else as_tensor(tensor, "items", call)[order] for tensor in tensors]
+def _in_order(call: str, order: Tensor, labels: dict[str, Any]) -> list[Labels | None]:
+    """Labels, ids or groups of one process, by the name of the argument."""
+    return [
+        None if value is None else read_labels(value, len(order), name, "items", call)[order]
+        for name, value in labels.items()
+    ]

@@ -185,6 +185,18 @@ class ScoreTiles:
         return int((self._query_norm == 0).sum()), int((self._gallery_norm == 0).sum())
 
     @property
+    def longest_item(self) -> tuple[int, float]:
+        """Which gallery item is the longest, and how many times as long as the median.
+
+        (-1, 1.0) for cosines, and where the median is zero.
+        """
+        norm = self._gallery_norm
+        if self.similarity == "cosine" or not len(norm) or not norm.median():
+            return -1, 1.0
+        place = int(norm.argmax())
+        return place, float(norm[place] / norm.median())
+
+    @property
     def key_range(self) -> tuple[float, float]:
         """An interval that holds every key."""
         if self.similarity == "cosine":

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._checks import check_labels
+from fewshot_callbacks.functional._labels import as_labels
 
 
 def class_subset(
-    labels: Int[Tensor, "items"],
+    labels: Any,
     classes: int | None = None,
     items_per_class: int | None = None,
     seed: int = 0,
@@ -21,7 +23,7 @@ def class_subset(
     draws some of those that the larger draws. The same holds for the items of each class, in the order of the data.
 
     Args:
-        labels: label of each item, any integers.
+        labels: label of each item, any integers or words: a tensor, array or list.
         classes: how many classes; all where there are fewer, or by default.
         items_per_class: how many items of each; all where a class has fewer, or by default.
         seed: the same seed, the same items.
@@ -30,7 +32,7 @@ def class_subset(
         Indices of the items, ascending; empty for no labels.
 
     Raises:
-        ValueError: if labels are no integers, or a number is below 1.
+        ValueError: if labels are neither integers nor words, or a number is below 1.
 
     Examples:
         >>> import torch
@@ -42,15 +44,15 @@ def class_subset(
     for name, number in (("classes", classes), ("items_per_class", items_per_class)):
         if number is not None and number < 1:
             raise ValueError(f"class_subset: {name}={number} must be at least 1; None stands for all.")
-    labels = check_labels(labels, len(labels), "labels", "items", "class_subset")
+    numbers = as_labels(labels, "labels", "class_subset").numbered()[0].cpu()
     generator = torch.Generator().manual_seed(seed)
-    distinct, number = labels.unique(return_inverse=True)
+    distinct, number = numbers.unique(return_inverse=True)
     chosen = torch.zeros(len(distinct), dtype=torch.bool)
     chosen[torch.randperm(len(distinct), generator=generator)[:classes]] = True
     kept = chosen[number]
     if items_per_class is not None:
         # a random order inside each class: sort by chance, then, keeping that order, by class
-        by_chance = torch.randperm(len(labels), generator=generator)
+        by_chance = torch.randperm(len(numbers), generator=generator)
         order = by_chance[number[by_chance].argsort(stable=True)]
         sizes = torch.bincount(number, minlength=len(distinct))
         place = torch.empty_like(order)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -31,13 +32,13 @@ from fewshot_callbacks.functional.discriminant_ratio import (
     BatchScatter,
     ClassMoments,
     ClassScatter,
-    check_batch,
+    read_batch,
     unit_rows,
 )
 from fewshot_callbacks.functional.intervals import UNKNOWN, Interval, normal_quantile
 
 
-def variance_ratio(embeddings: Tensor, labels: Tensor, *, normalize: bool = False) -> Float[Tensor, ""]:
+def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> Float[Tensor, ""]:
     """Variance between classes over variance within them, on the device of the embeddings and without waiting for it.
 
     It estimates a property of the population that the items were drawn from, so that batches of any size, episodes and
@@ -45,7 +46,7 @@ def variance_ratio(embeddings: Tensor, labels: Tensor, *, normalize: bool = Fals
 
     Args:
         embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
-        labels: (items,) integer labels, any values, same device.
+        labels: (items,) integers of any value, on the same device if they are a tensor, or words.
         normalize: scale each embedding to length 1 first.
 
     Returns:
@@ -54,8 +55,8 @@ def variance_ratio(embeddings: Tensor, labels: Tensor, *, normalize: bool = Fals
         that are equal within every class. float64 for float64 embeddings, else float32.
 
     Raises:
-        ValueError: if embeddings are not (items, dim) or labels are not one integer for each item. Values are not looked
-            at, since that would wait for the device; NaN or Inf in the embeddings makes the ratio NaN.
+        ValueError: if embeddings are not (items, dim) or labels are not one integer or word for each item. Values are not
+            looked at, since that would wait for the device; NaN or Inf in the embeddings makes the ratio NaN.
 
     Examples:
         >>> import torch
@@ -63,13 +64,13 @@ def variance_ratio(embeddings: Tensor, labels: Tensor, *, normalize: bool = Fals
         >>> round(variance_ratio(embeddings, torch.tensor([0, 0, 1, 1])).item(), 6)  # MSB = 16, MSW = 2, n0 = 2
         3.5
     """
-    check_batch(embeddings, labels, "variance_ratio")
-    with torch.no_grad(), torch.autocast(embeddings.device.type, enabled=False):
-        return _of_batch(BatchScatter.of(embeddings.detach(), labels, normalize=normalize))
+    items, codes = read_batch(embeddings, labels, "variance_ratio")
+    with torch.no_grad(), torch.autocast(items.device.type, enabled=False):
+        return _of_batch(BatchScatter.of(items, codes, normalize=normalize))
 
 
 def batch_ratios(
-    embeddings: Tensor, labels: Tensor, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False
+    embeddings: Any, labels: Any, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """J and the variance ratio of one batch, from one computation. See `discriminant_ratio` and `variance_ratio`.
 
@@ -80,9 +81,9 @@ def batch_ratios(
         normalize: see `discriminant_ratio`.
         skip_singletons: see `discriminant_ratio`; the variance ratio has no need of it.
     """
-    check_batch(embeddings, labels, "batch_ratios")
-    with torch.no_grad(), torch.autocast(embeddings.device.type, enabled=False):
-        batch = BatchScatter.of(embeddings.detach(), labels, normalize=normalize)
+    items, codes = read_batch(embeddings, labels, "batch_ratios")
+    with torch.no_grad(), torch.autocast(items.device.type, enabled=False):
+        batch = BatchScatter.of(items, codes, normalize=normalize)
         return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons), _of_batch(batch)
 
 
@@ -92,7 +93,8 @@ def _of_batch(batch: BatchScatter) -> Float[Tensor, ""]:
     between, within = batch.lengths
     items, classes = len(batch.items), batch.count.count_nonzero().to(batch.count)  # integers divide to float32
     ratio = _estimate((between / within).square(), items, classes, batch.count.square().sum())
-    defined = (classes > 1) & (classes < items) & (within > 0)  # what is not finite stays NaN
+    # beside a class 1e300 away the scatter within may underflow; what is not finite stays NaN
+    defined = (classes > 1) & (classes < items) & (batch.apart != 0).any()
     return torch.where(defined, ratio, torch.nan).to(batch.dtype)
 
 
@@ -125,8 +127,8 @@ class VarianceRatioEstimate:
 
 
 def variance_ratio_of_set(
-    embeddings: Tensor | ClassMoments | ClassScatter,
-    labels: Tensor | None = None,
+    embeddings: Any,
+    labels: Any = None,
     *,
     normalize: bool = False,
     confidence: float = 0.95,
@@ -134,22 +136,24 @@ def variance_ratio_of_set(
     """The variance ratio of a whole set, with its interval over the classes (see the head of this file).
 
     Args:
-        embeddings: (items, dim), any floating dtype; or the moments of a set, as they are merged from batches or processes.
-        labels: (items,) integer labels; None with moments.
+        embeddings: (items, dim), any floating dtype; or the `ClassMoments` or `ClassScatter` of a set, as they are merged
+            from batches or processes.
+        labels: (items,) integers or words; None with moments.
         normalize: scale each embedding to length 1 first; moments hold what they were made of.
         confidence: share of such intervals that hold the ratio of the population.
 
     Raises:
-        ValueError: if embeddings are not (items, dim), labels are not one integer for each item, or `confidence` is no
-            probability.
+        ValueError: if embeddings are not (items, dim), labels are not one integer or word for each item, or `confidence`
+            is no probability.
     """
     normal_quantile(confidence)
-    if isinstance(embeddings, Tensor):
+    if not isinstance(embeddings, ClassMoments | ClassScatter):
         if labels is None:
-            raise ValueError("variance_ratio_of_set(embeddings) needs labels. Pass one integer for each embedding.")
-        check_batch(embeddings, labels, "variance_ratio_of_set")
-        items = embeddings.detach()
-        embeddings = ClassMoments.of(unit_rows(items.double()) if normalize else items, labels)
+            raise ValueError(
+                "variance_ratio_of_set(embeddings) needs labels. Pass one integer or word for each embedding."
+            )
+        items, codes = read_batch(embeddings, labels, "variance_ratio_of_set")
+        embeddings = ClassMoments.of(unit_rows(items.double()) if normalize else items, codes)
     scatter = embeddings.class_scatter() if isinstance(embeddings, ClassMoments) else embeddings
     counts, distances, spread = scatter.counts, scatter.distances, scatter.spread
     classes, total = len(counts), int(counts.sum())

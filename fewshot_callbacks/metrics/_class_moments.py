@@ -10,12 +10,20 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional._checks import check_labels
+from fewshot_callbacks.functional._labels import merged_books, read_labels
+from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.metrics._sync import gather_tensors
+from fewshot_callbacks.metrics._words import (
+    as_state,
+    refuse_another_dim,
+    refuse_another_form,
+    refuse_other_codes,
+    words_held,
+)
 
 STATES = ("class_labels", "counts", "origins", "offsets", "spread")
-"""One for each field of `ClassMoments`, in their order."""
+"""One for each field of `ClassMoments`, in their order. Beside them stands `words`, see `_words`."""
 
 
 class ClassMomentsMetric(Metric):
@@ -35,47 +43,62 @@ class ClassMomentsMetric(Metric):
     origins: list[Tensor]
     offsets: list[Tensor]
     spread: list[Tensor]
+    words: list[Tensor]
 
     def __init__(self, *, normalize: bool, **kwargs: Any) -> None:
         super().__init__(**{"dist_sync_fn": gather_tensors} | kwargs)
         self.normalize = normalize
-        for name in STATES:
+        for name in (*STATES, "words"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    def update(self, embeddings: Tensor, labels: Tensor) -> None:
+    def update(self, embeddings: Any, labels: Any) -> None:
         """Add a batch.
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers.
+            labels: (items,) integers or words.
 
         Raises:
-            ValueError: if embeddings are not (items, dim) or labels are not one integer for each.
+            ValueError: if embeddings are not (items, dim), with the dim of the batches before, or labels are not one integer
+                or word for each, in the form of those before.
         """
+        call = type(self).__name__
+        embeddings = as_tensor(embeddings, "embeddings", call)
         if embeddings.ndim != 2:
             raise ValueError(
                 f"{type(self).__name__} needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
                 "Flatten what belongs to one item: embeddings.flatten(1)."
             )
-        labels = check_labels(labels.detach(), len(embeddings), "labels", "embeddings", type(self).__name__)
+        read = read_labels(labels, len(embeddings), "labels", "embeddings", call)
         if len(embeddings) == 0:
             return
-        items = embeddings.detach()
+        book = words_held(self.words)
+        if self.counts:
+            refuse_another_form(f"{call}.update", book is not None, read)
+            refuse_another_dim(f"{call}.update", self.origins[0].shape[1], embeddings)
+        items = embeddings
         if self.normalize:
             items = unit_rows(items.double())
-        batch = ClassMoments.of(items, labels.to(items.device))
+        batch = ClassMoments.of(items, read.codes.to(items.device))
         self._set(self._moments().merge(batch) if self.counts else batch)
+        if read.words is not None:
+            self.words = [as_state(merged_books([book, read.words], call) or {})]
 
-    def within_scatter(self) -> dict[int, float]:
+    def within_scatter(self) -> dict[int | str, float]:
         """For each class the mean squared distance of its items to their mean: which classes are spread out.
 
-        Over the items of all processes, so that each of them has to call it. Empty before the first item.
+        By the labels as they were given, over the items of all processes, so that each of them has to call it. Empty before
+        the first item.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             if len(self.counts) == 0:
                 return {}
-            moments = self._moments()
-        return dict(zip(moments.labels.tolist(), (moments.scatter / moments.counts).tolist(), strict=True))
+            moments, book = self._moments(), words_held(self.words)
+        keys: list[Any] = moments.labels.tolist()
+        if book is not None:
+            refuse_other_codes(f"{type(self).__name__}.within_scatter", moments.labels, book)
+            keys = [book[code] for code in keys]
+        return dict(zip(keys, (moments.scatter / moments.counts).tolist(), strict=True))
 
     def _set(self, moments: ClassMoments) -> None:
         for name, tensor in zip(STATES, moments.tensors(), strict=True):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._checks import check_labels
+from fewshot_callbacks.functional._labels import CodeBook, Labels, as_labels, check_labels, merged_books, numbered
+from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.metrics._words import refuse_another_form
 from fewshot_callbacks.metrics.processes import all_processes, gather_objects, process_count
 
 
@@ -32,6 +33,13 @@ class Shard(NamedTuple):
     """of each item among those of all processes, for `evaluate_retrieval(..., query_places=...)`"""
     dropped: int
     """items of all processes that were left out because they came a second time"""
+    words: CodeBook | None = None
+    """what the labels of this process stand for, if they are words"""
+
+    @property
+    def named_labels(self) -> Labels:
+        """The labels with their words, for `evaluate_retrieval`."""
+        return Labels(self.labels, self.words)
 
 
 class EmbeddingStore:
@@ -62,6 +70,7 @@ class EmbeddingStore:
         self._arriving: list[tuple[torch.cuda.Event, _Batch]] = []
         self._items = 0
         self._dim: int | None = None
+        self._words: CodeBook | None = None
 
     def __len__(self) -> int:
         """Number of items held by this process."""
@@ -69,28 +78,39 @@ class EmbeddingStore:
 
     def append(
         self,
-        embeddings: Tensor,
-        labels: Tensor,
+        embeddings: Any,
+        labels: Any,
         positions: Tensor | None = None,
-        ids: Tensor | Sequence[object] | None = None,
+        ids: Any | None = None,
     ) -> None:
         """Copy one batch to the CPU.
 
         Args:
             embeddings: (items, dim), any floating dtype, any device.
-            labels: (items,), any integer dtype, any device.
+            labels: (items,), integers or words, any device.
             positions: (items,) place of each item in this process's pass over its data; by default they follow on.
                 Needed only where the items of one loader go to two stores.
             ids: (items,) integers or words that name each item, by which one that comes twice is found.
 
         Raises:
-            ValueError: if the shapes do not fit each other or what was stored before, or labels are no integers.
+            ValueError: if the shapes do not fit each other or what was stored before, or labels are neither integers nor
+                words, or not what was stored before.
         """
+        call = "EmbeddingStore"
+        embeddings = as_tensor(embeddings, "embeddings", call)
         if embeddings.ndim != 2:
             raise ValueError(
                 f"EmbeddingStore needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
                 "Flatten what belongs to one item: embeddings.flatten(1)."
             )
+        read = as_labels(labels, "labels", call)
+        if len(read) != len(embeddings):
+            raise ValueError(
+                f"{call}: {len(embeddings)} embeddings, but {len(read)} labels. Both must come from the same items in the "
+                "same order."
+            )
+        if self._items:
+            refuse_another_form(f"{call}.append", self._words is not None, read)
         if self._dim is not None and self._dim != embeddings.shape[1]:
             raise ValueError(
                 f"EmbeddingStore holds embeddings of dimension {self._dim}; this batch has dimension "
@@ -107,12 +127,11 @@ class EmbeddingStore:
             )
         batch = _Batch(
             embeddings=_to_host(embeddings),
-            labels=_to_host(labels)
-            if on_cuda
-            else check_labels(labels.detach(), len(embeddings), *_LABEL_WORDS).clone(),
+            labels=_to_host(read.codes),
             positions=positions.to("cpu", copy=True),
             ids=None if ids is None else id_numbers(ids, len(embeddings)),
         )
+        self._words = merged_books((self._words, read.words), call)
         self._dim = embeddings.shape[1]
         self._items += len(embeddings)
         if on_cuda:
@@ -127,8 +146,7 @@ class EmbeddingStore:
         while len(self._arriving) > keep:
             arrived, batch = self._arriving.pop(0)
             arrived.synchronize()
-            labels = check_labels(batch.labels.clone(), len(batch.embeddings), *_LABEL_WORDS)
-            self._batches.append(_Batch(batch.embeddings.clone(), labels, batch.positions, batch.ids))
+            self._batches.append(_Batch(batch.embeddings.clone(), batch.labels.clone(), batch.positions, batch.ids))
 
     def shard(self, dataset_size: int | None = None) -> Shard:
         """What this process holds, without what another process, or itself, holds as well. Every process has to call it.
@@ -162,7 +180,7 @@ class EmbeddingStore:
         left = torch.cat([part for part, *_ in everyone]).sort().values
         if not bool(stays.all()):
             embeddings, labels, places = embeddings[stays], labels[stays], places[stays]
-        return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left))
+        return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left), self._words)
 
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
         """All items of all processes, in the order of the data set; the same on every rank, which must have room for them.
@@ -171,16 +189,22 @@ class EmbeddingStore:
             dataset_size: see `shard`.
 
         Returns:
-            embeddings (items, dim) and labels (items,). With nothing stored anywhere, both are empty: (0, 0) and (0,).
+            embeddings (items, dim) and labels (items,), words as their places among all, sorted. With nothing stored
+            anywhere, both are empty: (0, 0) and (0,).
         """
         mine = self.shard(dataset_size)
         if process_count() == 1:
-            return mine.embeddings, mine.labels
+            return mine.embeddings, mine.named_labels.numbered()[0]
         shards = gather_objects(mine)
-        order = torch.cat([shard.places for shard in shards]).argsort()
-        filled = [shard.embeddings for shard in shards if len(shard.embeddings)]
-        everything = torch.cat(filled or [mine.embeddings])
-        return everything[order], torch.cat([shard.labels for shard in shards])[order]
+        labels = numbered("EmbeddingStore", {f"labels of process {i}": s.named_labels for i, s in enumerate(shards)})[0]
+        return in_order(shards, labels)
+
+
+def in_order(shards: Sequence[Shard], labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The embeddings of all shards and their labels, in the order of the data set."""
+    order = torch.cat([shard.places for shard in shards]).argsort()
+    filled = [shard.embeddings for shard in shards if len(shard.embeddings)] or [shards[0].embeddings]
+    return torch.cat(filled)[order], torch.cat(list(labels))[order]
 
 
 def _is_first(places: Tensor, ids: Tensor | None, everyone: list[tuple[Tensor, Tensor | None, int]]) -> Tensor:
@@ -202,16 +226,11 @@ def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:
     return first.sort().values
 
 
-def id_numbers(ids: Tensor | Sequence[object], items: int, call: str = "EmbeddingStore") -> Int[Tensor, "items"]:
-    """Ids as integers; words become numbers of 64 bits, the same in every process."""
-    if not isinstance(ids, Tensor):
-        words = [str(name).encode() for name in ids]
-        digests = [hashlib.blake2b(word, digest_size=8).digest() for word in words]
-        ids = torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.int64)
-    return check_labels(ids.detach(), items, "ids", "embeddings", call).clone()
-
-
-_LABEL_WORDS = ("labels", "embeddings", "EmbeddingStore")
+def id_numbers(ids: Any, items: int, call: str = "EmbeddingStore") -> Int[Tensor, "items"]:
+    """Ids as integers; what else is in a list, such as a path, counts as the word that it is printed as."""
+    if isinstance(ids, list | tuple) and any(not isinstance(name, int | Tensor) for name in ids):
+        ids = list(map(str, ids))
+    return check_labels(ids, items, "ids", "embeddings", call).clone()
 
 
 def _to_host(tensor: Tensor) -> Tensor:

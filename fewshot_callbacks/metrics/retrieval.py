@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional._checks import check_labels
+from fewshot_callbacks.functional._labels import Labels, read_labels
+from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.report import RetrievalReport
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval import check_evaluation_settings, evaluate_retrieval
 from fewshot_callbacks.metrics._sync import gather_tensors
+from fewshot_callbacks.metrics._words import (
+    as_state,
+    refuse_another_dim,
+    refuse_another_form,
+    refuse_other_codes,
+    words_held,
+)
 from fewshot_callbacks.metrics.embedding_store import first_of_each, id_numbers
 
 
@@ -24,6 +31,9 @@ class RetrievalEvaluation(Metric):
     Args:
         settings: keyword arguments of `evaluate_retrieval`, such as `{"recall_k": (1, 10)}`.
         **kwargs: see `torchmetrics.Metric`.
+
+    Raises:
+        ValueError: if there is no such setting, or no data could make sense of it.
 
     Examples:
         >>> import torch
@@ -41,41 +51,50 @@ class RetrievalEvaluation(Metric):
     embeddings: list[Tensor]
     labels: list[Tensor]
     ids: list[Tensor]
+    words: list[Tensor]
 
     def __init__(self, settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**{"compute_on_cpu": True, "dist_sync_fn": gather_tensors} | kwargs)
         self.settings = dict(settings or {})
+        check_evaluation_settings("RetrievalEvaluation", self.settings)
         self.report: RetrievalReport | None = None
         """the whole report of the last `compute`"""
-        for name in ("embeddings", "labels", "ids"):
+        for name in ("embeddings", "labels", "ids", "words"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    def update(self, embeddings: Tensor, labels: Tensor, ids: Tensor | Sequence[object] | None = None) -> None:
+    def update(self, embeddings: Any, labels: Any, ids: Any | None = None) -> None:
         """Add a batch.
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers.
+            labels: (items,) integers or words.
             ids: (items,) integers or words that name each item. Of items of one name the first counts: a
                 `DistributedSampler` repeats some to even out the processes, which a metric cannot see.
 
         Raises:
-            ValueError: if shapes or types do not fit, or only some batches have ids.
+            ValueError: if shapes or types do not fit each other or the batches before, or only some batches have ids.
         """
+        call = "RetrievalEvaluation"
+        embeddings = as_tensor(embeddings, "embeddings", call)
         if embeddings.ndim != 2:
             raise ValueError(
                 f"RetrievalEvaluation needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
                 "Flatten what belongs to one item: embeddings.flatten(1)."
             )
-        labels = check_labels(labels.detach(), len(embeddings), "labels", "embeddings", "RetrievalEvaluation")
+        read = read_labels(labels, len(embeddings), "labels", "embeddings", call)
+        if self.labels:
+            refuse_another_form(f"{call}.update", bool(self.words), read)
+            refuse_another_dim(f"{call}.update", self.embeddings[0].shape[1], embeddings)
         if self.labels and bool(self.ids) != (ids is not None):
             raise ValueError(
                 "RetrievalEvaluation.update: some batches have ids, others none. Pass them with each batch."
             )
         if ids is not None:
-            self.ids.append(id_numbers(ids, len(embeddings), "RetrievalEvaluation"))
-        self.labels.append(labels.clone())
-        self.embeddings.append(embeddings.detach().clone())
+            self.ids.append(id_numbers(ids, len(embeddings), call))
+        if read.words is not None:
+            self.words.append(as_state(read.words))
+        self.labels.append(read.codes.clone())
+        self.embeddings.append(embeddings.clone())
 
     def compute(self) -> dict[str, Tensor]:
         """The metrics by name, as `RetrievalReport.metrics` names them; the report itself is kept in `report`.
@@ -92,5 +111,8 @@ class RetrievalEvaluation(Metric):
         if len(ids) == len(labels):
             first = first_of_each(ids)
             embeddings, labels = embeddings[first], labels[first]
-        self.report = evaluate_retrieval(embeddings, labels, **self.settings)
+        book = words_held(self.words)
+        if book is not None:
+            refuse_other_codes("RetrievalEvaluation.compute", labels, book)
+        self.report = evaluate_retrieval(embeddings, Labels(labels, book), **self.settings)
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.report.metrics().items()}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fewshot_callbacks.functional._checks import check_embeddings, check_labels, non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional._checks import check_embeddings, non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional._labels import read_labels
+from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.protonet.heads import DistanceHead, DistanceRatioHead, on_unit_sphere
 from fewshot_callbacks.protonet.representations import Representation, check_representation
 
@@ -100,6 +103,8 @@ class SupportClassifier(nn.Module):
 
     Attributes:
         classes: The labels of the support, sorted, (classes,); the columns of logits and probabilities. None before `fit`.
+            Where labels were words: their places in `class_names`.
+        class_names: The words of the support, sorted; None where labels were integers.
 
     Raises:
         ValueError: If there is no such representation.
@@ -126,15 +131,16 @@ class SupportClassifier(nn.Module):
         self.head = head
         self.representation = representation
         self.classes: Int[Tensor, "classes"] | None = None
+        self.class_names: tuple[str, ...] | None = None
         self._points = torch.empty(0)  # (points, dim)
         self._class_of_point = torch.empty(0, dtype=torch.int64)  # (points,): positions in `classes`
 
-    def fit(self, items: Shaped[Tensor, "items *shape"], labels: Int[Tensor, "labels"]) -> SupportClassifier:
+    def fit(self, items: Any, labels: Any) -> SupportClassifier:
         """Remember the support; what was remembered before is forgotten.
 
         Args:
             items: One embedding per labelled item, detached from any graph here; or what `embed` takes.
-            labels: The class of each, any integers; classes may have different numbers of items.
+            labels: The class of each, any integers or words; classes may have different numbers of items.
 
         Returns:
             The classifier itself.
@@ -142,11 +148,12 @@ class SupportClassifier(nn.Module):
         Raises:
             ValueError: If there is no item, an embedding is not finite, or labels do not fit.
         """
-        embeddings = items if self._embed is None else self._embed(items)
-        check_embeddings(embeddings, "embeddings", "SupportClassifier.fit")
-        labels = check_labels(labels, len(embeddings), "labels", "embeddings", "SupportClassifier.fit")
+        call = "SupportClassifier.fit"
+        embeddings = self._embeddings_of(items, call)
+        check_embeddings(embeddings, "embeddings", call)
+        numbers, self.class_names = read_labels(labels, len(embeddings), "labels", "embeddings", call).numbered()
         points = _exact(embeddings.detach())
-        self.classes, members = torch.unique(labels.to(points.device), return_inverse=True)
+        self.classes, members = torch.unique(numbers.to(points.device), return_inverse=True)
         if self.representation == "mean":
             points = on_unit_sphere(points) if isinstance(self.head, DistanceHead) and self.head.on_sphere else points
             sums = points.new_zeros(len(self.classes), points.shape[1]).index_add_(0, members, points)
@@ -156,7 +163,7 @@ class SupportClassifier(nn.Module):
         return self
 
     @torch.no_grad()
-    def probabilities(self, items: Shaped[Tensor, "queries *shape"]) -> Float[Tensor, "queries classes"]:
+    def probabilities(self, items: Any) -> Float[Tensor, "queries classes"]:
         """Probability of each class, in the order of `classes`.
 
         Args:
@@ -168,25 +175,28 @@ class SupportClassifier(nn.Module):
         Raises:
             ValueError: Before `fit`, for embeddings of another length, or if an embedding or its logits are not finite.
         """
-        return _softmax(self._decided_logits(items, "SupportClassifier.probabilities"), items)
+        embeddings = self._embedded(items)
+        logits = self._decided_logits(embeddings, "SupportClassifier.probabilities")
+        return _softmax(logits, items if isinstance(items, Tensor) else embeddings)
 
     @torch.no_grad()
-    def predict(self, items: Shaped[Tensor, "queries *shape"]) -> Int[Tensor, "queries"]:
+    def predict(self, items: Any) -> Int[Tensor, "queries"] | list[str]:
         """The label of the class with the largest logit; of several, the smallest label.
 
         Args:
             items: One embedding per query, or what `embed` takes.
 
         Returns:
-            Labels as they were given to `fit`.
+            Labels as they were given to `fit`: a tensor of integers, or a list of words.
 
         Raises:
             ValueError: Before `fit`, for embeddings of another length, or if an embedding or its logits are not finite.
         """
-        best = self._decided_logits(items, "SupportClassifier.predict").argmax(dim=-1)  # (queries,)
-        return self._seen_classes().to(best.device)[best]
+        best = self._decided_logits(self._embedded(items), "SupportClassifier.predict").argmax(dim=-1)  # (queries,)
+        labels = self._seen_classes().to(best.device)[best]
+        return labels if self.class_names is None else [self.class_names[label] for label in labels.tolist()]
 
-    def forward(self, items: Shaped[Tensor, "queries *shape"]) -> Float[Tensor, "queries classes"]:
+    def forward(self, items: Any) -> Float[Tensor, "queries classes"]:
         """Logits of each class, in the order of `classes`; NaN for an embedding that is not finite.
 
         Args:
@@ -200,17 +210,21 @@ class SupportClassifier(nn.Module):
         """
         return self._logits(self._embedded(items))
 
-    def _decided_logits(self, items: Tensor, call: str) -> Tensor:
+    def _decided_logits(self, embeddings: Tensor, call: str) -> Tensor:
         """Logits of finite embeddings, of which one at least is finite for each query: the others are refused."""
-        embeddings = self._embedded(items)
         refuse_non_finite(non_finite_rows(embeddings), len(embeddings), "embeddings", call)
         logits = self._logits(embeddings)
         _refuse_undecided(logits, call)
         return logits
 
-    def _embedded(self, items: Tensor) -> Tensor:
+    def _embeddings_of(self, items: Any, call: str) -> Tensor:
+        embeddings: Any = items if self._embed is None else self._embed(items)
+        # a tensor as it is: its gradient may be wanted
+        return embeddings if isinstance(embeddings, Tensor) else as_tensor(embeddings, "embeddings", call)
+
+    def _embedded(self, items: Any) -> Tensor:
         self._seen_classes()
-        embeddings = items if self._embed is None else self._embed(items)
+        embeddings = self._embeddings_of(items, type(self).__name__)
         if embeddings.shape[-1] != self._points.shape[1]:
             raise ValueError(
                 f"The embeddings have {embeddings.shape[-1]} dimensions, those of the support {self._points.shape[1]}. "

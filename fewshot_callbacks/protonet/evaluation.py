@@ -3,13 +3,16 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewshot_callbacks.functional._checks import check_embeddings, check_labels
+from fewshot_callbacks.functional._checks import check_embeddings
+from fewshot_callbacks.functional._labels import check_labels
+from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy, EpisodeList, summarize_accuracies
 from fewshot_callbacks.protonet.representations import Representation, class_logits
 
@@ -77,8 +80,8 @@ def query_hits(
 
 
 def evaluate_episodes(
-    embeddings: Float[Tensor, "items dim"],
-    labels: Int[Tensor, "items"],
+    embeddings: Any,
+    labels: Any,
     head: nn.Module,
     episode_list: EpisodeList,
     *,
@@ -91,8 +94,8 @@ def evaluate_episodes(
     once and drawing the episodes among the embeddings gives what forwarding every episode would.
 
     Args:
-        embeddings: one row per image, finite, any floating dtype.
-        labels: the class of each image.
+        embeddings: (items, dim), one row per image, finite, any floating dtype.
+        labels: (items,), the class of each image, integers or words.
         head: maps (episodes, query, dim) queries and (episodes, point, dim) points to logits (episodes, query, point).
             It is called as it is: put a head that has a training mode of its own into evaluation mode first.
         episode_list: rows of support and query images, from `sample_episodes` on these labels.
@@ -120,6 +123,7 @@ def evaluate_episodes(
         >>> evaluate_episodes(labels[:, None].float(), labels, SoftmaxHead(), episodes).mean
         1.0
     """
+    embeddings = as_tensor(embeddings, "embeddings", "evaluate_episodes")
     check_embeddings(embeddings, "embeddings", "evaluate_episodes")
     labels = check_labels(labels, len(embeddings), "labels", "embeddings", "evaluate_episodes")
     _check_fit(labels, episode_list)

@@ -9,10 +9,9 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Shaped
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
-from fewshot_callbacks._trainer import dealt_items, evaluating, evaluation_loaders
+from fewshot_callbacks._trainer import dealt_items, evaluating, evaluation_loaders, warn
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeList,
@@ -213,6 +212,10 @@ class ProtoNet(LightningModule):
             self.log("train/rho", self.head.rho, batch_size=len(labels))
         return {"loss": loss, "embeddings": embeddings.detach(), "labels": labels}
 
+    def setup(self, stage: str) -> None:
+        """Warn again of what an earlier run has already warned of."""
+        self._warned = set()
+
     def on_train_end(self) -> None:
         """See that the last steps left a number in rho."""
         self._check_exponent()
@@ -374,7 +377,7 @@ class ProtoNet(LightningModule):
             except ValueError as error:
                 if key not in self._warned:
                     self._warned.add(key)
-                    rank_zero_warn(f"{stage}/accuracy{suffix} is NaN, because nothing could be evaluated. {error}")
+                    warn(f"{stage}/accuracy{suffix} is NaN, because nothing could be evaluated. {error}")
             else:
                 self.evaluation_results[key] = result
                 values |= {"accuracy": result.mean, "accuracy_std": result.std, "accuracy_ci95": result.ci95}

@@ -98,7 +98,8 @@ def test_a_step_that_returns_only_a_loss_is_nan_and_one_warning() -> None:
         batches = train(DiscriminantRatioMonitor(strict=False), OnlyLoss(), max_epochs=2)
     [words] = [words for words in said(warned) if "val_dataloader" not in words]
     assert words.startswith(
-        "train/J is NaN. DiscriminantRatioMonitor found no embeddings: training_step returned a mapping with the keys "
+        "train/J and train/variance_ratio are NaN. DiscriminantRatioMonitor found no embeddings: training_step returned "
+        "a mapping with the keys "
         "'loss', but 'embeddings' is wanted."
     )
     assert all(map(math.isnan, batches.logged))
@@ -159,7 +160,7 @@ def test_each_loader_has_its_own_j(names: tuple[str, str] | None) -> None:
 def test_an_undefined_j_of_a_set_is_nan_and_said_once_and_the_next_epoch_is_fine() -> None:
     net, epochs = Scripted([1.0, math.nan, math.nan, 2.0]), EveryEpoch("val/J")
     with pytest.warns(
-        UserWarning, match=r"val/J is NaN\. \d+ of the \d+ embeddings of a batch are not finite .* item 0"
+        UserWarning, match=r"val/J and .* are NaN\. \d+ of the \d+ embeddings of a batch are not finite .* item 0"
     ) as w:
         trainer(DiscriminantRatioMonitor(), epochs, max_epochs=4).fit(net, loader(), loader())
     assert len([warning for warning in w if "val/J" in str(warning.message)]) == 1

@@ -11,10 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from fewshot_callbacks.functional import class_subset, discriminant_ratio, evaluate_retrieval, generalization_gap
+from fewshot_callbacks.functional import (
+    class_subset,
+    discriminant_ratio,
+    evaluate_multilabel,
+    evaluate_retrieval,
+    generalization_gap,
+)
 from tests.callbacks import two_processes
 from tests.callbacks.models import items, measured, scripted
 from tests.callbacks.test_generalization_gap import TRAINING, Embeds
+from tests.callbacks.test_multilabel import tagged
 from tests.callbacks.two_processes import ITEMS, QUALITY, seeded, shorter, uneven
 from tests.functional.variance import logged_by_definition
 
@@ -87,6 +94,28 @@ def test_several_processes_give_what_one_gives(several: list[dict[str, Any]]) ->
     for seen in several:
         assert seen["one"]["said"] == []
         assert values_of(seen["one"]) == pytest.approx({f"val/{k}": v for k, v in expected.items()}, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["targets", "targets, gallery"])
+def test_multi_label_targets(several: list[dict[str, Any]], name: str) -> None:
+    sets = [tagged(ITEMS)] if name == "targets" else [tagged(5), tagged(ITEMS, seed=1)]
+    report = evaluate_multilabel(*(tensor for data in sets for tensor in data.tensors))
+    expected = report.metrics() | {"queries_without_match": report.queries_without_match}
+    for seen in several:
+        assert values_of(seen[name]) == pytest.approx({f"val/{k}": v for k, v in expected.items()}, rel=1e-6)
+        failed = values_of(seen["no targets"])  # under the same keys
+        assert failed.keys() == values_of(seen["targets"]).keys()
+        assert all(math.isnan(value) for value in failed.values())
+
+
+def test_processes_agree_on_labels_that_are_words(several: list[dict[str, Any]]) -> None:
+    expected = expected_of(uneven()) | ratios_of(uneven())
+    names = sorted({f"class {label:+d}" for label in uneven().tensors[1].tolist()})
+    for seen in several:
+        assert values_of(seen["words"]["values"]) == pytest.approx(
+            {f"val/{k}": v for k, v in expected.items()}, rel=1e-5
+        )
+        assert seen["words"]["names"] == names
 
 
 def reported(points: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
@@ -226,7 +255,7 @@ def test_a_failure_of_one_process_is_nan_in_both_and_said_by_the_first(
     of_map, of_j = ranks[0][how]["said"]
     assert of_map.startswith("val/mAP and its companions are NaN.")
     assert map_words in of_map
-    assert of_j.startswith("val/J is NaN.")
+    assert of_j.startswith("val/J and val/variance_ratio are NaN.")
     assert j_words in of_j
     assert ranks[1][how]["said"] == []
 

@@ -73,7 +73,7 @@ def test_embeddings_are_found_where_the_source_says(source: Any, outputs: Any) -
     batch = outputs.get("batch") if isinstance(outputs, dict) else None
     embeddings, labels = reader(source).read(outputs, batch, "training_step")
     assert embeddings.equal(E)
-    assert labels.equal(L)
+    assert labels.codes.equal(L)
 
 
 def test_what_is_read_carries_no_gradient() -> None:
@@ -120,7 +120,7 @@ def test_one_call_of_a_submodule() -> None:
     embeddings, labels = net.embeddings_of("encoder.0", 4)
     assert embeddings.equal(net.encoder[0](E))
     assert not embeddings.requires_grad
-    assert labels.equal(L)
+    assert labels.codes.equal(L)
 
 
 def test_calls_whose_rows_add_up_to_the_labels_are_joined() -> None:
@@ -210,12 +210,12 @@ Pair = namedtuple("Pair", ["images", "classes"])
 )
 def test_labels_are_found(labels: Any, outputs: dict[str, Tensor], batch: Any) -> None:
     _, found = reader(labels=labels).read({"embeddings": E} | outputs, batch, "validation_step")
-    assert found.equal(L)
+    assert found.codes.equal(L)
 
 
 def test_labels_under_another_key() -> None:
     found = reader(("embeddings", "species")).read({"embeddings": E}, {"species": L, "labels": -L}, "test_step")
-    assert found[1].equal(L)
+    assert found[1].codes.equal(L)
 
 
 @pytest.mark.parametrize(
@@ -257,14 +257,20 @@ def test_labels_that_are_not_where_the_argument_says(labels: Any, batch: Any, wh
 @pytest.mark.parametrize(
     ("embeddings", "labels", "words"),
     [
-        (E.tolist(), L, "the embeddings of test_step are a list of 4, not a tensor"),
-        (E, L.tolist(), "the labels of test_step are a list of 4, not a tensor"),
+        (list("abcd"), L, "the embeddings of test_step are a list of 4, not a tensor.*hold words, such as 'a'"),
+        (None, L, "the embeddings of test_step are None, not a tensor"),
+        (E, ["a", "b", "a", None], r"the labels of test_step are a list of 4.*1 of 4 labels is missing.*at index 3"),
+        (E, ["a", "b", "a", 1], r"the labels of test_step are a list of 4.*mix words and integers"),
         (E.reshape(2, 3, 2), L[:2], r"a tensor of shape \(2, 3, 2\).*flatten them: embeddings.flatten\(1\)"),
         (E[0], L, r"a tensor of shape \(3,\) .*one floating-point vector for each"),
         (E.long(), L, "type torch.int64; one floating-point vector for each"),
-        (E, L[:3], r"test_step gave 4 embeddings, but labels of shape \(3,\); one for each"),
-        (E, L[:, None], r"labels of shape \(4, 1\)"),
-        (E, L.float(), r"labels of test_step are a tensor .* type torch.float32; integers are wanted.*labels.long\(\)"),
+        (E, L[:3], r"test_step gave 4 embeddings, but 3 labels; one for each"),
+        (E, L[:, None].expand(4, 2), r"labels has shape \(4, 2\). Pass labels.argmax"),
+        (
+            E,
+            L.float(),
+            r"labels of test_step are a tensor .* type torch.float32. .*needs integer labels.*labels.long\(\)",
+        ),
     ],
 )
 def test_what_is_no_embedding_or_label_is_named(embeddings: Any, labels: Any, words: str) -> None:
@@ -303,9 +309,9 @@ def test_a_list_of_two_keys_will_do() -> None:  # a configuration file gives one
 
 def test_the_flag_is_looked_up_in_the_output_first() -> None:
     mask = torch.tensor([True, False, True, True])
-    assert read_flag("g", {"g": mask}, {"g": ~mask}, "Monitor").equal(mask)
-    assert read_flag("g", {"embeddings": E}, {"g": mask.long()}, "Monitor").equal(mask)
-    assert read_flag(lambda outputs, batch: batch[1] == 5, None, (E, L), "Monitor").equal(L == 5)
+    assert read_flag("g", {"g": mask}, {"g": ~mask}, len(mask), "Monitor").equal(mask)
+    assert read_flag("g", {"embeddings": E}, {"g": mask.long()}, len(mask), "Monitor").equal(mask)
+    assert read_flag(lambda outputs, batch: batch[1] == 5, None, (E, L), len(L), "Monitor").equal(L == 5)
 
 
 def test_a_missing_flag_names_what_was_there() -> None:
@@ -314,13 +320,13 @@ def test_a_missing_flag_names_what_was_there() -> None:
         r"\(a tuple of 2\) has that entry. Pass a function of \(outputs, batch\)"
     )
     with pytest.raises(ValueError, match=expected):
-        read_flag("g", {"labels": L}, (E, L), "Monitor")
+        read_flag("g", {"labels": L}, (E, L), len(L), "Monitor")
 
 
 @pytest.mark.parametrize(("flag", "what"), [([1, 0], "a list of 2"), (E, r"a tensor of shape \(4, 3\)")])
 def test_a_flag_that_is_no_mask(flag: Any, what: str) -> None:
     with pytest.raises(ValueError, match=f"gallery_flag gave {what}.*; one boolean for each item is wanted"):
-        read_flag("g", {"g": flag}, None, "Monitor")
+        read_flag("g", {"g": flag}, None, 4, "Monitor")
 
 
 # ------------------------------------------------------------------------------------------------------- what is said
@@ -476,7 +482,7 @@ def test_a_first_training_batch_that_lightning_skips_may_be_followed_by_others()
             return None if batch_idx in (0, 2) else outputs
 
     batches = EveryBatch()
-    with pytest.warns(UserWarning, match="train/J is NaN.*training_step returned a mapping with the keys none"):
+    with pytest.warns(UserWarning, match="train/J and .* NaN.*training_step returned a mapping with the keys none"):
         trainer(DiscriminantRatioMonitor(), batches).fit(Skips(), loader(), loader())
     assert [math.isnan(value) for value in batches.logged] == [True, False, True, False]
 

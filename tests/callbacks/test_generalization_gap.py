@@ -431,9 +431,9 @@ def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
         ({"training_data": TensorDataset(TRAINING.tensors[0])}, "TensorDataset has neither labels nor targets"),
         (
             {"training_labels": [1, 2]},
-            "training labels are torch.int64 of shape (2,); one integer for each of the 48 items",
+            "48 items, but 2 training_labels. Both must come",
         ),
-        ({"training_labels": torch.ones(48)}, "training labels are torch.float32"),
+        ({"training_labels": torch.ones(48)}, "needs integer training_labels; got torch.float32"),
         ({"training_data": lambda run: 3}, "training_data gave a int"),
         ({"group_size": 5}, "has no Grouped Recall"),
         ({"embed": lambda module, batch: None}, "the embeddings of embed are None"),

@@ -1,5 +1,6 @@
 import math
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -12,7 +13,19 @@ from torch.utils.data import DataLoader, TensorDataset
 from fewshot_callbacks.callbacks import RetrievalMonitor, _progress
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.metrics import Shard
-from tests.callbacks.models import DIM, Net, Scripted, items, loader, measured, retrieval, said, scripted, trainer
+from tests.callbacks.models import (
+    DIM,
+    FEATURES,
+    Net,
+    Scripted,
+    items,
+    loader,
+    measured,
+    retrieval,
+    said,
+    scripted,
+    trainer,
+)
 
 QUERIES, GALLERY = items(), items(per_class=4, seed=4)
 
@@ -43,6 +56,7 @@ def close(values: dict[str, float]) -> Any:
         {"similarity": "dot", "recall_k": [2], "precisions": [0.2, 0.5], "threshold": 0.1},
         {"group_size": 3, "grouped_k": (1, 2), "group_seed": 7},
         {"group_size": 2, "memory_mb": 1},
+        {"precisions": (0.2,), "threshold_bounds": (0.3, 1)},
     ],
 )
 @pytest.mark.parametrize("batch_size", [1, 7, 36])
@@ -72,6 +86,24 @@ def test_the_rule_for_ties_is_handed_on() -> None:
     assert maps[0] < maps[1] < maps[2]
 
 
+def test_recall_at_a_precision_may_choose_a_threshold_below_zero_unless_bounds_are_given() -> None:
+    """Cosines of embeddings that point apart are negative; the source's bounds are (0, 1)."""
+
+    class Apart(Net):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            _, labels = batch
+            angles = torch.deg2rad(torch.where(torch.arange(len(labels)) % 2 == 0, 0.0, 100.0)) + labels // 20 * 3.14159
+            return {"embeddings": torch.stack([angles.cos(), angles.sin()], dim=1), "labels": labels // 20}
+
+    points = TensorDataset(torch.zeros(8, 12), torch.arange(2).repeat_interleave(4) * 20)
+    logged, within = (
+        validated(RetrievalMonitor(precisions=(0.4,), group_size=None, **bounds), Apart(), loader(points))
+        for bounds in ({}, {"threshold_bounds": (0, 1)})
+    )
+    assert logged["val/recall@precision0.4"] == 1.0  # 12 of 28 pairs are relevant: accept all, at cosine -1
+    assert within["val/recall@precision0.4"] < 0.5
+
+
 def test_a_test_logs_under_its_own_name() -> None:
     net = Net()
     [logged] = trainer(retrieval()).test(net, loader(), verbose=False)
@@ -89,6 +121,7 @@ def test_the_keys_are_the_ones_that_are_promised() -> None:
 def test_every_setting_of_the_evaluation_reaches_it() -> None:
     settings = {
         "map_k": ((3, "found"),),
+        "ir_recall_k": (2, 3),
         "precision_k": (2,),
         "ndcg_k": (4,),
         "macro": True,
@@ -100,9 +133,30 @@ def test_every_setting_of_the_evaluation_reaches_it() -> None:
     }
     net = Net()
     logged = validated(retrieval(**settings), net, loader())
-    assert {"val/map@3_found", "val/precision@2", "val/ndcg@4", "val/macro_mAP", "val/fnmr@fmr0.01"} < set(logged)
+    assert {
+        "val/map@3_found",
+        "val/ir_recall@3",
+        "val/precision@2",
+        "val/ndcg@4",
+        "val/macro_mAP",
+        "val/fnmr@fmr0.01",
+    } < set(logged)
     assert {"val/eer", "val/auc_pr", "val/prototype_accuracy"} < set(logged)
     assert logged == close(keyed(measured(*net.by_hand(items()), **settings), "val"))
+
+
+@pytest.mark.parametrize("unmatched", ["exclude", "miss"])
+def test_given_groups_of_labels_and_what_counts_in_them(unmatched: str) -> None:
+    lone = TensorDataset(
+        torch.cat([items().tensors[0], torch.ones(1, FEATURES)]), torch.cat([items().tensors[1], torch.tensor([99])])
+    )
+    settings = {"label_groups": [[-7, 3, 99], [13, 23, 33, 43]], "grouped_unmatched": unmatched}
+    net, monitor = Net(), retrieval(**settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the query without a match
+        logged = validated(monitor, net, loader(lone))
+    assert logged == close(keyed(measured(*net.by_hand(lone), **settings), "val"))
+    assert monitor.report.grouped.labels == (((-7, 3, 99), (13, 23, 33, 43)),)
 
 
 def test_a_sample_of_queries_is_said_to_be_one() -> None:
@@ -236,7 +290,7 @@ def test_the_failure_of_one_loader_leaves_the_other() -> None:
 
 def test_a_gallery_that_fails_fails_its_queries() -> None:
     broken = TensorDataset(GALLERY.tensors[0], GALLERY.tensors[1].float())
-    with pytest.warns(UserWarning, match="labels of validation_step are a tensor .*float32; integers are wanted"):
+    with pytest.warns(UserWarning, match="labels of validation_step are a tensor .*float32. .*needs integer"):
         logged = validated(retrieval(gallery_loader=1, strict=False), Net(), [loader(QUERIES), loader(broken)])
     assert math.isnan(logged["val/mAP"])
 
@@ -256,9 +310,7 @@ def test_a_batch_with_another_number_of_labels() -> None:
             points, labels = batch
             return {"embeddings": self.embed(points), "labels": labels[: 11 - batch_idx]}
 
-    with pytest.warns(
-        UserWarning, match=r"validation_step gave 11 embeddings, but labels of shape \(10,\); one for each"
-    ):
+    with pytest.warns(UserWarning, match="validation_step gave 11 embeddings, but 10 labels; one for each"):
         logged = validated(retrieval(strict=False), Short(), loader())
     assert math.isnan(logged["val/mAP"])
 
@@ -318,6 +370,7 @@ def test_double_precision_is_kept() -> None:
         ({"recall_k": (0,)}, "RetrievalMonitor.*recall_k"),
         ({"precisions": (1.5,)}, "RetrievalMonitor.*precisions"),
         ({"threshold": math.nan}, "RetrievalMonitor.*threshold"),
+        ({"threshold_bounds": (1.0, 0.0)}, r"RetrievalMonitor: threshold_bounds=\(1.0, 0.0\) must hold the smallest"),
         ({"group_size": 1}, "RetrievalMonitor.*group_size"),
         ({"memory_mb": 0}, "RetrievalMonitor.*memory_mb"),
         ({"prefix": ""}, r"RetrievalMonitor\(prefix=''\): the keys need a first part"),

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import EmbeddingSource
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.functional import discriminant_ratio
+from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
 from tests.callbacks.models import Net, hooks, items, loader, measured, retrieval, trainer
 
 
@@ -187,6 +187,27 @@ def test_two_views_of_each_item(calls: int, views: int) -> None:
     net = SimCLR(calls, views)
     logged = validated(net, retrieval(source=EmbeddingSource("encoder", views=2)))
     assert logged == close(measured(*net.both(items())))
+
+
+def test_ids_and_a_gallery_flag_of_each_item_hold_for_its_views() -> None:
+    net, data = SimCLR(calls=2), items()
+    numbers, shop = torch.arange(len(data)) % 34, torch.arange(len(data)) % 2 == 0
+
+    def of_batch(values: Tensor) -> Any:
+        return lambda outputs, batch: values[batch[2]]
+
+    tagged = TensorDataset(*data.tensors, torch.arange(len(data)))
+    found = retrieval(
+        source=EmbeddingSource("encoder", labels=1, views=2),
+        ids=of_batch(numbers),
+        gallery_flag=of_batch(shop),
+    )
+    trainer(found).validate(net, DataLoader(tagged, 8), verbose=False)
+    embeddings, labels = net.both(TensorDataset(*(tensor[:34] for tensor in data.tensors)))  # the others are repeats
+    shops = shop[:34].repeat(2)
+    expected = evaluate_retrieval(embeddings[~shops], labels[~shops], embeddings[shops], labels[shops])
+    assert found.report is not None
+    assert found.report.mean == pytest.approx(expected.mean, rel=1e-6)
 
 
 def test_views_without_the_argument_are_refused_with_the_fix() -> None:

@@ -21,6 +21,7 @@ from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynami
 from fewshot_callbacks.data import EpisodicBatchSampler
 from tests.callbacks.models import EveryBatch, EveryEpoch, Net, Scripted, items, loader, retrieval, trainer
 from tests.callbacks.test_generalization_gap import TRAINING, Embeds, Labelled, gap_monitor
+from tests.callbacks.test_multilabel import tagged
 from tests.callbacks.test_training_dynamics import data as episode_items
 from tests.callbacks.test_training_dynamics import protonet
 
@@ -42,9 +43,21 @@ def shorter() -> TensorDataset:
     return items(per_class=2, seed=4)
 
 
+def spoilt(data: TensorDataset) -> TensorDataset:
+    return TensorDataset(data.tensors[0] * math.nan, data.tensors[1])
+
+
 def seeded() -> Net:
     torch.manual_seed(0)
     return Net()
+
+
+class Worded(Net):
+    """Returns words for labels."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        outputs = super().validation_step(batch, batch_idx)
+        return outputs | {"labels": [f"class {label:+d}" for label in batch[1].tolist()]}
 
 
 class FailsOnRankOne(Net):
@@ -189,7 +202,16 @@ def main(folder: Path) -> None:
         "gallery": validate(seeded(), [loader(shorter()), loader(uneven())], retrieval(gallery_loader=1)),
     }
     torch.manual_seed(0)
+    named = retrieval()
+    seen["words"] = {"values": validate(Worded(), loader(uneven()), named, DiscriminantRatioMonitor())}
+    seen["words"]["names"] = named.report.label_names if named.report is not None else None
+    torch.manual_seed(0)
     seen["flag"] = validate(Flagged(), loader(uneven()), retrieval(gallery_flag="gallery"))
+    seen["targets"] = validate(AsGiven(), loader(tagged(ITEMS)), retrieval())
+    seen["targets, gallery"] = validate(
+        AsGiven(), [loader(tagged(5)), loader(tagged(ITEMS, seed=1))], retrieval(gallery_loader=1)
+    )
+    seen["no targets"] = validate(AsGiven(), loader(spoilt(tagged(5))), retrieval())
     if PARALLEL["devices"] == 2:
         seen |= more(folder)
     seen["random is touched by"] = [] if random.getstate() == random_state else [*TOUCHED, "something"]

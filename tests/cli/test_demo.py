@@ -1,19 +1,40 @@
+import io
 import json
+from contextlib import redirect_stdout
 
 import pytest
 
 from fewshot_callbacks.cli import demo
 from fewshot_callbacks.cli.curves import smooth
 from fewshot_callbacks.cli.main import main
+from tests.data.icon_trees import many
 
 QUICK = ["--epochs", "1", "--episodes", "2", "--test_episodes", "10"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, few_glyphs):
+def screen():
+    """What the first demo printed on a screen of 80 columns."""
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, few_glyphs, screen):
     folder = tmp_path_factory.mktemp("demo") / "first"
-    assert main(["demo", "--output", str(folder), *QUICK]) == 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen):
+        patch.setenv("COLUMNS", "80")
+        assert main(["demo", "--output", str(folder), *QUICK]) == 0
     return folder
+
+
+def test_every_column_is_whole_on_a_screen_of_80_columns(finished, screen):
+    lines = screen.getvalue().splitlines()
+    table = lines[next(i for i, line in enumerate(lines) if "never seen in training" in line) :]
+    head = next(line for line in table if "accuracy" in line)
+    assert head.split() == ["accuracy", "%", "mAP", "R@1", "GR@1", "of", "15", "R@P.5", "F1", "J"]
+    rows = [line for line in table if line.split()[:1] in (["random"], ["softmax"], ["DR"])]
+    assert [len(row.split()) for row in rows] == [12, 12, 12]
+    assert all(len(line) <= 80 and "…" not in line for line in table[: table.index(rows[-1]) + 5])
 
 
 def test_it_leaves_curves_logs_checkpoints_and_results(finished, capsys):
@@ -66,3 +87,27 @@ def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):
 
 def test_smooth_passes_over_what_is_undefined():
     assert smooth([2.0, float("nan"), 2.0]) == pytest.approx([2.0, 2.0, 2.0])
+
+
+def test_it_runs_on_the_icon_themes_of_the_machine(tmp_path, monkeypatch, capsys):
+    many(tmp_path / "usr" / "icons", names=120, families=6, side=16)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "usr"))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert main(["demo", "--data", "icons", "--output", str(tmp_path / "icons"), *QUICK]) == 0
+    printed = capsys.readouterr().out
+    assert "names never seen in training" in printed
+    assert "name-" in printed
+    rows = json.loads((tmp_path / "icons" / "results.json").read_text())
+    assert [row["name"] for row in rows] == ["random", "softmax", "dr"]
+
+
+def test_too_few_icon_themes_are_told_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "usr"))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    assert main(["demo", "--data", "icons", "--output", str(tmp_path / "icons"), *QUICK]) == 1
+    said = capsys.readouterr().err
+    assert "0 families of icon themes" in said
+    assert "apt-get install" in said
+    assert not (tmp_path / "icons").exists()

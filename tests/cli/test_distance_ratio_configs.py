@@ -64,7 +64,7 @@ def test_the_model_and_the_images_are_those_of_the_authors_program(backbone, tmp
     path = FOLDER / f"cub_{backbone}_5shot_softmax.yaml"
     words = ["validate", "--config", str(path), "--data.root", str(write_tree(tmp_path / "birds"))]
     words += ["--data.num_workers=0", "--data.test_shots=1", "--data.test_queries=1", "--trainer.limit_val_batches=0"]
-    words += ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
+    words += ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--ckpt_path=none"]
     cli = command(words, keep_configuration=False)
     model, data = cli.model, cli.datamodule
     deviations = [
@@ -89,7 +89,6 @@ def test_the_figures_of_the_paper_are_one_table_of_sixteen():
     assert all(re.fullmatch(r"\d\d\.\d\d ± 0\.\d\d", figure) for figure in figures)
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
 def test_fit_then_test_of_a_cell_on_a_tiny_tree(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["--config", str(FOLDER / "cub_conv4_1shot_dr.yaml"), "--data.root", str(write_tree(tmp_path / "birds"))]

@@ -3,8 +3,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.functional.discriminant_ratio import discriminant_ratio
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 
 
@@ -43,6 +45,48 @@ def test_table_shows_every_metric_and_the_notes(stored, tmp_path, capsys, monkey
     assert "1 of 200 queries have no match" in screen
 
 
+def test_settings_that_are_off_by_default(stored, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    path, embeddings, labels = stored
+    labels[0] = 99
+    np.savez(path, embeddings=embeddings, labels=labels)
+    words = ["evaluate", str(path), "--ir_recall_k", "[3]"]
+    words += ["--label_groups", "[[0, 1, 99], [2, 3, 4, 5]]", "--grouped_unmatched", "miss"]
+    assert main([*words, "--json"]) == 0
+    groups = [[0, 1, 99], [2, 3, 4, 5]]
+    report = evaluate_retrieval(embeddings, labels, ir_recall_k=(3,), label_groups=groups, grouped_unmatched="miss")
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["metrics"]["ir_recall@3"] == report.ir_recall_at[3]
+    assert printed["metrics"]["grouped_recall@1"] == report.grouped_recall_at[1]
+    assert printed["grouped"]["unmatched"] == "miss"
+    assert main(words) == 0
+    screen = capsys.readouterr().out
+    assert "share of a query's relevant items that are among the first 3" in screen
+    assert "recall inside 2 groups of several classes" in screen
+
+
+def test_classes_are_tables_of_whole_columns(stored, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    path, embeddings, labels = stored
+    ks = (1, 5, 10, 20, 50)
+    assert main(["evaluate", str(path), "--per_class", "--recall_k", ",".join(map(str, ks))]) == 0
+    lines = capsys.readouterr().out.split("means of 25 classes", 1)[1].splitlines()
+    assert all(len(line) <= 80 and "…" not in line for line in lines)
+    report = evaluate_retrieval(embeddings, labels, per_class=True, recall_k=ks)
+    heads = [line.split()[1:] for line in lines if line.split()[:1] == ["class"]]
+    assert [name for head in heads for name in head] == list(report.per_class)
+    rows = [line.split()[1:] for line in lines if line.split()[:1] == ["7"]]
+    assert [cell for row in rows for cell in row] == [f"{values[7]:.4f}" for values in report.per_class.values()]
+
+
+@pytest.mark.parametrize(("option", "word", "setting"), [("recall_k", "5", [5]), ("precisions", ".9", [0.9])])
+def test_one_number_is_a_list(option, word, setting, stored, capsys):
+    path, embeddings, labels = stored
+    assert main(["evaluate", str(path), f"--{option}", word, "--json"]) == 0
+    expected = evaluate_retrieval(embeddings, labels, **{option: setting})
+    assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(expected.metrics())
+
+
 def test_gallery_and_options(tmp_path, capsys):
     rng = np.random.default_rng(1)
     arrays = {
@@ -60,14 +104,17 @@ def test_gallery_and_options(tmp_path, capsys):
         "[1, 3]",
         "--precisions",
         "[0.5]",
+        "--threshold_bounds",
+        "[-3, -2.5]",
         "--group_size",
         "2",
     ]
     assert main(["evaluate", str(tmp_path / "two.npz"), *words]) == 0
     printed = json.loads(capsys.readouterr().out)
-    report = evaluate_retrieval(
-        *arrays.values(), similarity="euclidean", recall_k=(1, 3), precisions=(0.5,), group_size=2
-    )
+    settings = {"recall_k": (1, 3), "precisions": (0.5,), "group_size": 2}
+    report = evaluate_retrieval(*arrays.values(), similarity="euclidean", threshold_bounds=(-3, -2.5), **settings)
+    unbounded = evaluate_retrieval(*arrays.values(), similarity="euclidean", **settings)
+    assert report.recall_at_precision[0.5] != unbounded.recall_at_precision[0.5]
     assert {k: v for k, v in printed["metrics"].items() if v is not None} == pytest.approx(
         {k: v for k, v in report.metrics().items() if not math.isnan(v)}
     )
@@ -121,14 +168,23 @@ class TestAgainst:
         assert printed["differences"]["f1"]["is_beyond_chance"] is None
 
     def test_the_table_says_what_is_beyond_chance(self, stored, other, capsys, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "160")
+        monkeypatch.setenv("COLUMNS", "80")
         assert main(["evaluate", str(stored[0]), "--against", str(other[0])]) == 0
         lines = capsys.readouterr().out.splitlines()
         row = next(line for line in lines if " mAP " in line)
-        assert "beyond chance" in row
+        assert row.split()[-1] == "yes"
         assert "+0." in row
+        names = evaluate_retrieval(*stored[1:]).metrics()
+        assert [line.split()[0] for line in lines if line.split()[:1] and line.split()[0] in names] == list(names)
         assert main(["evaluate", str(stored[0]), "--against", str(stored[0])]) == 0
-        assert "beyond chance" not in capsys.readouterr().out
+        assert " yes" not in capsys.readouterr().out
+
+    def test_classes_are_printed_as_json_alone(self, stored, other, capsys):
+        words = ["evaluate", str(stored[0]), "--against", str(other[0]), "--per_class"]
+        assert main(words) == 1
+        assert "Add --json, or leave --per_class out." in capsys.readouterr().err
+        assert main([*words, "--json"]) == 0
+        assert "per_class" in json.loads(capsys.readouterr().out)["first"]
 
     def test_other_labels_are_refused(self, stored, tmp_path, capsys):
         path, embeddings, labels = stored
@@ -136,3 +192,17 @@ class TestAgainst:
         np.savez(other, embeddings=embeddings[:-1], labels=labels[:-1])
         assert main(["evaluate", str(path), "--against", str(other)]) == 1
         assert "holds 200 labels, " in " ".join(capsys.readouterr().err.split())
+
+
+def test_labels_may_be_words(stored, capsys):
+    path, embeddings, labels = stored
+    words = np.array([f"class {label:02d}" for label in labels])
+    np.savez(path, embeddings=embeddings, labels=words)
+    assert main(["evaluate", str(path), "--json", "--per_class"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    report = evaluate_retrieval(embeddings, labels)
+    assert printed["metrics"] == pytest.approx(report.metrics())
+    assert printed["J"] == pytest.approx(
+        float(discriminant_ratio(torch.as_tensor(embeddings), torch.as_tensor(labels)))
+    )
+    assert "class 07" in printed["per_class"]["mAP"]

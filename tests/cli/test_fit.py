@@ -9,13 +9,13 @@ from PIL import Image
 
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
+from tests.data.icon_trees import many
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TINY = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--data.episodes=2", "--data.test_episodes=5"]
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
 @pytest.mark.parametrize("config", ["protonet_dr_glyphs", "protonet_softmax_glyphs"])
 def test_fit_then_test_from_the_checkpoint(config, few_glyphs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -26,6 +26,7 @@ def test_fit_then_test_from_the_checkpoint(config, few_glyphs, tmp_path, monkeyp
     assert yaml.safe_load(saved.read_text())["model"]["head"] == config.split("_")[1]
     assert main(["validate", *words, "--ckpt_path", str(best)]) == 0
     assert main(["test", *words, "--ckpt_path", str(best)]) == 0
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["version_0"]
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -35,6 +36,19 @@ def test_every_config_is_accepted_and_says_why(path, capsys):
     assert stop.value.code == 0
     assert "fewshot_callbacks" in capsys.readouterr().out
     assert path.read_text().startswith("#")
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
+def test_icons_are_trained_on_and_tested(tmp_path, monkeypatch):
+    many(tmp_path / "usr" / "icons", names=120, families=6, side=16)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "usr"))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    words = ["--config", str(CONFIGS / "protonet_dr_icons.yaml"), *TINY, *QUIET]
+    assert main(["fit", *words]) == 0
+    (best,) = tmp_path.glob("runs/**/best.ckpt")
+    assert main(["test", *words, "--ckpt_path", str(best)]) == 0
 
 
 def test_several_episodes_in_a_batch_are_said_once(few_glyphs, tmp_path, monkeypatch):
@@ -70,7 +84,7 @@ def test_a_wrong_setting_is_named(capsys):
     assert "heat" in capsys.readouterr().err
 
 
-def test_a_test_class_that_is_too_small_ends_a_fit_before_it_starts(tmp_path, monkeypatch):
+def test_a_test_class_that_is_too_small_ends_a_fit_before_it_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for split, images in {"train": 20, "val": 20, "test": 19}.items():
         for number in range(5):
@@ -79,6 +93,59 @@ def test_a_test_class_that_is_too_small_ends_a_fit_before_it_starts(tmp_path, mo
             for i in range(images):
                 Image.new("RGB", (20, 20), (i, number, 0)).save(folder / f"{i}.png")
     config = ["--config", str(CONFIGS / "protonet_dr_folder.yaml"), "--data.root", "images", *QUIET]
-    words = r"The test classes do not make .*needs 20 images per class; class 'test0' has 19"
-    with pytest.raises(ValueError, match=words):
-        main(["fit", *config, "--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.logger=false"])
+    words = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.logger=false"]
+    assert main(["fit", *config, *words]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert (
+        "The test classes do not make the episodes that are asked for (--data.test_ways 5, --data.test_shots 5," in said
+    )
+    assert "needs 20 images per class; class 'test0' has 19" in said
+
+
+def test_fit_on_average_precision_then_test_from_the_checkpoint(few_glyphs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", str(CONFIGS / "soft_ap_glyphs.yaml"), *TINY, *QUIET, "--data.classes_per_batch=5"]
+    cli = command(["fit", *words, "--model.init_args.micro_batch=13", "--model.init_args.ap_every_n_steps=1"])
+    assert type(cli.model).__name__ == "EmbeddingModule"
+    assert {"train/soft_AP", "train/batch_AP", "val/mAP", "train/J"} <= set(cli.trainer.callback_metrics)
+    (best,) = tmp_path.glob("runs/**/best.ckpt")
+    (saved,) = tmp_path.glob("runs/**/config.yaml")
+    capsys.readouterr()
+    for configuration in ([str(saved)], words[1:]):
+        assert main(["test", "--config", *configuration, "--ckpt_path", str(best)]) == 0
+        said = capsys.readouterr()
+        assert "test/mAP" in said.out
+        assert ("micro_batch = 13 (configured: None)" in said.err) == (configuration != [str(saved)])
+    assert [folder.name for folder in (tmp_path / "runs").iterdir()] == ["version_0"]
+
+
+def test_a_backbone_and_a_loss_by_their_class(few_glyphs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", str(CONFIGS / "soft_ap_glyphs.yaml"), *TINY, *QUIET, "--trainer.logger=false"]
+    words += ["--model.init_args.loss=torch.nn.CrossEntropyLoss", "--model.init_args.scheduler=StepLR"]
+    words += ["--data.classes_per_batch=5", "--model.init_args.scheduler.step_size=1"]
+    words += ["--model.init_args.optimizer=SGD"]
+    cli = command(["fit", *words, "--model.init_args.optimizer.lr=0.01"])
+    assert type(cli.model.loss).__name__ == "CrossEntropyLoss"
+    assert cli.trainer.optimizers[0].param_groups[0]["lr"] == 0.001
+
+
+def images(root, counts, classes=3):
+    for split, number in counts.items():
+        for name in range(classes):
+            folder = root / split / f"{split}{name}"
+            folder.mkdir(parents=True)
+            for i in range(number):
+                Image.new("RGB", (20, 20), (60 * i, 80 * name, 0)).save(folder / f"{i}.png")
+
+
+@pytest.mark.filterwarnings("ignore:.*Grouped Recall is left out")
+def test_a_folder_needs_no_episodes_for_average_precision(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    images(tmp_path / "images", {"train": 4, "val": 2, "test": 2})
+    words = ["fit", "--config", str(CONFIGS / "soft_ap_folder.yaml"), *TINY, *QUIET, "--trainer.logger=false"]
+    words += ["--model.init_args.backbone=conv4", "--data.image_size=16", "--model.init_args.micro_batch=4"]
+    assert main([*words, "--data.classes_per_batch=3", "--data.items_per_class=5"]) == 1
+    assert "items_per_class=5, but class 'train0' has 4 items, the smallest of 3" in capsys.readouterr().err
+    assert main([*words, "--data.classes_per_batch=3", "--data.items_per_class=4"]) == 0

@@ -19,6 +19,10 @@ def root(value: Fraction) -> float:
     return float(DIGITS.sqrt(DIGITS.divide(numerator, denominator)))
 
 
+class TooManyOrdersError(Exception):
+    """Tied candidates can be ordered in more ways than are worth enumerating: a property test rejects such an example."""
+
+
 @dataclass
 class BruteForce:
     """All metrics of a small set of embeddings by their definitions."""
@@ -70,7 +74,8 @@ class BruteForce:
             yield np.concatenate([np.sort(g)[:: -1 if self.ties == "optimistic" else 1] for g in groups])
             return
         choices = [sorted(set(itertools.combinations(range(len(g)), int(g.sum())))) for g in groups]
-        assert math.prod(len(c) for c in choices) <= cap, "too many orders to enumerate"
+        if math.prod(len(c) for c in choices) > cap:
+            raise TooManyOrdersError
         for places in itertools.product(*choices):
             ranked = []
             for group, place in zip(groups, places, strict=True):
@@ -104,6 +109,9 @@ class BruteForce:
 
     def recall_at(self, k: int) -> float:
         return self.mean(lambda r: float(r[:k].any()))
+
+    def ir_recall_at(self, k: int) -> float:
+        return self.mean(lambda r: ir_recall_at(r, k))
 
     def precision_at(self, k: int) -> float:
         return self.mean(lambda r: precision_at(r, k))
@@ -149,6 +157,10 @@ class BruteForce:
 
 
 # Metrics of one order: whether the first, the second, ... candidate is relevant. At least one is.
+
+
+def ir_recall_at(order, k: int) -> float:
+    return float(Fraction(sum(bool(hit) for hit in order[:k]), sum(bool(hit) for hit in order)))
 
 
 def precision_at(order, k: int) -> float:

@@ -382,9 +382,9 @@ class TestRefusals:
             (torch.ones(6), torch.arange(6), r"embeddings of shape \(items, dim\); got torch.float32 of shape \(6,\)"),
             (torch.ones(6, 2, 2), torch.arange(6), r"of shape \(6, 2, 2\). Flatten .* embeddings.flatten\(1\)"),
             (torch.ones(6, 2).long(), torch.arange(6), r"floating-point embeddings .* got torch.int64"),
-            (torch.ones(6, 2), torch.arange(5), r"one integer label for each of the 6 embeddings; got .* shape \(5,\)"),
-            (torch.ones(6, 2), torch.ones(6), r"one integer label for each of the 6 embeddings; got torch.float32"),
-            (torch.ones(6, 2), torch.ones(6, 3).long(), r"got torch.int64 of shape \(6, 3\)"),
+            (torch.ones(6, 2), torch.arange(5), "needs one label for each of the 6 embeddings; got 5 labels"),
+            (torch.ones(6, 2), torch.ones(6), "discriminant_ratio needs integer labels; got torch.float32"),
+            (torch.ones(6, 2), torch.ones(6, 3).long(), r"needs one label for each item; labels has shape \(6, 3\)"),
         ],
     )
     def test_shapes_and_dtypes(self, embeddings, labels, message):

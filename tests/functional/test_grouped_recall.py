@@ -8,12 +8,14 @@ import torch
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.grouped_recall import check_unmatched, grouped_recall, label_groups
+from fewshot_callbacks.functional.comparison import compare_reports
+from fewshot_callbacks.functional.grouped_recall import check_unmatched, grouped_recall
 from fewshot_callbacks.functional.intervals import mean_interval
 from fewshot_callbacks.functional.kernels import use
+from fewshot_callbacks.functional.label_splits import label_groups
 from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from fewshot_callbacks.functional.similarity import ScoreTiles
-from tests.functional.brute_force import BruteForce
+from tests.functional.brute_force import BruteForce, TooManyOrdersError
 
 
 def by_loops(queries, labels, split, k, gallery=None, gallery_labels=None, unmatched="exclude", **kwargs):
@@ -80,7 +82,7 @@ def test_equals_loops_over_groups(drawn):
     splits = label_groups(torch.as_tensor(case["labels"]), group_size, seed, repeats)
     try:
         expected = {k: [by_loops(split=split, k=k, **case) for split in splits] for k in ks}
-    except AssertionError:  # too many orders of tied candidates to enumerate
+    except TooManyOrdersError:
         reject()
     nothing = any(None in values for values in expected[1])
     if case["unmatched"] == "miss":
@@ -102,6 +104,133 @@ def test_equals_loops_over_groups(drawn):
         else:
             ends = np.mean([mean_interval(torch.from_numpy(split), parts=group_size) for split in values], axis=0)
             assert result.intervals[k] == pytest.approx(tuple(ends), abs=1e-9)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(grouped_cases(), st.data())
+def test_given_groups_equal_loops_over_them(drawn, data):
+    """Groups of any sizes, some labels in none, against the definition; and the same as settings of an evaluation."""
+    case, *_ = drawn
+    distinct = data.draw(st.permutations(sorted(set(case["labels"].tolist()))))
+    groups = []
+    while len(distinct) - sum(map(len, groups)) >= 2 and len(groups) < 3:
+        first = sum(map(len, groups))
+        groups.append(distinct[first : first + data.draw(st.integers(2, len(distinct) - first))])
+    if not groups:
+        reject()
+    case = {key: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}
+    unmatched, ties = case.pop("unmatched"), case["ties"]
+    sets = [case[key] for key in ("queries", "labels", "gallery", "gallery_labels") if key in case]
+    arrays = [part.numpy() for part in sets]
+    loops = []
+    for group in groups:
+        mine = np.isin(arrays[1], group)
+        gallery = np.isin(arrays[3], group) if len(arrays) == 4 else None
+        theirs = {} if gallery is None else {"gallery": arrays[2][gallery], "gallery_labels": arrays[3][gallery]}
+        reference = BruteForce(arrays[0][mine], arrays[1][mine], **theirs, similarity=case["similarity"], ties=ties)
+        matched = len(reference.matched)
+        try:
+            recall = reference.recall_at(1) if matched else None
+        except TooManyOrdersError:
+            reject()
+        loops.append(recall if unmatched == "exclude" else (recall or 0.0) * matched / mine.sum())
+    options = {"similarity": case["similarity"], "ties": ties}
+
+    def grouped():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a single group
+            return grouped_recall(*sets, groups=groups, unmatched=unmatched, **options)
+
+    if None in loops or (unmatched == "miss" and not any_match(arrays[1], list(itertools.chain(*groups)), *arrays[3:])):
+        with pytest.raises(ValueError, match="has a match"):
+            grouped()
+        return
+    result = grouped()
+    assert result.per_group[1].tolist() == [pytest.approx(loops, abs=1e-12)]
+    assert result.at[1] == pytest.approx(sum(loops) / len(loops), abs=1e-12)
+    sizes = {len(group) for group in groups}
+    assert (result.group_size, result.groups, result.are_given) == (
+        min(sizes) if len(sizes) == 1 else None,
+        len(loops),
+        True,
+    )
+    assert result.dropped_labels == len(distinct) - sum(map(len, groups))
+    assert result.labels == (tuple(map(tuple, groups)),)
+    if len(groups) > 1:
+        assert result.intervals[1] == mean_interval(result.per_group[1][0])
+        report = evaluate_retrieval(*sets, label_groups=groups, grouped_unmatched=unmatched, group_size=None, **options)
+        assert report.grouped == result
+        assert report.to_dict()["grouped"]["unmatched"] == unmatched
+
+
+class TestGivenGroups:
+    def items(self):
+        labels = torch.arange(60) % 6
+        return torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), labels
+
+    def test_groups_that_were_drawn_and_are_given_back_have_the_same_value(self):
+        embeddings, labels = self.items()
+        drawn = grouped_recall(embeddings, labels, group_size=3, seed=4)
+        given = grouped_recall(embeddings, labels, groups=[list(group) for group in drawn.labels[0]])
+        assert (given.at, given.intervals, given.group_size) == (drawn.at, drawn.intervals, 3)
+
+    def test_without_a_miss_each_group_is_one_observation(self):
+        labels = torch.arange(60) % 6
+        for how, parts in (({"groups": [[0, 1, 2], [3, 4, 5]]}, 1), ({"group_size": 3}, 3)):
+            found = grouped_recall(torch.eye(6)[labels], labels, **how)
+            assert found.intervals[1] == mean_interval(torch.ones(2), parts=parts)
+
+    @pytest.mark.parametrize(
+        ("groups", "message"),
+        [
+            ([], r"groups must hold the labels of each group, such as groups=\[\[0, 1, 2\]"),
+            ("ab", r"groups must hold the labels of each group"),
+            ([[0, 1], [2]], r"group 1 of groups holds 1 labels; Recall@K inside a group needs at least 2"),
+            ([[0, 1], [1, 2]], r"label 1 comes more than once in groups"),
+            ([[0, 1], [2, 77]], r"1 of the 4 labels in groups are those of no query, the first is 77"),
+            ([[0.5, 1.5], [2, 3]], r"needs integer groups"),
+        ],
+    )
+    def test_refusals(self, groups, message):
+        with pytest.raises(ValueError, match=message):
+            grouped_recall(*self.items(), groups=groups)
+
+    def test_what_does_not_go_with_given_groups(self):
+        with pytest.raises(ValueError, match=r"repeats=2 draws random groups again"):
+            grouped_recall(*self.items(), groups=[[0, 1], [2, 3]], repeats=2)
+        with pytest.raises(ValueError, match=r"k=2 must be smaller than the 2 labels of the smallest group"):
+            grouped_recall(*self.items(), groups=[[0, 1], [2, 3, 4]], k=2)
+
+    def test_differences_are_of_groups_that_can_be_compared(self):
+        given, other = (
+            grouped_recall(*self.items(), groups=groups) for groups in ([[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3, 4]])
+        )
+        assert given.minus(given)[1].value == 0
+        for one, two in ((given, other), (other, other), (given, grouped_recall(*self.items(), group_size=3))):
+            with pytest.raises(ValueError, match="cannot be compared, nor groups that were given"):
+                one.minus(two)
+
+    def test_an_evaluation_says_why_there_is_none(self):
+        report = evaluate_retrieval(*self.items(), label_groups=[[0, 1], [2, 77]])
+        assert report.grouped is None
+        assert any("left out. evaluate_retrieval: 1 of the 4 labels in label_groups" in note for note in report.notes)
+        for groups, message in (
+            ([[0, 1, 2]], "label_groups holds one group"),
+            ([[0, 1], [1, 2]], "label 1 comes more than once in label_groups"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                evaluate_retrieval(*self.items(), label_groups=groups)
+        with pytest.raises(ValueError, match="must hold ranks below 2, the labels of the smallest group"):
+            evaluate_retrieval(*self.items(), label_groups=[[0, 1], [2, 3]], grouped_k=(2,))
+        with pytest.raises(ValueError, match=r"evaluate_retrieval: there is no grouped_unmatched='zero'"):
+            evaluate_retrieval(*self.items(), grouped_unmatched="zero")
+
+    def test_other_groups_are_not_compared_group_by_group(self):
+        embeddings, labels = self.items()
+        splits = [[0, 1, 2], [3, 4, 5]], [[0, 1, 3], [2, 4, 5]]
+        first, second = (evaluate_retrieval(embeddings, labels, label_groups=groups) for groups in splits)
+        assert math.isnan(compare_reports(first, second)["grouped_recall@1"].interval.low)
+        assert compare_reports(first, first)["grouped_recall@1"].interval.low <= 0
 
 
 def test_a_gallery_of_other_labels_alone_is_refused():
@@ -341,7 +470,9 @@ class TestRefusals:
     def test_a_group_without_any_gallery_item(self):
         queries, labels = torch.randn(20, 3), torch.arange(20)
         gallery, gallery_labels = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
-        with pytest.raises(ValueError, match=r"has a match. Use a larger group_size than 5, or drop the labels"):
+        with pytest.raises(
+            ValueError, match=r"has a match. Use a larger group_size than 5 \(or larger groups\), or drop the labels"
+        ):
             grouped_recall(queries, labels, gallery, gallery_labels, group_size=5)
         report = evaluate_retrieval(queries, labels, gallery, gallery_labels, group_size=5)
         assert report.grouped is None

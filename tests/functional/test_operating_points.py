@@ -129,7 +129,8 @@ def test_a_precision_that_is_reached_exactly_is_reached(tp, fp, precision):
 def test_the_threshold_lies_below_the_smallest_relevant_score_where_the_precision_allows_it():
     gallery = torch.tensor([[1, 0], [0.9, 0.19**0.5], [0.5, 0.75**0.5]])
     report = evaluate_retrieval(
-        torch.tensor([[1.0, 0]]), torch.tensor([0]), gallery, torch.tensor([0, 0, 1]), precisions=(0.6,), group_size=None
+        torch.tensor([[1.0, 0]]), torch.tensor([0]), gallery, torch.tensor([0, 0, 1]),
+        precisions=(0.6,), threshold_bounds=(0, 1), group_size=None,
     )  # fmt: skip
     point = report.at_precision[0.6]
     assert (point.true_positives, point.false_positives, point.precision, point.recall) == (2, 1, 2 / 3, 1.0)

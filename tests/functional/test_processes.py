@@ -110,6 +110,7 @@ OPTIONS = st.fixed_dictionaries(
         "memory_mb": st.sampled_from([512, 0.5]),
         "threshold": st.sampled_from([None, 0.5]),
         "prototype_accuracy": st.booleans(),
+        "grouped_unmatched": st.sampled_from(["exclude", "miss"]),
     }
 )
 
@@ -225,6 +226,25 @@ def test_many_groups_of_labels_are_brought_together(similarity, two, options):
     for count in (2, 3):
         for other in evaluated(spread(300, count, 5), sets, spread(200, count, 6), **options):
             assert_same(alone, other)
+
+
+@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize("given", [7, 120])
+def test_given_groups_of_labels(two, given):
+    """Groups of two to four labels, few or enough to be brought together; the other labels are in none."""
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.arange(900) % 450
+    sets = {"embeddings": torch.randn(900, 6, generator=generator) + 0.1 * labels[:, None], "labels": labels}
+    if two:
+        sets |= {"gallery": torch.randn(700, 6, generator=generator), "gallery_labels": torch.arange(700) % 460}
+    names = iter(torch.randperm(450, generator=generator).tolist())
+    groups = [[next(names) for _ in range(2 + number % 3)] for number in range(given)]
+    options = {"label_groups": groups, "grouped_unmatched": "miss"}
+    alone = evaluate_retrieval(**sets, **options)
+    assert alone.grouped.dropped_labels == 450 - sum(map(len, groups))
+    assert alone.grouped.unmatched == "miss"
+    for other in evaluated(spread(900, 3, 5), sets, spread(700, 3, 6), **options):
+        assert_same(alone, other)
 
 
 @pytest.mark.parametrize("kernel", ["compiled", "reference"])
@@ -382,6 +402,14 @@ def test_work_is_shared_fairly():
         assert max(made_by) <= 1.02 * items**2 / 2 / count
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises KeyboardInterrupt, as in a terminal; a shell starts what runs in the background with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class TestErrors:
     @pytest.mark.parametrize("other", [1, 2])
     def test_a_process_that_fails_takes_the_others_with_it(self, other):
@@ -450,7 +478,7 @@ class TestErrors:
             lambda processes: processes.summed(np.ones(2, np.int64)),
         ],
     )
-    def test_an_interrupt_in_a_call_is_raised_after_it(self, call):
+    def test_an_interrupt_in_a_call_is_raised_after_it(self, call, interruptible):
         """What is begun with the others is brought to its end with them; then they are told."""
 
         class Interrupted(Alone):
@@ -487,6 +515,19 @@ class TestErrors:
 
         for error in in_threads(2, work):
             assert "2 of 10 rows of embeddings hold NaN or Inf, the first at index 4" in str(error)
+
+    @pytest.mark.parametrize("name", ["labels", "gallery_labels"])
+    def test_labels_of_another_number_are_named(self, name):
+        names = ("embeddings", "labels", "gallery", "gallery_labels")
+
+        def work(processes):
+            arguments = {of: torch.arange(4) if of.endswith("labels") else torch.randn(4, 3) for of in names}
+            arguments[name] = arguments[name][:3]
+            return evaluate_retrieval(**arguments, processes=processes)
+
+        for error in in_threads(2, work):
+            assert isinstance(error, ValueError)
+            assert re.search(rf"(^|[^_\w]){name}\b", str(error)), error
 
     def test_nothing_anywhere(self):
         def work(processes: Thread):

@@ -17,6 +17,7 @@ from fewshot_callbacks.functional.ranking import (
     check_ties,
     depends_on_ties,
     hits_within,
+    ir_recall_at_k,
     ndcg,
     precision_at_k,
     recall_at_k,
@@ -42,11 +43,12 @@ def evaluate(scores, relevance, ties="expected", **kwargs):
 class TestWellKnownNumbers:
     @pytest.mark.parametrize("ties", TIES)
     def test_relevance_1_0_1_0_1_1(self, ties):
-        report = evaluate([6, 5, 4, 3, 2, 1], [1, 0, 1, 0, 1, 1], ties)
+        report = evaluate([6, 5, 4, 3, 2, 1], [1, 0, 1, 0, 1, 1], ties, ir_recall_k=(3, 5))
         assert report.mAP == pytest.approx((1 + 2 / 3 + 3 / 5 + 4 / 6) / 4, abs=1e-15)  # 0.73333
         assert report.map_at_r == pytest.approx((1 + 2 / 3) / 4, abs=1e-15)  # 0.41667
         assert report.r_precision == 2 / 4
-        assert report.recall_at[3] == 1.0  # any hit; the share of the relevant that is found would be 0.5
+        assert report.recall_at[3] == 1.0  # any hit
+        assert report.ir_recall_at == {3: 2 / 4, 5: 3 / 4}  # two, then three of the four relevant items
         assert report.queries_with_ties == 0
 
     @pytest.mark.parametrize(
@@ -146,6 +148,7 @@ def all_metrics(ranks, k, ties):
         "hits_within": hits_within(ranks, cut, ties),
         "precision_at_k": precision_at_k(ranks, k, ties),
         "recall_at_k": recall_at_k(ranks, k, ties),
+        "ir_recall_at_k": ir_recall_at_k(ranks, k, ties),
         "reciprocal_rank": reciprocal_rank(ranks, ties),
         "ndcg": ndcg(ranks, k, ties),
     }
@@ -190,6 +193,7 @@ def test_closed_forms_equal_the_mean_over_all_orders(groups, ties, k):
     check(average_precision(ranks, ties, cut=cut), lambda order: precision_sum(order, k) / relevant)
     check(hits_within(ranks, cut, ties), lambda order: Fraction(sum(order[:k])))
     check(recall_at_k(ranks, k, ties), lambda order: Fraction(any(order[:k])))
+    check(ir_recall_at_k(ranks, k, ties), lambda order: brute_force.ir_recall_at(order, k))
     check(precision_at_k(ranks, k, ties), lambda order: brute_force.precision_at(order, k))
     check(reciprocal_rank(ranks, ties), brute_force.reciprocal_rank)
     check(ndcg(ranks, k, ties), lambda order: brute_force.ndcg_at(order, k))
@@ -211,6 +215,7 @@ def test_expected_lies_between_the_worst_and_the_best(groups, k):
         lambda ties: average_precision_at_k(ranks, k, "min", ties),
         lambda ties: average_precision_at_k(ranks, k, "relevant", ties),
         lambda ties: precision_at_k(ranks, k, ties),
+        lambda ties: ir_recall_at_k(ranks, k, ties),
         lambda ties: reciprocal_rank(ranks, ties),
         lambda ties: ndcg(ranks, k, ties),
     ):
@@ -255,6 +260,7 @@ def test_a_query_without_a_match_is_nan_where_it_is_a_mean():
             assert math.isnan(average_precision(nothing, ties).item())
             assert math.isnan(recall_at_k(nothing, 1, ties).item())
             assert math.isnan(precision_at_k(nothing, 3, ties).item())
+            assert math.isnan(ir_recall_at_k(nothing, 3, ties).item())
             assert math.isnan(reciprocal_rank(nothing, ties).item())
             assert math.isnan(ndcg(nothing, 3, ties).item())
             for divisor in DIVISORS:

@@ -65,20 +65,23 @@ def evaluate(case, **kwargs):
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(retrieval_cases())
-def test_equals_brute_force(case):
+@given(retrieval_cases(), st.sampled_from([None, (0.0, 1.0), (-0.5, 0.25)]))
+def test_equals_brute_force(case, bounds):
     expected = BruteForce(**case)
     if not expected.matched:
         with pytest.raises(ValueError, match=r"has .* its class"):
             evaluate(case)
         return
-    low, high = (0.0, 1.0) if case["similarity"] == "cosine" else (-math.inf, math.inf)
-    report = evaluate(case, precisions=(0.3, 0.75, 1.0))
+    low, high = bounds or (-math.inf, math.inf)
+    report = evaluate(case, precisions=(0.3, 0.75, 1.0), threshold_bounds=bounds, ir_recall_k=(1, 3))
     assert report.mAP == pytest.approx(expected.mean_average_precision, abs=1e-12)
     assert report.map_at_r == pytest.approx(expected.map_at_r, abs=1e-12)
     assert report.r_precision == pytest.approx(expected.r_precision, abs=1e-12)
     for k in (1, 2, 5):
         assert report.recall_at[k] == pytest.approx(expected.recall_at(k), abs=1e-12)
+    for k, value in report.ir_recall_at.items():
+        assert value == pytest.approx(expected.ir_recall_at(k), abs=1e-12)
+    assert len(report.ir_recall_at) == 2
     assert report.queries_without_match == len(expected.scores) - len(expected.matched)
     assert report.f1 == pytest.approx(expected.best_f1, abs=1e-12)
     for precision, recall in report.recall_at_precision.items():
@@ -307,6 +310,9 @@ class TestInput:
             ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
             ({"threshold_bounds": (1.0, 0.0)}, r"threshold_bounds=\(1.0, 0.0\) must hold the smallest threshold"),
             ({"threshold_bounds": (math.nan, 1.0)}, r"threshold_bounds=\(nan, 1.0\)"),
+            ({"threshold_bounds": 0.5}, r"threshold_bounds=0.5 must hold the smallest threshold"),
+            ({"threshold_bounds": (0.0, 0.5, 1.0)}, r"threshold_bounds=\(0.0, 0.5, 1.0\) must hold"),
+            ({"threshold_bounds": ("0", "1")}, r"threshold_bounds=\('0', '1'\) must hold"),
             ({"query_ids": torch.arange(40)}, r"ids are for two sets"),
         ],
     )
@@ -332,6 +338,7 @@ class TestInput:
 EVERYTHING = {
     "recall_k": (1, 7),
     "map_k": (5, (10, "found"), (3, "relevant")),
+    "ir_recall_k": (4,),
     "precision_k": (3,),
     "ndcg_k": (5,),
     "macro": True,
@@ -359,6 +366,7 @@ def test_every_metric_equals_its_loop():
     loops = BruteForce(embeddings.numpy(), labels.numpy())
     assert report.mrr == pytest.approx(loops.mean_reciprocal_rank, abs=1e-12)
     assert report.precision_at[3] == pytest.approx(loops.precision_at(3), abs=1e-12)
+    assert report.ir_recall_at[4] == pytest.approx(loops.ir_recall_at(4), abs=1e-12)
     assert report.ndcg_at[5] == pytest.approx(loops.ndcg_at(5), abs=1e-12)
     for k, divisor in ((5, "min"), (10, "found"), (3, "relevant")):
         expected = loops.average_precision_at(k, divisor)
@@ -529,9 +537,17 @@ def test_small_budgets_change_no_number_and_one_that_cannot_be_kept_is_told(memo
     report = evaluate_retrieval(embeddings, labels, memory_mb=memory_mb, group_size=5)
     assert report == evaluate_retrieval(embeddings, labels, group_size=5)
     told = report.memory_note
-    assert (told is not None) == (memory_mb < 0.5)
+    assert (told is not None) == (memory_mb < 1)
     if told is not None:
         assert report.messages[-1] == told
         assert f"budget of {memory_mb:g} MB cannot be kept" in told
         enough = float(told.split("memory_mb=")[1].split(" ")[0])
         assert evaluate_retrieval(embeddings, labels, memory_mb=enough).memory_note is None
+
+
+def test_no_k_of_grouped_recall_leaves_it_out() -> None:
+    embeddings, labels = torch.randn(60, 4), torch.arange(60) % 20  # classes enough for two groups of 10
+    report = evaluate_retrieval(embeddings, labels, grouped_k=())
+    assert report.grouped is None
+    assert report.notes == ()
+    assert report.mAP == evaluate_retrieval(embeddings, labels, group_size=None).mAP

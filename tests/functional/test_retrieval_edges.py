@@ -12,13 +12,14 @@ FAR = torch.tensor([[-0.5, math.sqrt(0.75)], [-1.0, 0.0]])  # its match, and beh
 @pytest.mark.parametrize(
     ("settings", "recall"),
     [
-        ({}, 0.0),
+        ({}, 1.0),
         ({"threshold_bounds": (-1.0, 1.0)}, 1.0),
+        ({"threshold_bounds": (0.0, 1.0)}, 0.0),
         ({"similarity": "dot"}, 1.0),
         ({"similarity": "euclidean"}, 1.0),
     ],
 )
-def test_no_threshold_below_zero_is_chosen_for_a_cosine_unless_it_is_asked_for(settings, recall):
+def test_every_threshold_may_be_chosen_unless_bounds_are_given(settings, recall):
     report = evaluate_retrieval(ONE, torch.tensor([0]), FAR, torch.tensor([0, 1]), group_size=None, **settings)
     assert report.mAP == 1.0
     assert report.recall_at_precision[0.95] == recall

@@ -40,3 +40,24 @@ def test_a_vector_of_length_zero_is_counted():
         for note in evaluate_retrieval(embeddings, LABELS, similarity="dot", group_size=None).notes
         if "zero" in note
     ]
+
+
+@pytest.mark.parametrize(("similarity", "longer", "said"), [
+    ("dot", 2000, True), ("euclidean", 2000, True), ("dot", 500, False), ("euclidean", 500, False), ("cosine", 2000, False),
+])  # fmt: skip
+def test_an_embedding_far_longer_than_the_others_is_named(similarity, longer, said):
+    embeddings = torch.nn.functional.normalize(torch.randn(40, 8), dim=1)
+    embeddings[17] *= longer
+    notes = evaluate_retrieval(embeddings, torch.arange(40) % 4, similarity=similarity, group_size=None).notes
+    told = [note for note in notes if "as long as the median" in note]
+    assert len(told) == said
+    if said:
+        assert told[0].startswith("Gallery row 17 is 2e+03 times as long as the median embedding.")
+        assert "diverged batch" in told[0]
+
+
+def test_one_row_among_zeros_is_not_called_long():
+    embeddings = torch.zeros(12, 4)
+    embeddings[3] = 1
+    notes = evaluate_retrieval(embeddings, LABELS, similarity="dot", group_size=None).notes
+    assert not any("as long as" in note for note in notes)

@@ -55,6 +55,13 @@ class TestDefinition:
         embeddings, labels = torch.cat([embeddings, torch.tensor([[3.0]])]), torch.tensor([7, 7, -3, -3, 0])
         assert variance_ratio(embeddings, labels).item() == pytest.approx((8 - 2) / (1.6 * 2))
 
+    def test_a_scatter_within_that_underflows_beside_the_one_between(self):
+        embeddings = torch.tensor([[3.9491e-291], [3.8076e-291], [1e300]], dtype=torch.float64)
+        assert variance_ratio(embeddings, torch.tensor([0, 0, 99])).item() == math.inf
+        assert variance_ratio(embeddings, torch.tensor([0, 1, 1])).item() < 0
+        embeddings[1] = embeddings[0]
+        assert variance_ratio(embeddings, torch.tensor([0, 0, 99])).isnan()
+
     @settings(max_examples=100, deadline=None)
     @given(batches())
     def test_equals_loops(self, batch):
@@ -273,12 +280,14 @@ def test_refusals(function):
         ValueError, match=rf"{function.__name__} needs floating-point embeddings of shape \(items, dim\)"
     ):
         function(torch.ones(6), torch.arange(6))
-    with pytest.raises(ValueError, match=rf"{function.__name__} needs one integer label for each of the 6 embeddings"):
+    with pytest.raises(
+        ValueError, match=rf"{function.__name__} needs one label for each of the 6 embeddings; got 5 labels"
+    ):
         function(torch.ones(6, 2), torch.arange(5))
 
 
 def test_refusals_of_sets():
     with pytest.raises(ValueError, match=r"confidence=95 is no probability"):
         variance_ratio_of_set(*made(), confidence=95)
-    with pytest.raises(ValueError, match=r"needs labels. Pass one integer for each embedding"):
+    with pytest.raises(ValueError, match=r"needs labels. Pass one integer or word for each embedding"):
         variance_ratio_of_set(made()[0])

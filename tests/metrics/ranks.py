@@ -96,6 +96,35 @@ def retrieval(rank: int) -> dict[str, Any]:
     return answers
 
 
+def words(labels: torch.Tensor) -> list[str]:
+    """The same labels as words."""
+    return [f"class {label % 4}" for label in labels.tolist()]
+
+
+@case
+def words_as_labels(rank: int) -> dict[str, Any]:
+    from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation
+
+    answers: dict[str, Any] = {}
+    for name in SHARDS:
+        evaluation, ratio = RetrievalEvaluation(SETTINGS), DiscriminantRatio()
+        for embeddings, labels in shard(name, rank):
+            for metric in (evaluation, ratio):
+                metric.update(embeddings, words(labels))
+        evaluation.compute()
+        answers[name] = evaluation.report, ratio.within_scatter()
+    mixed = RetrievalEvaluation(SETTINGS), DiscriminantRatio()
+    for embeddings, labels in shard("even", rank):
+        for metric in mixed:
+            metric.update(embeddings, words(labels) if rank == 0 else labels)
+    for name, ask in (("mixed", mixed[0].compute), ("mixed scatter", mixed[1].within_scatter)):
+        try:
+            ask()
+        except ValueError as error:
+            answers[name] = str(error)
+    return answers
+
+
 def dealt(n: int, rank: int) -> torch.Tensor:
     """What a DistributedSampler gives a rank."""
     from torch.utils.data import DistributedSampler

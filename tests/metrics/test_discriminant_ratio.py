@@ -111,6 +111,7 @@ def test_state_grows_with_classes_not_with_items():
         "origins": [(4, 5)],
         "offsets": [(4, 5)],
         "spread": [(4,)],
+        "words": [],  # labels are integers
     }
     assert state["offsets"][0].dtype == torch.float64
 

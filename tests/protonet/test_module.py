@@ -458,6 +458,16 @@ def test_embeddings_that_are_not_finite_give_nan(mode: Any) -> None:
     assert math.isnan(logged["test/accuracy"])
 
 
+def test_every_fit_warns_again() -> None:
+    net = model()
+    for _ in range(2):  # Python itself shows the same words of the same line once in a process
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            run = trainer(max_epochs=1, num_sanity_val_steps=0, limit_val_batches=1)
+            run.fit(net, episodes_loader(fixed=False, episodes=1), images_loader())
+        assert sum("val/accuracy is NaN" in str(w.message) for w in caught) == 1
+
+
 def test_limited_episodes_are_named_by_their_own_hash() -> None:
     net, loader = model(evaluation_batches="episodes"), episodes_loader()
     trainer(limit_test_batches=6).test(net, loader, verbose=False)

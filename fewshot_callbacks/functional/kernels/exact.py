@@ -148,14 +148,14 @@ def _rounded_sum(partials, count):
     while place > 0 and low == 0.0:
         place -= 1
         high, low = _two_sum(high, partials[place])
-    if place > 0:
-        below = partials[place - 1]
-        if (low < 0.0) == (below < 0.0):
-            twice = 2.0 * low
-            if (high + twice) - high == twice:
-                return high + twice, low - twice + below
-        low += below
-    return high, low
+    rest = 0.0
+    for k in range(place):  # the smallest first: a partial may hold a few bits only
+        rest += partials[k]
+    if place > 0 and (low < 0.0) == (rest < 0.0):
+        twice = 2.0 * low
+        if (high + twice) - high == twice:
+            return high + twice, low - twice + rest
+    return high, low + rest
 
 
 @_kernel
@@ -209,30 +209,27 @@ def _root(high, low):
 
 
 @_kernel
-def _cosine(high, low, error, square, square_low, other, other_low, dim):
-    """Cosine from a dot product, its error, and two squared norms; NaN where the error leaves two float64 open."""
+def _cosine(high, low, square, square_low, other, other_low):
+    """Cosine from a dot product and two squared norms, as first + second, and the product of the norms; 0 for a zero row."""
     if square == 0.0 or other == 0.0:
-        return 0.0
+        return 0.0, 0.0, 1.0
     product, rest = _two_product(square, other)
     product, rest = _two_sum(product, rest + (square * other_low + square_low * other))
     root, root_low = _root(product, rest)
     first = high / root
     back, back_low = _two_product(first, root)
-    second = ((((high - back) - back_low) + low) - first * root_low) / root
-    bound = 0.0
-    if high != 0.0 or error != 0.0:
-        bound = abs(first) * (2.0**-97 + _relative_error(dim)) + 1.01 * error / root
-    return min(max(_nearest(first, second, bound), -1.0), 1.0)
+    return first, ((((high - back) - back_low) + low) - first * root_low) / root, root
 
 
 @_kernel
 def _distance_key(high, low, error):
-    """Minus the square of the distance rounded to float64; NaN where the error leaves two float64 open.
+    """Minus the square of the distance rounded to float64; NaN where `error`, a share of it, leaves two float64 open.
 
     Its square root is that distance again: sqrt(x * x) = x in IEEE arithmetic.
     """
     root, root_low = _root(high, low)
-    distance = _nearest(root, root_low, root * (2.0**-98 + error)) if root > 0.0 else 0.0
+    bound = root * (2.0**-98 + error) if error > 0.0 else 0.0
+    distance = _nearest(root, root_low, bound)
     return 0.0 - distance * distance  # not -0.0 for equal rows
 
 
@@ -241,10 +238,13 @@ def _rounded_key(pairs, i, j, high, low, error):
     """The key from a sum of products and its error; NaN where these leave two values open."""
     queries, gallery = pairs.queries, pairs.gallery
     if pairs.similarity == COSINE:
-        return _cosine(
-            high, low, error, queries.square[i], queries.square_low[i], gallery.square[j], gallery.square_low[j],
-            queries.values.shape[1],
-        )  # fmt: skip
+        first, second, norms = _cosine(
+            high, low, queries.square[i], queries.square_low[i], gallery.square[j], gallery.square_low[j]
+        )
+        bound = 0.0
+        if high != 0.0 or error != 0.0:
+            bound = abs(first) * (2.0**-97 + _relative_error(queries.values.shape[1])) + 1.01 * error / norms
+        return min(max(_nearest(first, second, bound), -1.0), 1.0)
     if pairs.similarity == DOT:
         return _nearest(high, low, error) * (queries.factor[i] * gallery.factor[j])
     unit = max(queries.factor[i], gallery.factor[j])
@@ -253,25 +253,20 @@ def _rounded_key(pairs, i, j, high, low, error):
 
 @_kernel
 def _without_rounding(pairs, i, j):
-    """The key of a pair whose sum has to be exact."""
+    """The key of a pair from exact sums, of which 97 bits are known after the root: the nearer of what these leave open."""
     left, right = pairs.queries.values[i], pairs.gallery.values[j]
     left_scale, right_scale = pairs.queries.inverse_scale[i], pairs.gallery.inverse_scale[j]
     if pairs.similarity == EUCLIDEAN:
         high, low = _exact_squared_distance(left, right, min(left_scale, right_scale))
-    else:
-        high, low = _exact_dot(left, right, left_scale, right_scale)
-        if pairs.similarity == DOT:
-            return high * (pairs.queries.factor[i] * pairs.gallery.factor[j])
-    key = _rounded_key(pairs, i, j, high, low, 0.0)
-    if not math.isnan(key):
-        return key
-    # 97 bits are known, and they lie within 2**-97 of the middle between two float64: take the nearer of what is known
-    if pairs.similarity == EUCLIDEAN:
         unit = max(pairs.queries.factor[i], pairs.gallery.factor[j])
-        distance = _root(high, low)[0]
-        return (0.0 - distance * distance) * unit * unit
-    square, other = pairs.queries.square[i], pairs.gallery.square[j]
-    return min(max(high / np.sqrt(square * other), -1.0), 1.0)
+        return _distance_key(high, low, 0.0) * unit * unit
+    high, low = _exact_dot(left, right, left_scale, right_scale)
+    if pairs.similarity == DOT:
+        return high * (pairs.queries.factor[i] * pairs.gallery.factor[j])
+    square, square_low = _exact_dot(left, left, left_scale, left_scale)
+    other, other_low = _exact_dot(right, right, right_scale, right_scale)
+    first, second, _ = _cosine(high, low, square, square_low, other, other_low)
+    return min(max(first + second, -1.0), 1.0)
 
 
 @_kernel

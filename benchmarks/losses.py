@@ -1,0 +1,194 @@
+"""What average precision costs as a loss: forward and backward, as a multiple of those of the bare product of a batch.
+
+    python benchmarks/losses.py                                      # batches of 1,024, 4,096 and 8,192
+    python benchmarks/losses.py --batches 256 512 --rows ours smooth_ap
+    python benchmarks/losses.py --micro-batch                        # EmbeddingModule, memory and time
+
+The floor is forward and backward of `(E @ E.T).sum()`, in the same process right before and after each row, so that a
+busy machine slows both. With one thread, the default, times are those of the processor; with several (`--threads 2`) those
+of the clock. Memory is what the process held at most during one forward and backward pass, beyond what it held before: in
+MB, and in score matrices of B x B float32; the floor's own row says how much of it any loss of all pairs takes. Each row
+runs in a process of its own, which may take `--memory-gb`; a row that needs more says so. Peers: FastAPLoss and
+SmoothAPLoss of pytorch-metric-learning (`pip install -e ".[bench]"`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from retrieval import PeakMemory
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn.functional import normalize
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """The bare product."""
+    return (embeddings @ embeddings.T).sum()
+
+
+def ours(similarity: str, bins: int | None) -> Callable[[], Loss]:
+    def make() -> Loss:
+        from fewshot_callbacks import SoftAveragePrecisionLoss  # noqa: PLC0415 - a child imports what it measures
+
+        return SoftAveragePrecisionLoss(bins, similarity=similarity)
+
+    return make
+
+
+def peer(name: str) -> Callable[[], Loss]:
+    def make() -> Loss:
+        from pytorch_metric_learning import losses  # noqa: PLC0415 - the same
+
+        return getattr(losses, name)()
+
+    return make
+
+
+ROWS: dict[str, tuple[str, Callable[[], Loss]]] = {
+    "floor": ("the bare product", lambda: floor),
+    "ours": ("SoftAveragePrecisionLoss, 25 bins", ours("cosine", 25)),
+    "ours_10": ("the same, 10 bins", ours("cosine", 10)),
+    "ours_100": ("the same, 100 bins", ours("cosine", 100)),
+    "ours_euclidean": ("the same, 25 bins, Euclidean", ours("euclidean", 25)),
+    "ours_hamming": ("the same, Hamming, 513 bins", ours("hamming", None)),
+    "fast_ap": ("FastAPLoss, 10 bins", peer("FastAPLoss")),
+    "smooth_ap": ("SmoothAPLoss", peer("SmoothAPLoss")),
+}
+
+
+def batch(items: int, dim: int, per_class: int = 8) -> tuple[Tensor, Tensor]:
+    """Unit vectors around the centres of their classes, class by class."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(items // per_class).repeat_interleave(per_class)
+    centres = torch.randn(items // per_class, dim, generator=generator)
+    embeddings = normalize(centres[labels] + torch.randn(items, dim, generator=generator), dim=1)
+    return embeddings.requires_grad_(), labels
+
+
+def step(loss: Loss, embeddings: Tensor, labels: Tensor) -> float:
+    """Seconds of one forward and backward pass."""
+    embeddings.grad = None
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    started = clock()
+    loss(embeddings, labels).backward()
+    return clock() - started
+
+
+def measure(row: str, items: int, dim: int, rounds: int) -> dict[str, float]:
+    loss = ROWS[row][1]()
+    for size in (64, items):  # the second time nothing is new
+        data = batch(size, dim)
+        step(floor, *data)
+        if size < items:
+            step(loss, *data)
+    data[0].grad = None
+    with PeakMemory(torch.device("cpu")) as memory:
+        step(loss, *data)
+    ratios, seconds = [], []
+    before = step(floor, *data)
+    for _ in range(rounds):
+        own, after = step(loss, *data), step(floor, *data)
+        ratios.append(own / ((before + after) / 2))
+        seconds.append(own)
+        before = after
+    return {
+        "ratio": statistics.median(ratios),
+        "low": min(ratios),
+        "high": max(ratios),
+        "seconds": statistics.median(seconds),
+        "mb": float("nan") if memory.mb is None else memory.mb,
+    }
+
+
+def in_process_of_its_own(row: str, items: int, options: argparse.Namespace) -> dict[str, float] | str:
+    words = [sys.executable, __file__, "--child", row, "--batches", str(items), "--dim", str(options.dim)]
+    words += ["--rounds", str(options.rounds), "--threads", str(options.threads), "--memory-gb", str(options.memory_gb)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=options.limit, check=False)
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    last = (done.stderr.strip() or "killed").splitlines()[-1]
+    if "allocate memory" in last or "MemoryError" in last or done.returncode < 0:
+        return "does not fit"
+    return last[:60]
+
+
+def micro_batches(items: int, size: int) -> None:
+    """Memory and processor time of Conv4 on glyph-sized images, the batch at once and in pieces."""
+    from fewshot_callbacks import EmbeddingModule, SoftAveragePrecisionLoss  # noqa: PLC0415 - children do without
+
+    images, labels = torch.rand(items, 1, 32, 32), torch.arange(items) // 8
+    for micro_batch in (None, size):
+        module = EmbeddingModule("conv4", SoftAveragePrecisionLoss(), in_channels=1, micro_batch=micro_batch).train()
+        module.loss(module(images[: 2 * size]), labels[: 2 * size]).backward()  # the second time nothing is new
+        module.zero_grad()
+        started = time.process_time()
+        with PeakMemory(torch.device("cpu")) as memory:
+            module.loss(module(images), labels).backward()
+        print(f"micro_batch={micro_batch}: {time.process_time() - started:.2f} s, {memory.mb:.0f} MB")
+
+
+def limit_memory(gigabytes: float) -> None:
+    """Let a row that needs more fail instead of slowing the machine."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        held = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + int(gigabytes * 1e9), resource.RLIM_INFINITY))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )  # fmt: skip
+    parser.add_argument("--batches", type=int, nargs="+", default=[1024, 4096, 8192])
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--dim", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--memory-gb", type=float, default=8)
+    parser.add_argument("--limit", type=float, default=600, help="seconds a row may take")
+    parser.add_argument("--micro-batch", action="store_true", help="measure EmbeddingModule(micro_batch=64) instead")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.micro_batch:
+        torch.set_num_threads(options.threads)
+        micro_batches(1024, 64)
+        return
+    if options.child:
+        torch.set_num_threads(options.threads)
+        limit_memory(options.memory_gb)
+        print(json.dumps(measure(options.child, options.batches[0], options.dim, options.rounds)))
+        return
+    console = Console(width=120)
+    for items in options.batches:
+        matrix = items**2 * 4 / 1e6
+        table = Table(title=f"B = {items:,}, d = {options.dim}; a score matrix is {matrix:,.0f} MB")
+        for column in ("", "x floor", "range", "seconds", "MB", "score matrices"):
+            table.add_column(column, justify="left" if not column else "right")
+        for row in options.rows:
+            try:
+                found = in_process_of_its_own(row, items, options)
+            except subprocess.TimeoutExpired:
+                found = f"over {options.limit:.0f} s"
+            if isinstance(found, str):
+                table.add_row(ROWS[row][0], found)
+                continue
+            table.add_row(
+                ROWS[row][0], f"{found['ratio']:.2f}", f"{found['low']:.2f} to {found['high']:.2f}",
+                f"{found['seconds']:.3f}", f"{found['mb']:.0f}", f"{found['mb'] / matrix:.2f}",
+            )  # fmt: skip
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Multi-label targets of a monitor: kept as one number for each item, as labels are, and evaluated as targets."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.functional.multilabel import Gain, multilabel_metrics
+from fewshot_callbacks.functional.processes import Processes
+from fewshot_callbacks.functional.settings import RetrievalSettings
+from fewshot_callbacks.metrics.embedding_store import Shard, in_order
+
+ARGUMENTS = ("similarity", "recall_k", "ir_recall_k", "map_k", "precision_k", "ndcg_k", "ties", "memory_mb")
+"""The settings that `evaluate_multilabel` has, too."""
+
+LEFT_OUT: dict[str, tuple[Any, ...]] = {"precisions": ((),), "group_size": (None,)}
+"""Values, beside the default, that ask for nothing."""
+
+
+class TargetBook:
+    """Numbers for the rows of multi-label targets, the same in every process, and the rows for the numbers.
+
+    Args:
+        owner: name of the callback, for messages.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.labels: int | None = None
+        """columns of the targets; None as long as no batch had any"""
+        self._has_single_labels = False
+        self._rows: dict[int, bytes] = {}
+
+    def number(self, labels: Any, step: str) -> Any:
+        """A number for each row of multi-label targets; labels of any other form as they are.
+
+        Args:
+            labels: of a batch.
+            step: where they come from, for messages.
+
+        Raises:
+            UsageError: if targets are not 0 or 1, have other columns than before, or come beside labels of another form.
+        """
+        is_target = isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2 and labels.shape[1] > 1
+        if not is_target:
+            self._has_single_labels = True
+        if self._has_single_labels and (is_target or self.labels is not None):
+            raise UsageError(
+                f"{self.owner}: some batches of {step} have multi-label targets (items, labels), others one label for each "
+                "item. Give all of them one form."
+            )
+        if not is_target:
+            return labels
+        targets = torch.as_tensor(labels).detach().cpu()
+        if self.labels not in (None, targets.shape[1]):
+            raise UsageError(
+                f"{self.owner}: the multi-label targets of {step} have {targets.shape[1]} columns, those before had "
+                f"{self.labels}. Column j must be the same label in all batches."
+            )
+        if not bool(((targets == 0) | (targets == 1)).all()):
+            raise UsageError(
+                f"{self.owner}: the labels of {step} have shape {tuple(targets.shape)} and hold other values than 0 and 1. "
+                "Multi-label targets say with 0 and 1 which labels an item has; else give one integer for each item."
+            )
+        self.labels = targets.shape[1]
+        distinct, row = targets.bool().unique(dim=0, return_inverse=True)
+        numbers = [self._enter(packed.tobytes()) for packed in np.packbits(distinct.numpy(), axis=1)]
+        return torch.tensor(numbers, dtype=torch.int64)[row]
+
+    def _enter(self, row: bytes) -> int:
+        number = int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
+        if self._rows.setdefault(number, row) != row:
+            raise ValueError(f"{self.owner}: two different targets have the same number of 64 bits, by chance.")
+        return number
+
+    def joined(self, processes: Processes) -> TargetBook:
+        """The book of all processes, in each. All of them have to ask for it."""
+        book = TargetBook(self.owner)
+        for labels, rows in processes.gather((self.labels, self._rows)):
+            if None not in (labels, book.labels) and labels != book.labels:
+                raise ValueError(
+                    f"{self.owner}: multi-label targets have {book.labels} columns in one process, {labels} in another."
+                )
+            book.labels = labels if book.labels is None else book.labels
+            book._rows |= rows
+        return book
+
+    def targets(self, numbers: Int[Tensor, "items"]) -> Float[Tensor, "items labels"]:
+        """The rows that these numbers stand for."""
+        if not len(numbers):
+            return torch.empty(0, self.labels or 1)
+        packed = np.frombuffer(b"".join(self._rows[number] for number in numbers.tolist()), np.uint8)
+        bits = np.unpackbits(packed.reshape(len(numbers), -1), axis=1, count=self.labels)
+        return torch.from_numpy(bits).float()
+
+
+def gathered(shard: Shard, processes: Processes) -> tuple[Tensor, Tensor]:
+    """The embeddings and labels of all processes in each of them, in the order of the data set."""
+    if processes.count == 1:
+        return shard.embeddings, shard.labels
+    shards = processes.gather(shard)
+    return in_order(shards, [held.labels for held in shards])
+
+
+def target_settings(settings: RetrievalSettings) -> RetrievalSettings:
+    """What of a monitor's settings is for multi-label targets; nDCG@10 where no nDCG is asked for."""
+    chosen = {name: getattr(settings, name) for name in ARGUMENTS}
+    return RetrievalSettings(**chosen | {"ndcg_k": tuple(settings.ndcg_k) or (10,)})
+
+
+def target_arguments(settings: RetrievalSettings) -> dict[str, Any]:
+    """As keyword arguments of `evaluate_multilabel`."""
+    return {name: getattr(target_settings(settings), name) for name in ARGUMENTS}
+
+
+def target_names(settings: RetrievalSettings, ndcg_gain: Gain) -> Sequence[str]:
+    """The keys of `MultilabelReport.metrics`, also where nothing could be computed."""
+    return tuple(multilabel_metrics(target_settings(settings), ndcg_gain))
+
+
+def refuse_settings_of_classes(settings: RetrievalSettings, labels: int, owner: str) -> None:
+    """Refuse settings that multi-label targets have no use for.
+
+    Raises:
+        UsageError: with their names.
+    """
+    default = RetrievalSettings()
+    names = [
+        entry.name
+        for entry in fields(settings)
+        if entry.name not in ARGUMENTS
+        and getattr(settings, entry.name) not in (getattr(default, entry.name), *LEFT_OUT.get(entry.name, ()))
+    ]
+    if names:
+        raise UsageError(
+            f"{owner}: the labels are multi-label targets (items, {labels}), for which {', '.join(names)} cannot be had. "
+            "Means and groups of classes, pooled pairs, a sample of queries and a device are for one label of each item. "
+            f"Leave {'it' if len(names) == 1 else 'them'} out, or give one integer for each item."
+        )

@@ -1,0 +1,138 @@
+"""Loads the icons of this machine from the cache, or draws them; says what to install where they are too few."""
+
+import hashlib
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import PIL
+import torch
+
+from fewshot_callbacks.data._cache import cache_folder, save_whole
+from fewshot_callbacks.data._icon_drawing import VERSION, DrawnIcons, draw_icons, svg_version
+from fewshot_callbacks.data._icon_files import Theme, base_folders, families, find_themes, installed_state
+
+FEWEST_FAMILIES, FEWEST_CLASSES = 6, 100  # below, a message says what to install
+
+INSTALL = """On Debian, Ubuntu and Colab (as root, else with sudo; a name that your release lacks can be left out):
+    apt-get install -y --no-install-recommends adwaita-icon-theme gnome-icon-theme mate-icon-theme oxygen-icon-theme \
+breeze-icon-theme elementary-xfce-icon-theme papirus-icon-theme numix-icon-theme suru-icon-theme moka-icon-theme \
+faba-icon-theme deepin-icon-theme obsidian-icon-theme gnome-human-icon-theme tango-icon-theme lxde-icon-theme \
+yaru-theme-icon ukui-themes
+On Fedora:
+    sudo dnf install adwaita-icon-theme gnome-icon-theme mate-icon-theme oxygen-icon-theme breeze-icon-theme \
+elementary-xfce-icon-theme papirus-icon-theme numix-icon-theme tango-icon-theme lxde-icon-theme yaru-icon-theme
+and for the themes that are drawn in SVG: pip install resvg_py"""
+
+
+def installed_themes(roots: Sequence[str | os.PathLike[str]] | None = None) -> list[Theme]:
+    """The icon themes in `roots`, or where the specification says that they are.
+
+    Args:
+        roots: Folders that hold themes.
+
+    Returns:
+        The themes, in the order of their names.
+
+    Raises:
+        FileNotFoundError: One of `roots` does not exist.
+    """
+    if roots is None:
+        return find_themes(base_folders())
+    for root in roots:
+        if not Path(root).is_dir():
+            raise FileNotFoundError(
+                f"There is no folder {root}. Name the folders that hold themes, such as /usr/share/icons."
+            )
+    return find_themes(Path(root) for root in roots)
+
+
+def cache_file(themes: Sequence[Theme], size: int = 32, min_families: int = 6, *, symbolic: bool = False) -> Path:
+    """Where the drawing is kept; the name changes with everything that the drawing depends on.
+
+    Args:
+        themes: The themes; adding, removing or replacing one of their files changes the name.
+        size: See `IconThemes.load`.
+        min_families: See `IconThemes.load`.
+        symbolic: See `load_splits`.
+
+    Returns:
+        The path, whether the file exists or not.
+
+    Example:
+        >>> cache_file([]).name
+        'icons-32px-6families-....pt'
+    """
+    made_with = [f"{VERSION} {PIL.__version__} {svg_version()} {size} {min_families} {symbolic}"]
+    fingerprint = hashlib.sha256("\n".join(made_with + installed_state(themes)).encode()).hexdigest()[:12]
+    return cache_folder() / f"icons-{size}px-{min_families}families-{fingerprint}.pt"
+
+
+def load_drawing(
+    size: int = 32,
+    min_families: int = 6,
+    *,
+    symbolic: bool = False,
+    roots: Sequence[str | os.PathLike[str]] | None = None,
+) -> DrawnIcons:
+    """All icons before they are split: from the cache if it is sound, else drawn and put there.
+
+    Args:
+        size: See `IconThemes.load`.
+        min_families: See `IconThemes.load`.
+        symbolic: See `load_splits`.
+        roots: See `load_splits`.
+
+    Returns:
+        The icons, and what each rule left out.
+
+    Raises:
+        ValueError: Too few themes are installed. With `roots`, only a set without a class is refused.
+        FileNotFoundError: One of `roots` does not exist.
+    """
+    themes = installed_themes(roots)
+    _check_families(len(families(themes)), FEWEST_FAMILIES if roots is None else 1)
+    file = cache_file(themes, size, min_families, symbolic=symbolic)
+    drawn = _cached(file)
+    if drawn is None:
+        drawn = draw_icons(themes, size, min_families, symbolic=symbolic)
+        try:
+            save_whole({field.name: getattr(drawn, field.name) for field in fields(drawn)}, file)
+        except OSError as error:
+            warnings.warn(
+                f"The icons cannot be kept in {file.parent} ({error}), so they are drawn each time, which takes a while. "
+                "Name a folder that can be written in the environment variable FEWSHOT_CALLBACKS_CACHE.",
+                stacklevel=2,
+            )
+    _check_classes(drawn, min_families, FEWEST_CLASSES if roots is None else 1)
+    return drawn
+
+
+def _cached(file: Path) -> DrawnIcons | None:
+    try:
+        stored: dict[str, Any] = torch.load(file, weights_only=True)
+        return DrawnIcons(**stored)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception as error:  # torch.load promises no class of error for a damaged file
+        warnings.warn(f"The icon cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=3)
+        return None
+
+
+def _check_families(found: int, needed: int) -> None:
+    if found < needed:
+        raise ValueError(
+            f"{found} families of icon themes are installed; a data set needs {needed} or more, of other artists each. "
+            f"{INSTALL}"
+        )
+
+
+def _check_classes(drawn: DrawnIcons, min_families: int, needed: int) -> None:
+    if len(drawn.names) < needed:
+        raise ValueError(
+            f"{len(drawn.names)} names of icons have pictures of {min_families} families or more (min_families); a data set "
+            f"needs {needed} or more. Use a smaller min_families, or install more themes. {INSTALL}"
+        )

@@ -1,0 +1,187 @@
+"""A batch sampler of P classes with K items each, for losses that rank the items of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import BatchSampler, Sampler
+
+from fewshot_callbacks.data.episodes import epoch_seed, note_arguments_for_lightning, own_rank
+from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional.episodes import ClassNames, class_name, sample_episodes
+
+
+class ClassBalancedBatchSampler(BatchSampler):
+    """Batches of P = `classes_per_batch` classes with K = `items_per_class` items each, class by class.
+
+    Classes of a batch are drawn without replacement, all equally likely, then K items of each without replacement. The
+    batches of an epoch are a function of (seed, epoch) alone: drawn in the main process, they depend neither on the number
+    of workers nor on global random state.
+
+    With several processes (torch.distributed initialised) P and K are those of the batch of all processes together, of
+    which rank r takes the classes r, r + world_size, ...: the batches are those of one process, whatever their number.
+    `EmbeddingModule` makes its loss of the joined batch.
+
+    Args:
+        labels: (items,), the class of each item of the data set, integers or words: a tensor, array or list, such as the
+            `targets` of torchvision's data sets.
+        classes_per_batch: P, 1 or more.
+        items_per_class: K, 2 or more: an item alone of its class has nothing to be ranked for.
+        batches: Batches in an epoch; without a number so many that an epoch draws as many items as there are, at least one.
+        seed: Of the batches.
+        class_names: Names for the error messages, by label; for words these themselves.
+        epoch: The first epoch; only a sampler that starts in the middle of a run needs it.
+        sampler: Ignored, as in `EpisodicBatchSampler`: Lightning would put a DistributedSampler here.
+        batch_size: Ignored; part of the interface of `BatchSampler`.
+        drop_last: Ignored; the same.
+
+    Raises:
+        ValueError: A number is too small; there are fewer than P classes, or a class has fewer than K items; or, when it is
+            iterated, P is smaller than the number of processes.
+
+    Example:
+        >>> labels = ["owl", "wren", "owl", "wren", "heron", "heron", "heron", "owl"]
+        >>> sampler = ClassBalancedBatchSampler(labels, classes_per_batch=2, items_per_class=2)
+        >>> [len(batch) for batch in sampler]
+        [4, 4]
+        >>> first = next(iter(ClassBalancedBatchSampler(labels, classes_per_batch=3, items_per_class=2)))
+        >>> sorted(labels[index] for index in first)
+        ['heron', 'heron', 'owl', 'owl', 'wren', 'wren']
+    """
+
+    def __init__(
+        self,
+        labels: Any,
+        *,
+        classes_per_batch: int,
+        items_per_class: int,
+        batches: int | None = None,
+        seed: int = 0,
+        class_names: ClassNames | None = None,
+        epoch: int = 0,
+        sampler: Sampler[int] | Iterable[int] | None = None,
+        batch_size: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        numbers, words = as_labels(labels, "labels", "ClassBalancedBatchSampler").numbered()
+        self.labels = numbers.cpu()
+        self.class_names = words or class_names
+        check_class_balance(self.labels, classes_per_batch, items_per_class, self.class_names)
+        if batches is not None and batches < 1:
+            raise ValueError(f"ClassBalancedBatchSampler(batches={batches}): an epoch needs one. Use batches >= 1.")
+        self.classes_per_batch = classes_per_batch
+        self.items_per_class = items_per_class
+        self.batches = max(1, len(self.labels) // (classes_per_batch * items_per_class)) if batches is None else batches
+        self.seed = seed
+        self.epoch = epoch
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        if type(self) is ClassBalancedBatchSampler:
+            names = ("classes_per_batch", "items_per_class", "batches", "seed", "class_names", "epoch")
+            note_arguments_for_lightning(self, names)
+
+    @property
+    def sampler(self) -> ClassBalancedBatchSampler:  # type: ignore[override]  # the base class has an attribute
+        """This object, whose `set_epoch` Lightning then finds."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next. Without this call, epochs count up by one at each iteration.
+
+        Args:
+            epoch: From 0.
+        """
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # A generator, for a DataLoader with workers makes one iterator in vain, which must not count.
+        rank, world_size = own_rank()
+        if self.classes_per_batch < world_size:
+            raise ValueError(
+                f"ClassBalancedBatchSampler: batches of {self.classes_per_batch} classes leave some of the {world_size} "
+                f"processes without one. Use classes_per_batch >= {world_size}."
+            )
+        drawn = self._draw()
+        self.epoch += 1
+        for batch in drawn:
+            yield batch[rank::world_size].flatten().tolist()
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def _draw(self) -> Int[Tensor, "batches classes items"]:
+        """An episode with one support image and K - 1 queries is P classes of K items."""
+        return sample_episodes(
+            self.labels,
+            ways=self.classes_per_batch,
+            shots=1,
+            queries=self.items_per_class - 1,
+            episodes=self.batches,
+            seed=epoch_seed(self.seed, self.epoch),
+        ).indices
+
+
+def check_batch_sizes(classes_per_batch: int, items_per_class: int) -> None:
+    """Refuse P < 1 and K < 2.
+
+    Args:
+        classes_per_batch: P.
+        items_per_class: K.
+
+    Raises:
+        ValueError: A number is too small.
+
+    Example:
+        >>> check_batch_sizes(4, 1)
+        Traceback (most recent call last):
+        ValueError: items_per_class=1: an item alone of its class has nothing to be ranked for. Use items_per_class >= 2.
+    """
+    if classes_per_batch < 1:
+        raise ValueError(f"classes_per_batch={classes_per_batch}: a batch holds a class. Use classes_per_batch >= 1.")
+    if items_per_class < 2:
+        raise ValueError(
+            f"items_per_class={items_per_class}: an item alone of its class has nothing to be ranked for. Use "
+            "items_per_class >= 2."
+        )
+
+
+def check_class_balance(
+    labels: Int[Tensor, "items"], classes_per_batch: int, items_per_class: int, class_names: ClassNames | None = None
+) -> None:
+    """Refuse labels of which batches of these sizes cannot be drawn.
+
+    Args:
+        labels: The class of each item.
+        classes_per_batch: P.
+        items_per_class: K.
+        class_names: Names for the error messages, by label.
+
+    Raises:
+        ValueError: A number is too small, there are too few classes, or a class has too few items.
+
+    Example:
+        >>> check_class_balance(torch.tensor([0, 0, 0, 1, 1]), 2, 3, ("heron", "owl"))
+        Traceback (most recent call last):
+        ValueError: items_per_class=3, but class 'owl' has 2 items. Use items_per_class <= 2 or drop the class.
+    """
+    check_batch_sizes(classes_per_batch, items_per_class)
+    classes, counts = torch.unique(labels, return_counts=True)
+    if len(classes) < classes_per_batch:
+        fix = (
+            f"Use classes_per_batch <= {len(classes)} or add classes" if len(classes) else "Pass those of the data set"
+        )
+        raise ValueError(f"classes_per_batch={classes_per_batch}, but the labels hold {len(classes)} classes. {fix}.")
+    too_small = int((counts < items_per_class).sum())
+    if too_small:
+        smallest = int(counts.argmin())
+        size = int(counts[smallest])
+        several = f", the smallest of {too_small} classes that are too small" if too_small > 1 else ""
+        fewer = f"Use items_per_class <= {size} or drop" if size > 1 else "Drop"
+        raise ValueError(
+            f"items_per_class={items_per_class}, but class {class_name(int(classes[smallest]), class_names)} has {size} "
+            f"item{'s' if size > 1 else ''}{several}. {fewer} {'these classes' if too_small > 1 else 'the class'}."
+        )

@@ -1,0 +1,419 @@
+"""Icons: a hard few-shot data set that Linux desktops hold, drawn from the freedesktop icon themes of this machine.
+
+A class is the name of an icon (`edit-cut`, `weather-snow`, `firefox`), its images are the drawings of different artists.
+Nothing is downloaded; `python -m fewshot_callbacks.data icons` prints what is there, docs/icons.md the rules.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int, UInt8
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
+from fewshot_callbacks.data._icon_augmentation import Background, IconAugmentation, on_white
+from fewshot_callbacks.data._icon_cache import load_drawing
+from fewshot_callbacks.data._icon_drawing import DrawnIcons
+
+SplitBy = Literal["classes", "themes", "both"]
+
+
+@dataclass(frozen=True, eq=False)
+class IconThemes(Dataset[tuple[Tensor, int]]):
+    """One split of the icons.
+
+    Items are ordered by class, and inside a class by family. Item i is a float image of shape (3, size, size) in [0, 1],
+    on white, and its label; `__getitems__` gives many at once, images and labels as two tensors, so that a DataLoader
+    with the identity as `collate_fn` is fast.
+
+    Attributes:
+        images: Red, green, blue and alpha.
+        labels: 0 ... C-1 inside the split.
+        families: For each item, the position of its family in `family_names`.
+        names: For each class, the name of the icon.
+        contexts: For each class, what most themes say that it stands for ("Actions", "Applications", ...).
+        family_names: All families of themes, whether they occur in the split or not.
+        augmentation: What is done to images that are handed out; None for nothing.
+
+    Example:
+        >>> images = torch.zeros(2, 4, 8, 8, dtype=torch.uint8)  # nothing but transparent pixels
+        >>> icons = IconThemes(images, torch.tensor([0, 0]), torch.tensor([0, 1]), ("cut",), ("Actions",), ("A", "B"))
+        >>> image, label = icons[1]
+        >>> tuple(image.shape), float(image.min()), icons.names[label]
+        ((3, 8, 8), 1.0, 'cut')
+    """
+
+    images: UInt8[Tensor, "items 4 size size"]
+    labels: Int[Tensor, "items"]
+    families: Int[Tensor, "items"]
+    names: tuple[str, ...]
+    contexts: tuple[str, ...]
+    family_names: tuple[str, ...]
+    augmentation: IconAugmentation | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Float[Tensor, "3 size size"], int]:
+        images, labels = self.__getitems__([index])
+        return images[0], int(labels[0])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """Many items at once: images (items, 3, size, size) and labels (items,)."""
+        chosen = torch.tensor(indices, dtype=torch.int64)
+        images = self.images[chosen].float() / 255
+        return (on_white(images) if self.augmentation is None else self.augmentation(images, chosen)), self.labels[
+            chosen
+        ]
+
+    @classmethod
+    def load(
+        cls,
+        split: Split,
+        size: int = 32,
+        min_families: int = 6,
+        *,
+        by: SplitBy = "classes",
+        roots: Sequence[str | os.PathLike[str]] | None = None,
+    ) -> "IconThemes":
+        """Load a split from the cache; the first time, draw all icons and fill the cache (half a minute).
+
+        The cache is the folder named by the environment variable FEWSHOT_CALLBACKS_CACHE, else the user's cache folder.
+        A damaged file is made again, and so is one of themes that have changed since.
+
+        Args:
+            split: "train", "val" or "test".
+            size: Height and width of the images, in pixels, at least 8 and even.
+            min_families: A name with fewer pictures, one of each family of themes, is no class; 2 or more.
+            by: "classes" (names never seen), "themes" (the same names, artists never seen) or "both".
+            roots: Folders that hold themes, instead of those of the specification.
+
+        Returns:
+            The split.
+
+        Raises:
+            ValueError: A setting is out of range, or too few themes are installed; says which packages hold some.
+
+        Example:
+            >>> IconThemes.load("test", size=4)
+            Traceback (most recent call last):
+            ValueError: size is 4; icons cannot be told apart below 8 pixels. Use an even size >= 8.
+        """
+        splits = load_splits(size, min_families, by=by, roots=roots)
+        if split not in splits:
+            raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, splits))}.")
+        return splits[split]
+
+
+def load_splits(
+    size: int = 32,
+    min_families: int = 6,
+    *,
+    by: SplitBy = "classes",
+    split_seed: int = 0,
+    val_share: float = 0.2,
+    test_share: float = 0.25,
+    min_images: int = 3,
+    symbolic: bool = False,
+    roots: Sequence[str | os.PathLike[str]] | None = None,
+) -> dict[Split, IconThemes]:
+    """All splits in one go.
+
+    A class is drawn into its split by the SHA-256 of `split_seed` and its name, so that machines with other themes put it
+    into the same one. Families are dealt in the order of the same hash until a split has its share of them; families
+    that drew on each other stay together.
+
+    Args:
+        size: See `IconThemes.load`.
+        min_families: See `IconThemes.load`.
+        by: See `IconThemes.load`.
+        split_seed: Another seed gives another split.
+        val_share: Share of the classes, and of the families, that are validated on.
+        test_share: Share that is tested on.
+        min_images: Where families are split, a class with fewer images inside a split is left out of it; 2 or more.
+        symbolic: Whether symbolic icons and those of one colour count.
+        roots: Folders that hold themes, instead of those of the specification (`XDG_DATA_HOME`, `XDG_DATA_DIRS`).
+
+    Returns:
+        The splits by name. By classes and by both, no two share a class; by themes and by both, no two share a family.
+
+    Raises:
+        ValueError: A setting is out of range, too few themes are installed, or a split has no class.
+    """
+    check_settings(size, min_families, by, val_share, test_share, min_images)
+    drawn = load_drawing(size, min_families, symbolic=symbolic, roots=roots)
+    class_split = [split_of(name, split_seed, val_share, test_share) for name in drawn.names]
+    family_split = _family_splits(drawn, split_seed, val_share, test_share)
+    splits: dict[Split, IconThemes] = {}
+    names: tuple[Split, ...] = ("train", "val", "test")
+    for split in names:
+        inside = torch.ones(len(drawn.images), dtype=torch.bool)  # (images,)
+        if by != "themes":
+            inside &= torch.tensor([of == split for of in class_split])[drawn.classes]
+        if by != "classes":
+            inside &= torch.tensor([of == split for of in family_split])[drawn.families]
+            counts = drawn.classes[inside].bincount(minlength=len(drawn.names))
+            inside &= (counts >= min_images)[drawn.classes]
+        splits[split] = _part(drawn, inside)
+        if not len(splits[split]):
+            raise ValueError(
+                f"The {split} split by {by} has no class: {len(drawn.names)} classes of {len(drawn.family_names)} families "
+                f"are too few for it. Use another split_seed, larger shares, min_images < {min_images}, or more themes."
+            )
+    return splits
+
+
+def check_settings(
+    size: int, min_families: int, by: SplitBy, val_share: float, test_share: float, min_images: int
+) -> None:
+    """Refuse settings out of range; see `load_splits`."""
+    if size < 8 or size % 2:
+        raise ValueError(f"size is {size}; icons cannot be told apart below 8 pixels. Use an even size >= 8.")
+    if min_families < 2:
+        raise ValueError(f"min_families is {min_families}; one image makes no episode. Use min_families >= 2.")
+    if min_images < 2:
+        raise ValueError(f"min_images is {min_images}; one image makes no episode. Use min_images >= 2.")
+    if by not in ("classes", "themes", "both"):
+        raise ValueError(f"Icons cannot be split by {by!r}. Use 'classes', 'themes' or 'both'.")
+    if not (val_share > 0 and test_share > 0 and val_share + test_share < 1):
+        raise ValueError(
+            f"val_share is {val_share} and test_share {test_share}; nothing is left for a split. Use positive shares whose "
+            "sum is below 1."
+        )
+
+
+def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split:
+    """The split of a name, by the SHA-256 of the seed and the name alone.
+
+    Args:
+        name: Of an icon.
+        seed: Of the split.
+        val_share: Share of names that are validated on.
+        test_share: Share of names that are tested on.
+
+    Returns:
+        "train", "val" or "test".
+
+    Example:
+        >>> [split_of(name, 0, 0.2, 0.25) for name in ("edit-cut", "firefox", "weather-snow")]
+        ['test', 'train', 'val']
+    """
+    draw = _draw(name, seed)
+    if draw < test_share:
+        return "test"
+    return "val" if draw < test_share + val_share else "train"
+
+
+def _draw(name: str, seed: int) -> float:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big") / 2**64
+
+
+def _family_splits(drawn: DrawnIcons, seed: int, val_share: float, test_share: float) -> list[Split]:
+    """The split of each family: circles are dealt in the order of their draws, first to test, then to val."""
+    count = len(drawn.family_names)
+    members = {first: [f for f in range(count) if drawn.circles[f] == first] for first in sorted(set(drawn.circles))}
+    dealt: list[Split] = ["train"] * count
+    wanted: dict[Split, int] = {"test": max(1, round(test_share * count)), "val": max(1, round(val_share * count))}
+    for first in sorted(members, key=lambda first: _draw(drawn.family_names[first], seed)):
+        # A circle goes to the first split that has room for all of it.
+        fitting = next((split for split, room in wanted.items() if room >= len(members[first])), None)
+        if fitting is not None:
+            wanted[fitting] -= len(members[first])
+            for family in members[first]:
+                dealt[family] = fitting
+    return dealt
+
+
+def _part(drawn: DrawnIcons, inside: Bool[Tensor, "images"]) -> IconThemes:
+    members, labels = drawn.classes[inside].unique(return_inverse=True)
+    return IconThemes(
+        images=drawn.images[inside],
+        labels=labels,
+        families=drawn.families[inside],
+        names=tuple(drawn.names[c] for c in members.tolist()),
+        contexts=tuple(drawn.contexts[c] for c in members.tolist()),
+        family_names=drawn.family_names,
+    )
+
+
+class IconThemesDataModule(EpisodicDataModule):
+    """The icons as episodes to train on and as whole splits, or fixed episodes, to evaluate on.
+
+    Batches are tuples (images, labels): float images (images, 3, size, size) in [0, 1], int64 labels 0 ... C-1 of the
+    split. A training batch is one episode, class by class, each class's support first. Evaluation images lie on white.
+
+    Args:
+        split: "classes" (validate and test on names never seen), "themes" (on the same names, drawn by artists never
+            seen) or "both".
+        ways: Classes in a training episode.
+        shots: Support images of each class.
+        queries: Query images of each class; without it up to 5, as many as the smallest class allows: shots + queries is
+            at most `min_families` with `split="classes"`, else `min_images`.
+        episodes: Training episodes in an epoch, over all processes.
+        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
+        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
+            which `episodes` then counts those of an epoch.
+        items_per_class: Images of each class in such a batch.
+        batch_size: Images in an evaluation batch.
+        augment: Whether training batches are augmented; see `IconAugmentation`.
+        background: Of augmented training images: "white", or "random" for a colour of each image's own.
+        size: Height and width of the images, in pixels.
+        min_families: A name with fewer pictures is no class.
+        min_images: Where families are split, a class with fewer images inside a split is left out of it.
+        split_seed: Of the split.
+        val_share: Share of the classes, and of the families, that are validated on.
+        test_share: Share that is tested on.
+        symbolic: Whether symbolic icons and those of one colour count.
+        roots: Folders that hold themes, instead of those of the specification.
+        seed: Of the training episodes and the augmentation.
+        num_workers: Worker processes of each loader; the images are in memory, so 0 is usually fastest.
+        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
+            with batch statistics needs it.
+        test_ways: Classes in an evaluation episode.
+        test_shots: Support images of each class in an evaluation episode.
+        test_queries: Query images of each class in an evaluation episode; without it as `queries`.
+        test_episodes: Length of the fixed lists.
+        test_seed: Of the fixed lists.
+        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
+
+    Raises:
+        ValueError: A setting is out of range, or the classes are too small for the episodes. Themes are looked for in
+            `prepare_data`: too few of them are a ValueError that says which packages hold some.
+
+    Example:
+        >>> IconThemesDataModule(shots=1).queries, IconThemesDataModule(split="themes").test_queries
+        (5, 2)
+        >>> IconThemesDataModule(shots=5, queries=5)
+        Traceback (most recent call last):
+        ValueError: 5 shots and 5 queries need 10 images per class; the smallest class may have 6 (min_families).
+        Use fewer of them, or min_families=10.
+    """
+
+    in_channels: int = 3
+
+    def __init__(
+        self,
+        *,
+        split: SplitBy = "classes",
+        ways: int = 20,
+        shots: int = 1,
+        queries: int | None = None,
+        episodes: int = 100,
+        episodes_per_batch: int = 1,
+        classes_per_batch: int | None = None,
+        items_per_class: int = 4,
+        batch_size: int = 512,
+        augment: bool = True,
+        background: Background = "white",
+        size: int = 32,
+        min_families: int = 6,
+        min_images: int = 3,
+        split_seed: int = 0,
+        val_share: float = 0.2,
+        test_share: float = 0.25,
+        symbolic: bool = False,
+        roots: list[str] | None = None,
+        seed: int = 0,
+        num_workers: int = 0,
+        episodic_evaluation: bool = False,
+        test_ways: int = 5,
+        test_shots: int = 1,
+        test_queries: int | None = None,
+        test_episodes: int = 600,
+        test_seed: int = 0,
+        val_episodes: int | None = None,
+    ) -> None:
+        check_settings(size, min_families, split, val_share, test_share, min_images)
+        smallest, option = (min_families, "min_families") if split == "classes" else (min_images, "min_images")
+        super().__init__(
+            ways=ways,
+            shots=shots,
+            queries=_queries(shots, queries, smallest, option, ""),
+            episodes=episodes,
+            episodes_per_batch=episodes_per_batch,
+            classes_per_batch=classes_per_batch,
+            items_per_class=items_per_class,
+            batch_size=batch_size,
+            seed=seed,
+            num_workers=num_workers,
+            episodic_evaluation=episodic_evaluation,
+            test_ways=test_ways,
+            test_shots=test_shots,
+            test_queries=_queries(test_shots, test_queries, smallest, option, "test_"),
+            test_episodes=test_episodes,
+            test_seed=test_seed,
+            val_episodes=val_episodes,
+        )
+        self.save_hyperparameters()
+        self.augmentation = IconAugmentation(seed, background) if augment else None
+        self._load = partial(
+            load_splits,
+            size,
+            min_families,
+            by=split,
+            split_seed=split_seed,
+            val_share=val_share,
+            test_share=test_share,
+            min_images=min_images,
+            symbolic=symbolic,
+            roots=roots,
+        )
+        self._splits: dict[Split, IconThemes] | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """Classes to train on; loads the icons if they are not yet."""
+        return len(self.icons("train").names)
+
+    def icons(self, split: Split) -> IconThemes:
+        """A split, loaded if it is not yet.
+
+        Args:
+            split: "train", "val" or "test".
+
+        Returns:
+            The whole split, not augmented.
+
+        Raises:
+            ValueError: Too few themes are installed; says which packages hold some.
+        """
+        if self._splits is None:
+            self._splits = self._load()
+        return self._splits[split]
+
+    def prepare_data(self) -> None:
+        """Fill the cache, on one process."""
+        self.icons("train")
+
+    def setup(self, stage: str) -> None:
+        """Load the splits, which are the same for each stage."""
+        self.icons("train")
+
+    def _split(self, name: Split) -> LabelledSplit:
+        icons = self.icons(name)
+        return _labelled(replace(icons, augmentation=self.augmentation) if name == "train" else icons)
+
+    def _plain_training_split(self) -> LabelledSplit:
+        return _labelled(self.icons("train"))
+
+
+def _labelled(icons: IconThemes) -> LabelledSplit:
+    return LabelledSplit(icons, icons.labels, icons.names)
+
+
+def _queries(shots: int, queries: int | None, smallest: int, option: str, prefix: str) -> int:
+    """The number of queries: as asked for, or what the smallest class allows, at most 5."""
+    wanted = min(5, smallest - shots) if queries is None else queries
+    if shots >= 1 and (wanted < 1 or shots + wanted > smallest):
+        wanted = max(wanted, 1)
+        raise ValueError(
+            f"{shots} {prefix}shots and {wanted} {prefix}queries need {shots + wanted} images per class; the smallest class "
+            f"may have {smallest} ({option}). Use fewer of them, or {option}={shots + wanted}."
+        )
+    return wanted

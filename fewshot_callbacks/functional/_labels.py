@@ -1,0 +1,327 @@
+"""Labels, ids and groups as users have them, integers or words, as int64 codes: the only place where they are read.
+
+The code of a word is a digest of its letters, so that batches, arguments and processes that never meet give it the same
+one; a code book keeps the word of each code. Two words of one code are found where their books meet, and refused: among n
+words there are such with a probability of about n^2 / 2^65, 3e-8 for a million. Where the order of labels matters (splits
+into groups, episodes) codes become the places of their words in alphabetical order (`numbered`), so that words give what
+`np.unique(words, return_inverse=True)[1]` gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewshot_callbacks.functional._tensors import as_tensor, refuse_masked
+
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+CodeBook = Mapping[int, str]
+"""Code -> its word."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One label for each item."""
+
+    codes: Int[Tensor, "items"]
+    """integers as they were given, or the codes of words; int64 on the device where they were"""
+    words: CodeBook | None = None
+    """None for integers, and where there is no item"""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, index: Any) -> Labels:
+        return Labels(self.codes[index], self.words)
+
+    def numbered(self) -> tuple[Int[Tensor, "items"], tuple[str, ...] | None]:
+        """Integers as they are; or the place of each word in the second value, which holds each word once, sorted."""
+        [numbers], names = numbered("labels", {"labels": self})
+        return numbers, names
+
+
+def as_labels(value: Any, name: str, call: str) -> Labels:
+    """Labels in any form: a tensor, array, list or table column of integers or of words, (items,) or (items, 1).
+
+    Args:
+        value: the labels, or `Labels`, which stay what they are.
+        name: of the argument, for messages.
+        call: who was given them, for messages.
+
+    Raises:
+        ValueError: for floats, missing values, words beside integers, and other shapes.
+
+    Examples:
+        >>> import torch
+        >>> as_labels(["owl", "heron", "owl"], "labels", "example").numbered()
+        (tensor([1, 0, 1]), ('heron', 'owl'))
+        >>> as_labels(torch.tensor([[7], [-1]]), "labels", "example").codes
+        tensor([ 7, -1])
+    """
+    if isinstance(value, Labels):
+        return value
+    read = value if isinstance(value, Tensor) else _array_or_tensor(value, name, call)
+    if read.ndim == 2 and read.shape[1] == 1:
+        read = read.reshape(-1)
+    if isinstance(read, Tensor):
+        read = as_tensor(read, name, call)
+        if read.ndim == 1 and not len(read):
+            return Labels(read.long())
+        _check_shape(read.shape, name, call, is_words=False)
+        return Labels(_integers(read, name, call))
+    _check_shape(read.shape, name, call, is_words=True)
+    return _of_objects(read.tolist(), name, call)
+
+
+def read_labels(value: Any, items: int, name: str, of: str, call: str) -> Labels:
+    """Labels (see `as_labels`) of so many items, as int64 on the CPU.
+
+    Raises:
+        ValueError: as `as_labels` does, and if there are not as many as items.
+    """
+    labels = as_labels(value, name, call)
+    if len(labels) != items:
+        raise ValueError(
+            f"{call}: {items} {of}, but {len(labels)} {name}. Both must come from the same items in the same order."
+        )
+    return Labels(labels.codes.to(device="cpu", dtype=torch.int64).contiguous(), labels.words)
+
+
+def check_labels(value: Any, items: int, name: str, of: str, call: str) -> Int[Tensor, "items"]:
+    """The codes of `read_labels`, where only matters which are equal."""
+    return read_labels(value, items, name, of, call).codes
+
+
+def numbered(call: str, labels: Mapping[str, Labels]) -> tuple[list[Int[Tensor, "_"]], tuple[str, ...] | None]:
+    """Labels of several arguments in one numbering.
+
+    Args:
+        call: who was given them, for messages.
+        labels: by the name of the argument.
+
+    Returns:
+        The numbers of each, and the word of each number, sorted; for integers these themselves, and None.
+
+    Raises:
+        ValueError: if some are words and others integers, or two words have the same code.
+    """
+    refuse_words_beside_integers(call, labels)
+    book = merged_books((part.words for part in labels.values()), call)
+    if book is None:
+        return [part.codes for part in labels.values()], None
+    names = tuple(sorted(book.values()))
+    place = {word: number for number, word in enumerate(names)}
+    known = sorted(book)
+    numbers = torch.tensor([place[book[code]] for code in known])
+    codes = torch.tensor(known)
+    return [
+        numbers[torch.searchsorted(codes, part.codes.cpu())].to(part.codes.device) for part in labels.values()
+    ], names
+
+
+def joined_labels(parts: Sequence[Labels], call: str) -> Labels:
+    """Labels one after the other.
+
+    Raises:
+        ValueError: as `numbered` does.
+    """
+    refuse_words_beside_integers(call, {f"labels of part {number}": part for number, part in enumerate(parts)})
+    book = merged_books((part.words for part in parts), call)
+    return Labels(torch.cat([part.codes.cpu() for part in parts]), book)
+
+
+def refuse_words_beside_integers(call: str, labels: Mapping[str, Labels]) -> None:
+    """Refuse labels of which some are words and others integers.
+
+    Raises:
+        ValueError: with the names of two such arguments.
+    """
+    given = [(name, part.words is not None) for name, part in labels.items() if len(part)]
+    for (name, is_words), (other, other_is_words) in pairwise(given):
+        if is_words != other_is_words:
+            kinds = ("words", "integers") if is_words else ("integers", "words")
+            raise ValueError(
+                f"{call}: {name} are {kinds[0]}, {other} {kinds[1]}. Pass both in the same form, words as "
+                "list(map(str, ...))."
+            )
+
+
+def merged_books(books: Iterable[CodeBook | None], call: str) -> CodeBook | None:
+    """One code book of several; None where none has words.
+
+    Raises:
+        ValueError: if two words have the same code.
+    """
+    held = [book for book in books if book is not None]
+    whole: dict[int, str] = {}
+    for book in held:
+        for code, word in book.items():
+            if whole.setdefault(code, word) != word:
+                _refuse_one_code(whole[code], word, call)
+    return whole if held else None
+
+
+def book_of(words: Iterable[str], call: str) -> dict[int, str]:
+    """The code book of some words.
+
+    Raises:
+        ValueError: if two words have the same code.
+    """
+    book: dict[int, str] = {}
+    for word in words:
+        if book.setdefault(word_code(word), word) != word:
+            _refuse_one_code(book[word_code(word)], word, call)
+    return book
+
+
+def word_code(word: str) -> int:
+    """A number of 64 bits, the same in every process."""
+    digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------- behind it
+
+
+def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[np.object_]:
+    """Numbers as a tensor, what may be words as an array of objects."""
+    refuse_masked(value, name, call)
+    if isinstance(value, str | bytes):
+        raise ValueError(f"{call}: {name} is the single word {value!r}. Pass a list with one for each item.")
+    if not isinstance(value, Sequence | np.ndarray) and not hasattr(value, "__array__"):
+        raise ValueError(
+            f"{call}: {name} is a {type(value).__name__}; a list, array or tensor of integers or words is wanted, one for "
+            "each item."
+        )
+    array = value
+    if isinstance(value, Sequence):
+        if not len(value) or isinstance(_first(value), int | float | np.number | Tensor):
+            try:
+                return torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError, OverflowError):
+                pass  # what stands behind the first is looked at below
+        array = np.fromiter(map(_unpacked, value), dtype=object, count=len(value))
+    array = np.asarray(array)
+    if array.dtype.kind not in "USO":
+        return as_tensor(array, name, call)
+    if array.dtype.kind == "S":
+        try:
+            array = np.char.decode(array, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{call}: {name} are bytes that are no UTF-8 ({error}). Pass np.char.decode({name}, encoding=...)."
+            ) from error
+    objects: NDArray[np.object_] = array
+    return objects
+
+
+def _first(value: Sequence[Any]) -> Any:
+    """The first entry, or that of the first row."""
+    first = value[0]
+    return first[0] if isinstance(first, list | tuple) and len(first) else first
+
+
+def _unpacked(entry: Any) -> Any:
+    """The only entry of a row of one, so that a list of such rows is a column."""
+    if type(entry) is str:
+        return entry
+    if isinstance(entry, Tensor) and entry.numel() == 1:
+        return entry.item()
+    return entry[0] if isinstance(entry, list | tuple | np.ndarray) and np.shape(entry) == (1,) else entry
+
+
+def _of_objects(entries: list[Any], name: str, call: str) -> Labels:
+    """Labels of entries that are all words, or all integers."""
+    kinds = set(map(type, entries))
+    if all(issubclass(kind, str) for kind in kinds):
+        words = dict.fromkeys(map(str, entries))
+        book = book_of(words, call)
+        codes = {word: code for code, word in book.items()}
+        return Labels(torch.tensor([codes[word] for word in entries], dtype=torch.int64), book or None)
+    if all(issubclass(kind, int | np.integer | np.bool_) for kind in kinds):
+        try:
+            return Labels(torch.tensor(list(map(int, entries)), dtype=torch.int64))
+        except (OverflowError, RuntimeError, ValueError) as error:
+            raise ValueError(_beyond(name, call)) from error
+    _refuse_objects(entries, name, call)
+    raise AssertionError("every entry is a word or an integer")
+
+
+def _refuse_objects(entries: list[Any], name: str, call: str) -> None:
+    """Say which entries are no label, or that words stand beside integers."""
+    missing = [index for index, entry in enumerate(entries) if _is_missing(entry)]
+    if missing:
+        raise ValueError(
+            f"{call}: {len(missing)} of {len(entries)} {name} {'is' if len(missing) == 1 else 'are'} missing, the first "
+            f"({entries[missing[0]]}) at index {missing[0]}. Drop these items from all arguments."
+        )
+    first: dict[type, int] = {}
+    for index, entry in enumerate(entries):
+        kind = int if isinstance(entry, int | np.integer | np.bool_) else str if isinstance(entry, str) else type(entry)
+        if kind not in (int, str):
+            raise ValueError(
+                f"{call}: {name} hold a {kind.__name__} at index {index}; integers or words are wanted, such as "
+                f"list(map(str, {name}))."
+            )
+        first.setdefault(kind, index)
+    words, numbers = first[str], first[int]
+    raise ValueError(
+        f"{call}: {name} mix words and integers: {str(entries[words])!r} at index {words}, {entries[numbers]} at index "
+        f"{numbers}. Pass words for all: list(map(str, {name}))."
+    )
+
+
+def _is_missing(entry: Any) -> bool:
+    """None, NaN, and what stands for them in pandas."""
+    return (
+        entry is None
+        or (isinstance(entry, float) and math.isnan(entry))
+        or type(entry).__name__ in ("NAType", "NaTType")
+    )
+
+
+def _integers(labels: Tensor, name: str, call: str) -> Tensor:
+    """Labels of a type that torch computes with; refuse floats."""
+    if labels.dtype in UNSIGNED:
+        labels = labels.to(torch.int64)
+        if bool((labels < 0).any()):
+            raise ValueError(_beyond(name, call))
+    if labels.dtype not in LABEL_DTYPES:
+        raise ValueError(
+            f"{call} needs integer {name}; got {labels.dtype}. Floating-point labels lose identities above 2**24: "
+            f"pass {name}.long(), or number the classes with torch.unique({name}, return_inverse=True)."
+        )
+    return labels.to(torch.int64)
+
+
+def _beyond(name: str, call: str) -> str:
+    return f"{call}: {name} hold integers beyond 64 bits. Pass them as words: list(map(str, {name}))."
+
+
+def _check_shape(shape: tuple[int, ...], name: str, call: str, *, is_words: bool) -> None:
+    if len(shape) == 1:
+        return
+    hint = f"Pass {name}.flatten()."
+    if len(shape) == 2:
+        fix = f"one column: {name}[:, 0]" if is_words else f"{name}.argmax(dim=1) if they are one-hot"
+        hint = f"Pass {fix}; for items with several labels there is evaluate_multilabel."
+    raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(shape)}. {hint}")
+
+
+def _refuse_one_code(word: str, other: str, call: str) -> None:
+    raise ValueError(
+        f"{call}: the words {word!r} and {other!r} have the same code of 64 bits. Number the labels instead: "
+        "np.unique(labels, return_inverse=True)[1]."
+    )

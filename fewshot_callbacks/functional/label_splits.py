@@ -1,0 +1,153 @@
+"""Groups of labels for Grouped Recall@K: drawn at random, or given by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from fewshot_callbacks.functional._labels import Labels, as_labels, joined_labels, word_code
+
+Unmatched = Literal["exclude", "miss"]
+"""What a query without a relevant candidate in its group is: left out of the mean, or a query whose search failed."""
+
+Splits = list[list[Tensor]]
+"""The labels of each group of each split."""
+
+
+def label_groups(
+    labels: Any, group_size: int, seed: int = 0, repeats: int = 1
+) -> Int[Tensor, "repeats groups group_size"]:
+    """Split the set of labels at random into groups of exactly `group_size` labels.
+
+    The split depends on the set of labels and the seed only: not on the order or the number of the items.
+
+    Args:
+        labels: any integers, as a tensor, array or list; what repeats counts once.
+        group_size: labels in each group, at least 2.
+        seed: of the random split.
+        repeats: how many independent splits.
+
+    Returns:
+        The labels of each group of each split. Left-over labels are in no group.
+
+    Raises:
+        ValueError: if there are fewer labels than a group needs, or labels are words.
+
+    Examples:
+        >>> import torch
+        >>> label_groups(torch.arange(7), group_size=3).shape
+        torch.Size([1, 2, 3])
+    """
+    read = as_labels(labels, "labels", "label_groups")
+    if read.words is not None:
+        raise ValueError(
+            "label_groups: labels are words, of which there are no tensors. Number them first: "
+            "np.unique(labels, return_inverse=True)[1]."
+        )
+    distinct = read.codes.unique()
+    if group_size < 2:
+        raise ValueError(f"group_size={group_size}: Recall@K inside a group needs at least 2 labels in it.")
+    if repeats < 1:
+        raise ValueError(f"repeats={repeats}: at least one split is needed.")
+    if len(distinct) < group_size:
+        raise ValueError(
+            f"Groups of {group_size} labels cannot be made of {len(distinct)} labels. Use group_size <= {len(distinct)}."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    groups = len(distinct) // group_size
+    splits = [torch.randperm(len(distinct), generator=generator)[: groups * group_size] for _ in range(repeats)]
+    grouped: Tensor = distinct.cpu()[torch.stack(splits)]
+    return grouped.view(repeats, groups, group_size)
+
+
+def checked_groups(call: str, name: str, groups: Any) -> list[Labels]:
+    """Groups that a caller gives.
+
+    Args:
+        call: who was given them, for the message.
+        name: of the argument, for the message.
+        groups: for each group the labels in it, integers or words.
+
+    Raises:
+        ValueError: if they are no groups of at least two labels each, or a label is in two groups.
+    """
+    like = f"such as {name}=[[0, 1, 2], [3, 4, 5]]."
+    if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str) or not len(groups):
+        raise ValueError(f"{call}: {name} must hold the labels of each group, {like}")
+    checked = [as_labels(group, name, call) for group in groups]
+    for number, group in enumerate(checked):
+        if len(group) < 2:
+            raise ValueError(
+                f"{call}: group {number} of {name} holds {len(group)} labels; Recall@K inside a group needs at least 2. "
+                "Leave it out, or join it to another."
+            )
+    together = joined_labels(checked, call)
+    present, counts = together.codes.unique(return_counts=True)
+    if bool((counts > 1).any()):
+        raise ValueError(
+            f"{call}: label {_shown(together, int(present[counts > 1][0]))} comes more than once in {name}. A label is in "
+            "one group at most."
+        )
+    return checked
+
+
+def given_split(
+    call: str,
+    name: str,
+    groups: Sequence[Labels],
+    labels: Int[Tensor, "items"],
+    label_names: tuple[str, ...] | None = None,
+) -> Splits:
+    """One split into the groups that a caller gives, all of whose labels are labels of queries.
+
+    Args:
+        call: who was given them, for the message.
+        name: of the argument, for the message.
+        groups: of `checked_groups`.
+        labels: of the queries.
+        label_names: the word of each label, if they were words.
+
+    Raises:
+        ValueError: if a group has a label that no query has, or one are words and the others integers.
+    """
+    given = joined_labels(groups, call)
+    if (given.words is None) != (label_names is None):
+        kinds = ("integers", "words") if given.words is None else ("words", "integers")
+        raise ValueError(f"{call}: {name} holds {kinds[0]}, but labels are {kinds[1]}. Pass both in the same form.")
+    place = {word_code(word): number for number, word in enumerate(label_names or ())}
+    known = labels.cpu() if label_names is None else torch.tensor(sorted(place))
+    unknown = given.codes[~torch.isin(given.codes, known)]
+    if len(unknown):
+        raise ValueError(
+            f"{call}: {len(unknown)} of the {len(given)} labels in {name} are those of no query, the first is "
+            f"{_shown(given, int(unknown[0]))}. Give groups of the labels that this set has."
+        )
+    if label_names is None:
+        return [[group.codes for group in groups]]
+    return [[torch.tensor([place[code] for code in group.codes.tolist()]) for group in groups]]
+
+
+def _shown(labels: Labels, code: int) -> int | str:
+    return code if labels.words is None else repr(labels.words[code])
+
+
+def random_splits(labels: Int[Tensor, "items"], group_size: int, seed: int, repeats: int = 1) -> Splits:
+    """The groups of `label_groups`, one by one."""
+    return [list(split) for split in label_groups(labels, group_size, seed, repeats)]
+
+
+def check_unmatched(unmatched: str, call: str = "grouped_recall", name: str = "unmatched") -> None:
+    """Refuse what is none of `Unmatched`.
+
+    Raises:
+        ValueError: with the choices.
+    """
+    if unmatched not in get_args(Unmatched):
+        raise ValueError(
+            f"{call}: there is no {name}={unmatched!r}. Pass 'exclude' to leave queries without a match out "
+            "of the mean, or 'miss' to count them as misses."
+        )

@@ -1,0 +1,62 @@
+"""Labels that are words, as the state of a metric, which holds tensors alone; and batches that do not fit the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from fewshot_callbacks.functional._labels import CodeBook, Labels, book_of
+
+
+def as_state(book: CodeBook) -> UInt8[Tensor, "bytes"]:
+    """The words of a code book as bytes, which can be joined to those of other batches and processes."""
+    return torch.frombuffer(bytearray(json.dumps(sorted(book.values())).encode() + b"\n"), dtype=torch.uint8)
+
+
+def words_held(states: Sequence[Tensor] | Tensor) -> CodeBook | None:
+    """The code book of what `as_state` made, of one batch or joined; None where there is none."""
+    joined = states if isinstance(states, Tensor) else torch.cat(list(states)) if states else torch.empty(0)
+    if not joined.numel():
+        return None
+    lines = joined.cpu().numpy().tobytes().decode().splitlines()
+    return book_of((word for line in lines for word in json.loads(line)), "words_held")
+
+
+def refuse_another_form(call: str, are_words: bool, labels: Labels) -> None:
+    """Refuse a batch of integers where words were given before, or the other way round.
+
+    Raises:
+        ValueError: with both forms.
+    """
+    if len(labels) and are_words != (labels.words is not None):
+        before, now = ("words", "integers") if are_words else ("integers", "words")
+        raise ValueError(
+            f"{call}: the labels so far are {before}, those of this batch {now}. Pass the same with each batch."
+        )
+
+
+def refuse_another_dim(call: str, dim: int, embeddings: Tensor) -> None:
+    """Refuse a batch of other dimension than those before.
+
+    Raises:
+        ValueError: with both.
+    """
+    if embeddings.shape[1] != dim:
+        raise ValueError(
+            f"{call}: the embeddings so far have dimension {dim}, those of this batch {embeddings.shape[1]}. Every batch "
+            "must come from the same layer."
+        )
+
+
+def refuse_other_codes(call: str, codes: Int[Tensor, "_"], book: CodeBook) -> None:
+    """Refuse labels of which some are in the code book, and others are not: those of a process that was given integers.
+
+    Raises:
+        ValueError: if there are any.
+    """
+    if not bool(torch.isin(codes.cpu(), torch.tensor(list(book))).all()):
+        raise ValueError(f"{call}: some labels are words, others integers. Pass the same in every process.")

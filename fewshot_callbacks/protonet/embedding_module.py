@@ -1,0 +1,240 @@
+"""Any backbone with any loss of (embeddings, labels), as a LightningModule, in batches larger than memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Shaped
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.losses import SoftAveragePrecisionLoss
+from fewshot_callbacks.protonet.backbones import make_backbone
+from fewshot_callbacks.protonet.pieces import embed_in_pieces, of_all_processes
+
+
+class EmbeddingModule(LightningModule):
+    """Trains a backbone with a loss of a whole batch of embeddings, which is embedded a piece at a time.
+
+    The loss sees the batch of all processes together: under DDP embeddings and labels are gathered, with gradients, and the
+    step is that of one process with the joined batch. Optimisation is automatic, so that precision, gradient clipping,
+    `accumulate_grad_batches` and schedulers work as in any module.
+
+    Logged while training: `train/loss`, and with `SoftAveragePrecisionLoss` `train/soft_AP` (one minus the loss) and, every
+    `ap_every_n_steps`, `train/batch_AP`, the exact mean average precision of the same batch. Steps return `embeddings` and
+    `labels`, so that the monitors attach without an argument.
+
+    Args:
+        backbone: The network from images to embeddings: `conv4`, `resnet18`, or any module that returns (images, dim).
+        loss: Called as `loss(embeddings, labels)`, returns a scalar. Parameters that it has are trained, too.
+        in_channels: Channels of the images, for a backbone given by name.
+        micro_batch: Images that are embedded at a time in training. Memory is that of one such piece, and of the embeddings
+            of the batch; time that of one more forward pass. Gradients are those of the whole batch. Batch norm normalises
+            each piece by itself, and updates its running statistics once for each. None embeds the batch at once.
+        ap_every_n_steps: How often `train/batch_AP` is logged; 0 for never.
+        learning_rate: Of Adam, positive.
+        optimizer: From parameters to an optimiser, instead of Adam.
+        scheduler: From the optimiser to a learning-rate scheduler that steps at each epoch; none without it.
+
+    Raises:
+        ValueError: For settings out of range; while training, if `micro_batch` is larger than the first batch, the backbone
+            returns anything but (images, dim), or the loss no scalar.
+
+    Note:
+        A backbone or loss that is passed as a module is not written into the hyperparameters of a checkpoint, only its
+        weights are: give it again to `load_from_checkpoint`. Configured with LightningCLI (`class_path`), it is rebuilt by
+        itself.
+
+    References:
+        Revaud, Almazan, Rezende, de Souza, "Learning with Average Precision: Training Image Retrieval with a Listwise Loss",
+        ICCV 2019.
+
+    Examples:
+        >>> model = EmbeddingModule("conv4", SoftAveragePrecisionLoss(), in_channels=1, micro_batch=64)
+        >>> model(torch.zeros(2, 1, 32, 32)).shape
+        torch.Size([2, 256])
+    """
+
+    def __init__(
+        self,
+        backbone: Literal["conv4", "resnet18"] | nn.Module,
+        loss: nn.Module | Callable[..., Tensor],
+        *,
+        in_channels: int = 3,
+        micro_batch: int | None = None,
+        ap_every_n_steps: int = 50,
+        learning_rate: float = 1e-3,
+        optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
+        scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+    ) -> None:
+        super().__init__()
+        if micro_batch is not None and micro_batch < 1:
+            raise ValueError(
+                f"EmbeddingModule(micro_batch={micro_batch}): a piece holds an image. Use 1 or more, or None."
+            )
+        if ap_every_n_steps < 0:
+            raise ValueError(f"EmbeddingModule(ap_every_n_steps={ap_every_n_steps}): use 1 or more, or 0 for never.")
+        if not 0 < learning_rate < math.inf:
+            raise ValueError(
+                f"EmbeddingModule(learning_rate={learning_rate}): Adam needs a positive step, such as 1e-3."
+            )
+        if not callable(loss):
+            raise ValueError(
+                f"EmbeddingModule: the loss {loss!r} cannot be called. Pass loss(embeddings, labels) -> scalar."
+            )
+        self.save_hyperparameters(ignore=["backbone", "loss", "optimizer", "scheduler"])
+        if "_instantiator" in self.hparams:  # LightningCLI hands over a module's configuration, which can be saved
+            self.save_hyperparameters()
+        self.backbone = make_backbone(backbone, in_channels)
+        self.loss = loss
+        self.micro_batch = micro_batch
+        self.ap_every_n_steps = ap_every_n_steps
+        self.learning_rate = learning_rate
+        self.optimizer, self.scheduler = optimizer, scheduler
+
+    def forward(self, images: Shaped[Tensor, "images *shape"]) -> Float[Tensor, "images dim"]:
+        """Embed images; in training mode in pieces of `micro_batch`.
+
+        Args:
+            images: A batch of whatever the backbone takes.
+
+        Returns:
+            One embedding per image.
+
+        Raises:
+            ValueError: If the backbone returns anything but (images, dim).
+        """
+        if not self.training or self.micro_batch is None or self.micro_batch >= len(images):
+            return self._embed(images)
+        return embed_in_pieces(self._embed, images, self.micro_batch, self.backbone)
+
+    def training_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Any]:
+        """The loss of one batch, of all processes.
+
+        Args:
+            batch: Images and labels.
+            batch_idx: Position of the batch in its epoch.
+
+        Returns:
+            `loss`, and for callbacks the detached `embeddings` and the `labels` of the batch of this process.
+
+        Raises:
+            ValueError: If `micro_batch` is larger than the first batch of an epoch, or the loss is no scalar.
+        """
+        images, labels = batch
+        if batch_idx == 0 and self.micro_batch is not None and self.micro_batch > len(images):
+            raise ValueError(
+                f"EmbeddingModule(micro_batch={self.micro_batch}): the batch has {len(images)} images, which would not be "
+                f"cut. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
+            )
+        embeddings = self(images)
+        every_embedding, every_label = of_all_processes(embeddings), of_all_processes(self._targets(labels))
+        loss = self._checked(self.loss(every_embedding, every_label))
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(every_embedding))
+        if isinstance(self.loss, SoftAveragePrecisionLoss):
+            self._log_average_precision(self.loss, loss.detach(), every_embedding.detach(), every_label)
+        return {"loss": loss, "embeddings": embeddings.detach(), "labels": labels}
+
+    def validation_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
+        """Embed one batch.
+
+        Args:
+            batch: Images and labels.
+            batch_idx: Not used.
+            dataloader_idx: Not used.
+
+        Returns:
+            `embeddings` and `labels`, for callbacks.
+        """
+        images, labels = batch
+        return {"embeddings": self(images), "labels": labels}
+
+    def test_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
+        """Embed one batch; the same as `validation_step`.
+
+        Args:
+            batch: Images and labels.
+            batch_idx: Not used.
+            dataloader_idx: Not used.
+
+        Returns:
+            `embeddings` and `labels`.
+        """
+        return self.validation_step(batch, batch_idx, dataloader_idx)
+
+    def predict_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
+        """Embed one batch; the same as `validation_step`.
+
+        Args:
+            batch: Images and labels.
+            batch_idx: Not used.
+            dataloader_idx: Not used.
+
+        Returns:
+            `embeddings` and `labels`.
+        """
+        return self.validation_step(batch, batch_idx, dataloader_idx)
+
+    def configure_optimizers(self) -> Any:
+        """The optimiser over the parameters of backbone and loss, and the scheduler if there is one."""
+        if self.optimizer is None:
+            optimizer: Optimizer = torch.optim.Adam(self.parameters(), lr=self.learning_rate)
+        else:
+            optimizer = self.optimizer(self.parameters())
+        return optimizer if self.scheduler is None else ([optimizer], [self.scheduler(optimizer)])
+
+    def _embed(self, images: Tensor) -> Tensor:
+        embeddings = self.backbone(images)
+        if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) != len(images):
+            gave = (
+                f"shape {tuple(embeddings.shape)}"
+                if isinstance(embeddings, Tensor)
+                else f"a {type(embeddings).__name__}"
+            )
+            raise ValueError(
+                f"EmbeddingModule: {type(self.backbone).__name__} gave {gave} for {len(images)} images, but a loss needs "
+                "one vector per image, (images, dim). End the backbone with nn.Flatten() or a pooling."
+            )
+        return embeddings
+
+    def _targets(self, labels: Any) -> Tensor:
+        """What the loss is given: a tensor as it is; words as codes, the same in every process."""
+        if isinstance(labels, Tensor):
+            return labels
+        return as_labels(labels, "labels", "EmbeddingModule").codes.to(self.device)
+
+    def _checked(self, loss: Any) -> Tensor:
+        if isinstance(loss, Tensor) and loss.ndim == 0:
+            return loss
+        gave = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ValueError(
+            f"EmbeddingModule: {getattr(self.loss, '__name__', type(self.loss).__name__)} returned {gave}, but one number "
+            "is minimised. Pass a loss that returns a scalar, for instance the mean over items."
+        )
+
+    def _log_average_precision(
+        self, criterion: SoftAveragePrecisionLoss, loss: Tensor, embeddings: Tensor, labels: Tensor
+    ) -> None:
+        if len(labels.unique()) == len(labels):
+            return  # on_empty="zero": no pair, and no average precision
+        self.log("train/soft_AP", 1 - loss, batch_size=len(labels))
+        # the batch that runs, counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`
+        batch = self.trainer.fit_loop.epoch_loop.total_batch_idx + 1
+        if self.ap_every_n_steps and batch % self.ap_every_n_steps == 0:
+            codes = criterion.similarity == "hamming"
+            report = evaluate_retrieval(
+                embeddings >= 0 if codes else embeddings,
+                labels,
+                similarity="hamming" if codes else "cosine",  # distances on the unit sphere rank as cosines do
+                recall_k=(1,),
+                group_size=None,
+                precisions=(),
+            )
+            self.log("train/batch_AP", report.mAP, batch_size=len(labels))

@@ -1,0 +1,198 @@
+"""Multi-label targets on a real Trainer: logged is what `evaluate_multilabel` says of the embeddings of all items."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._targets import TargetBook
+from fewshot_callbacks.functional import evaluate_multilabel
+from fewshot_callbacks.functional.processes import ALONE
+from tests.callbacks.models import FEATURES, Net, loader, said, trainer
+
+LABELS = 5
+
+
+def tagged(items: int = 40, seed: int = 0) -> TensorDataset:
+    """Points near the sum of the directions of their labels; the first item has no label."""
+    generator = torch.Generator().manual_seed(seed)
+    targets = (torch.rand(items, LABELS, generator=generator) < 0.3).long()
+    targets[0] = 0
+    directions = torch.eye(FEATURES)[:LABELS]
+    return TensorDataset(
+        targets.float() @ directions + 0.3 * torch.randn(items, FEATURES, generator=generator), targets
+    )
+
+
+class Tagger(Net):
+    """A validation step as of a multi-label classifier; `form` is what it makes of the targets."""
+
+    def __init__(self, form: Callable[[Tensor], Any] = lambda targets: targets) -> None:
+        super().__init__()
+        self.form = form
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        points, targets = batch
+        return {"embeddings": self.embed(points), "labels": self.form(targets), "gallery": points[:, 0] > 0.3}
+
+
+def expected(net: Net, *data: TensorDataset, prefix: str = "val", **settings: Any) -> dict[str, float]:
+    report = evaluate_multilabel(*(tensor for part in data for tensor in net.by_hand(part)), **settings)
+    values = report.metrics() | {"queries_without_match": report.queries_without_match}
+    return {f"{prefix}/{name}": pytest.approx(value, rel=1e-5) for name, value in values.items()}
+
+
+def validated(monitor: RetrievalMonitor, net: Net, loaders: Any) -> dict[str, float]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*have no match.*")
+        run = trainer(monitor)
+        run.validate(net, loaders, verbose=False)
+    return {key: float(value) for key, value in run.callback_metrics.items()}
+
+
+@pytest.mark.parametrize(
+    "form", [lambda targets: targets, Tensor.float, Tensor.bool], ids=["integers", "float", "bool"]
+)
+def test_multi_label_targets_of_any_number_type(form: Callable[[Tensor], Any]) -> None:
+    net, monitor = Tagger(form), RetrievalMonitor()
+    logged = validated(monitor, net, loader(tagged()))
+    assert logged == expected(net, tagged())
+    assert {"val/mAP", "val/map@r", "val/r_precision", "val/recall@1", "val/ndcg@10"} < set(logged)
+    assert "val/f1" not in logged
+    assert monitor.report.labels == LABELS
+
+
+def test_settings_reach_the_evaluation() -> None:
+    settings = {
+        "similarity": "euclidean",
+        "recall_k": (2,),
+        "ir_recall_k": (3,),
+        "map_k": ((5, "found"),),
+        "precision_k": (4,),
+        "ndcg_k": (3, 7),
+        "ndcg_gain": "linear",
+        "ties": "pessimistic",
+        "memory_mb": 0.01,
+    }
+    net = Tagger()
+    logged = validated(RetrievalMonitor(group_size=None, precisions=(), **settings), net, loader(tagged()))
+    assert logged == expected(net, tagged(), **settings)
+    assert {"val/ndcg@3_linear", "val/ir_recall@3", "val/map@5_found"} < set(logged)
+
+
+def test_a_test_and_a_source_by_name() -> None:
+    net = Tagger()
+    with pytest.warns(UserWarning, match="7 of 40 queries have no match"):
+        [logged] = trainer(RetrievalMonitor(source="encoder", labels=1)).test(net, loader(tagged()), verbose=False)
+    assert logged == expected(net, tagged(), prefix="test")
+
+
+def test_two_loaders_and_a_gallery() -> None:
+    net, other = Tagger(), tagged(25, seed=1)
+    logged = validated(RetrievalMonitor(), net, [loader(tagged()), loader(other)])
+    for number, data in enumerate((tagged(), other)):
+        end = f"/dataloader_idx_{number}"
+        assert {key.removesuffix(end): value for key, value in logged.items() if key.endswith(end)} == expected(
+            net, data
+        )
+    assert validated(RetrievalMonitor(gallery_loader=1), net, [loader(tagged()), loader(other)]) == expected(
+        net, tagged(), other
+    )
+
+
+def test_a_flag_for_each_item() -> None:
+    net = Tagger()
+    points, targets = tagged().tensors
+    in_gallery = points[:, 0] > 0.3
+    sets = [TensorDataset(points[chosen], targets[chosen]) for chosen in (~in_gallery, in_gallery)]
+    assert validated(RetrievalMonitor(gallery_flag="gallery"), net, loader(tagged())) == expected(net, *sets)
+
+
+def test_items_that_come_twice_are_found_by_their_ids() -> None:
+    net, data = Tagger(), tagged()
+    points, targets = data.tensors
+    again = TensorDataset(torch.cat([points, points[:7]]), torch.cat([targets, targets[:7]]))
+    ids = lambda outputs, batch: [str(point.tolist()) for point in batch[0]]  # noqa: E731
+    assert validated(RetrievalMonitor(ids=ids), net, loader(again)) == expected(net, data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"macro": True}, "macro cannot be had"),
+        (
+            {"group_size": 5, "threshold": 0.5, "label_groups": [[0, 1], [2, 3]]},
+            "threshold, group_size, label_groups cannot",
+        ),
+        ({"prototype_accuracy": True, "max_queries": 9}, "prototype_accuracy, max_queries cannot be had"),
+    ],
+)
+def test_settings_for_one_label_each_end_the_fit_at_the_sanity_check(settings: dict[str, Any], names: str) -> None:
+    run = trainer(RetrievalMonitor(**settings), num_sanity_val_steps=1, max_epochs=1)
+    with pytest.raises(
+        UsageError, match=rf"labels are multi-label targets \(items, 5\), for which {names}.*out, or give one"
+    ):
+        run.fit(Tagger(), loader(), loader(tagged()))
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (lambda targets: targets * 0.5, r"have shape \(11, 5\) and hold other values than 0 and 1"),
+        (lambda targets: targets if len(targets) == 11 else targets[:, :3], "have 3 columns, those before had 5"),
+        (
+            lambda targets: targets if len(targets) == 11 else targets[:, 0],
+            "some batches .* others one label for each item",
+        ),
+    ],
+)
+def test_targets_that_cannot_be_read_end_the_run_with_what_they_should_be(form: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        trainer(RetrievalMonitor()).validate(Tagger(form), loader(tagged()), verbose=False)
+
+
+def test_what_cannot_be_measured_is_nan_under_the_same_keys() -> None:
+    net = Tagger()
+    known = set(validated(RetrievalMonitor(), net, loader(tagged())))
+    net.encoder[0].weight.data.fill_(torch.nan)
+    run = trainer(RetrievalMonitor())
+    with pytest.warns(UserWarning, match="40 of 40 rows of embeddings hold NaN"):
+        run.validate(net, loader(tagged()), verbose=False)
+    assert set(run.callback_metrics) == known
+    assert all(value.isnan() for value in run.callback_metrics.values())
+
+
+def test_each_epoch_of_a_fit_is_measured_and_nobody_shares_a_label_is_nan() -> None:
+    monitor = RetrievalMonitor()
+    run = trainer(monitor, max_epochs=2)
+    lone = TensorDataset(torch.randn(3, FEATURES), torch.eye(3, LABELS))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fit(Tagger(), loader(), [loader(tagged()), loader(lone)])
+    assert sum("none of the 3 queries shares a label with another item" in word for word in said(caught)) == 1
+    assert set(monitor.reports) == {"/dataloader_idx_0"}
+    assert run.callback_metrics["val/mAP/dataloader_idx_1"].isnan()
+
+
+def test_other_monitors_refuse_them() -> None:
+    with pytest.raises(UsageError, match=r"DiscriminantRatioMonitor.*labels.*\(11, 5\)"):
+        trainer(DiscriminantRatioMonitor()).validate(Tagger(), loader(tagged()), verbose=False)
+
+
+@pytest.mark.parametrize("labels", [2, 8, 81])
+def test_rows_come_back_from_their_numbers(labels: int) -> None:
+    targets = torch.rand(50, labels, generator=torch.Generator().manual_seed(labels)) < 0.4
+    books = [TargetBook("test") for _ in range(2)]
+    first, second = (book.number(part, "step") for book, part in zip(books, targets.split(25), strict=True))
+    books[0]._rows |= books[1]._rows  # as of two processes
+    assert torch.equal(books[0].joined(ALONE).targets(torch.cat([first, second])), targets.float())
+    assert torch.equal(books[1].number(targets[:25].numpy().astype(np.float64), "step"), first)  # the same anywhere

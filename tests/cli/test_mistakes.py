@@ -1,0 +1,308 @@
+"""A mistake of the person at the keyboard ends in one line that names the fix, without a traceback."""
+
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from fewshot_callbacks.cli._options import NUMBER_LIST, WHOLE, WHOLE_LIST, WHOLE_OR_NONE, WORD_LIST
+from fewshot_callbacks.cli.main import BROKEN_PIPE, DEBUG, INTERRUPTED, main, one_line
+from fewshot_callbacks.protonet import ProtoNet
+from tests.cli.test_fit import CONFIGS, QUIET
+
+FOLDER, GLYPHS = (str(CONFIGS / f"protonet_dr_{data}.yaml") for data in ("folder", "glyphs"))
+MONITORS = """
+trainer:
+  callbacks:
+    - class_path: fewshot_callbacks.callbacks.RetrievalMonitor
+      init_args: {group_size: null}
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {monitor: val/mAP, mode: max, filename: best, save_last: true}
+"""
+SMALL = [
+    *("--data.image_size=16", "--data.shots=1", "--data.queries=2", "--data.test_shots=1", "--data.test_queries=2"),
+    *("--data.num_workers=0", "--data.episodes=1", "--data.test_episodes=5", "--trainer.accelerator=cpu", *QUIET),
+    "--trainer.max_epochs=1",
+]
+
+
+def write_images(root, classes=5, images=4):
+    rng = np.random.default_rng(0)
+    for split in ("train", "val", "test"):
+        for number in range(classes):
+            folder = root / split / f"{split}{number}"
+            folder.mkdir(parents=True)
+            for i in range(images):
+                pixels = (40 * number + rng.integers(0, 40, (18, 18, 3))).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder of images, and one run on it."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_images(folder / "images")
+    (folder / "monitors.yaml").write_text(MONITORS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["fit", "--config", FOLDER, "--config=monitors.yaml", "--data.root=images", *SMALL]) == 0
+    return folder
+
+
+@pytest.fixture
+def there(trained, monkeypatch):
+    """The same as working directory, in which no further run may appear."""
+    monkeypatch.chdir(trained)
+    yield trained
+    assert sorted(file.name for file in trained.iterdir()) == ["images", "monitors.yaml", "runs"]
+    assert [file.name for file in (trained / "runs").iterdir()] == ["version_0"]
+
+
+def last_line(capsys):
+    """What was said at the end; no traceback before it."""
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said.rstrip("\n").splitlines()[-1]
+
+
+# ------------------------------------------------------------------------------------------------------------- the words
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("evaluate a.npz --simlarity dot", "there is no option --simlarity. Did you mean --similarity?"),
+        ("evaluate a.npz --similarity cosin", "--similarity: cosin is not one of 'cosine', 'dot', 'euclidean', 'hamming'."),
+        ("evaluate", "file must be given."),
+        ("evaluate a.npz b.npz", "'b.npz' is one word too many."),
+        ("evaluate a.npz --recall_k many", "--recall_k: many is not a number."),
+        ("evaluate a.npz --recall_k 1.5", "--recall_k: 1.5 is not a whole number, such as 5 or 1e6."),
+        ("evaluate a.npz --threshold high", "--threshold: high is not float or null."),
+        ("plan --queries 5", "--dim must be given."),
+        ("plan --querys 5 --dim 3", "there is no option --querys. Did you mean --queries?"),
+        ("demo --epochs two", "--epochs: two is not a number."),
+        ("compare a b --nams x y", "there is no option --nams. Did you mean --names?"),
+    ],
+)  # fmt: skip
+def test_a_mistyped_word_is_one_line_with_what_was_probably_meant(words, line, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words.split())
+    assert stop.value.code == 2
+    command = words.split()[0]
+    assert capsys.readouterr().err == f"fewshot {command}: {line} 'fewshot {command} --help' lists the options.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--config", GLYPHS, "--model.haed=dr"], "there is no option --model.haed. Did you mean --model.head?"),
+        (["--config", GLYPHS, "--model.head", "dx"], "--model.head: dx is not one of 'softmax', 'dr'."),
+        (["--config", FOLDER, "--data.rot=x"], "ImageFolderDataModule has no argument rot. Did you mean root?"),
+        (["--config", FOLDER, "--data.ways=many"], "ImageFolderDataModule: ways: many is not int."),
+        (["--config", FOLDER, "--data=NoSuch"], "--data: NoSuch is not a file or a class."),
+        (["--config", "nowhere.yaml"], "--config: File does not exist: "),
+        (["--config", "modl.yaml"], "there is no option --modl.head. Did you mean --model.head?"),
+        (["--config", "class.yaml"], "there is no class fewshot_callbacks.data.GlyphDataModul. Did you mean Gl"),
+        ([], "there is no data. Give a configuration, such as --config configs/protonet_dr_glyphs.yaml."),
+    ],
+)  # fmt: skip
+def test_a_mistyped_word_of_a_training_is_one_line(words, line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "modl.yaml").write_text("modl: {head: dr}")
+    (tmp_path / "class.yaml").write_text("data: {class_path: fewshot_callbacks.data.GlyphDataModul}")
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *words])
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(("fewshot fit: " + line, "fewshot: " + line))
+    assert said.count("\n") == 1
+
+
+def written(number):
+    return st.sampled_from([str(number), f"{number:,}", f"{number:_}", f"{number}.0"])
+
+
+@given(st.integers(0, 10**9).flatmap(lambda number: st.tuples(st.just(number), written(number))))
+def test_whole_numbers_as_people_write_them(pair):
+    number, word = pair
+    assert WHOLE(word) == WHOLE_OR_NONE(word) == number
+    assert type(WHOLE(word)) is int
+
+
+@given(st.lists(st.integers(1, 10**6), max_size=5), st.sampled_from([",", ", ", " "]), st.booleans())
+def test_lists_as_people_write_them(numbers, between, brackets):
+    word = between.join(map(str, numbers))
+    word = f"[{word}]" if brackets else word
+    assert WHOLE_LIST(word) == NUMBER_LIST(word) == numbers == WHOLE_LIST(numbers)
+    assert WORD_LIST(word) == list(map(str, numbers))
+
+
+def test_numbers_in_other_forms():
+    assert (WHOLE("1e6"), WHOLE("-3"), WHOLE_OR_NONE("none"), WHOLE_OR_NONE(None)) == (10**6, -3, None, None)
+    assert NUMBER_LIST("-0.5,1e-3") == [-0.5, 0.001]
+    assert WORD_LIST("[10, '10:found']") == ["10", "10:found"]
+
+
+# -------------------------------------------------------------------------------------------------------------- the data
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--data.root=nowhere"], "There is no folder nowhere. It should hold the folders 'train', 'val' and 'test'."),
+        (["--data.val_folder=valid"], "images holds no folder 'valid' for val. Make it, or pass val_folder=... or"),
+        (["--data.ways=9"], "The train classes do not make the episodes that are asked for (--data.ways 9, --data.shots 1"),
+        (["--data.queries=9"], "class 'train0' has 4, the smallest of 5 classes that are too small. Use queries <= 3"),
+        (["--data.test_queries=9"], "(--data.test_ways 5, --data.test_shots 1, --data.test_queries 9)"),
+        (["--data.ways=0"], "fewshot fit: ways is 0; an episode needs at least one. Use ways >= 1."),
+        (["--model.learning_rate=-1"], "learning_rate=-1.0: Adam needs a positive step."),
+        (["--trainer.max_epochs=-5"], "`max_epochs` must be a non-negative integer or -1. You passed in -5"),
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_used_is_one_line(words, line, there, capsys):
+    assert main(["fit", "--config", FOLDER, "--data.root=images", *SMALL, "--trainer.logger=false", *words]) == 1
+    said = last_line(capsys)
+    assert said.startswith("fewshot fit: ")
+    assert line in said
+
+
+@pytest.mark.parametrize(("workers", "broken"), [(0, b""), (0, b"no image"), (1, None)])
+def test_a_broken_image_is_named(workers, broken, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "images")
+    image = tmp_path / "images" / "val" / "val2" / "1.png"
+    image.write_bytes(image.read_bytes()[:300] if broken is None else broken)
+    words = ["--data.root=images", *SMALL, f"--data.num_workers={workers}", "--trainer.logger=false"]
+    assert main(["fit", "--config", FOLDER, *words]) == 1
+    said = last_line(capsys)
+    assert said.startswith("fewshot fit: images/val/val2/1.png cannot be read as an image: ")
+    assert said.endswith("Replace the file or remove it.")
+
+
+# -------------------------------------------------------------------------------------------------------- the checkpoint
+
+BEST = "runs/version_0/checkpoints/best.ckpt"
+RUN = ["--config", "runs/version_0/config.yaml"]
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_without_a_checkpoint_nothing_is_evaluated(command, there, capsys):
+    assert main([command, *RUN]) == 1
+    line = f"there are no weights to {command}. Give --ckpt_path {BEST}, or --ckpt_path none for the untrained network."
+    assert last_line(capsys) == f"fewshot {command}: {line}"
+
+
+@pytest.mark.parametrize("word", ["none", BEST])
+def test_a_test_evaluates_what_was_asked_for_and_makes_no_run(word, there, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(ProtoNet, "on_test_end", lambda self: seen.append(self.state_dict()), raising=False)
+    assert main(["test", *RUN, "--ckpt_path", word]) == 0
+    assert "test/mAP" in capsys.readouterr().out
+    stored = torch.load(BEST, weights_only=True)["state_dict"]
+    [weights] = seen
+    same = all(torch.equal(weights[name], stored[name]) for name in stored)
+    assert same == (word != "none")
+
+
+def test_a_test_writes_where_a_logger_is_asked_for(there, tmp_path):
+    logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={tmp_path}"]
+    assert main(["test", *RUN, "--ckpt_path", BEST, *logger]) == 0
+    assert list(tmp_path.glob("**/metrics.csv"))
+
+
+def test_hyperparameters_that_the_checkpoint_overrules_are_named(there, capsys):
+    assert main(["test", *RUN, "--ckpt_path", BEST, "--model.head=softmax", "--model.learning_rate=0.5"]) == 0
+    words = "used: head = dr (configured: softmax), learning_rate = 0.001 (configured: 0.5)."
+    said = capsys.readouterr().err
+    assert said.count(f"The checkpoint was trained with other hyperparameters, which are {words}\n") == 1
+    assert main(["test", *RUN, "--ckpt_path", BEST]) == 0
+    assert "hyperparameters" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("runs/version_0/checkpoints/bst.ckpt", "runs/version_0/checkpoints holds best.ckpt, last.ckpt."),
+        ("runs/version_0", f"There is no checkpoint runs/version_0. Give a file, such as {BEST}."),
+        ("images/val/val0/0.png", "images/val/val0/0.png is no checkpoint of 'fewshot fit', or it is damaged"),
+    ],
+)
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_checkpoint_that_is_none_is_one_line(command, path, line, there, capsys):
+    assert main([command, *RUN, "--ckpt_path", path]) == 1
+    assert line in last_line(capsys)
+
+
+def test_the_checkpoint_of_another_network_is_named(there, tmp_path, capsys):
+    content = torch.load(BEST, weights_only=True)
+    content["state_dict"]["backbone.blocks.0.0.weight"] = torch.zeros(64, 1, 3, 3)
+    torch.save(content, tmp_path / "other.ckpt")
+    assert main(["test", *RUN, "--ckpt_path", str(tmp_path / "other.ckpt")]) == 1
+    line = last_line(capsys)
+    assert "other.ckpt holds the weights of another network: backbone.blocks.0.0.weight has shape (64, 1, 3, 3)" in line
+    assert "and (64, 3, 3, 3) here (1 of 25 tensors differ). Give the config.yaml of its run with --config." in line
+
+
+def test_compare_says_which_folder_is_no_run(there, capsys):
+    assert main(["compare", "runs/version_0", "images"]) == 1
+    assert "fewshot compare: images holds no training_dynamics.json, and no config.yaml" in last_line(capsys)
+    assert main(["compare", "runs/version_0"]) == 1
+    assert "two runs are compared; given 1. Name two folders" in last_line(capsys)
+
+
+# ------------------------------------------------------------------------------------------- interrupts, pipes, tracebacks
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_ctrl_c_in_a_training_says_what_is_kept(steps, trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    step = ProtoNet.training_step
+
+    def interrupted(self, batch, batch_idx):
+        if self.trainer.global_step == steps:
+            raise KeyboardInterrupt
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(ProtoNet, "training_step", interrupted)
+    before = signal.getsignal(signal.SIGINT)  # Lightning ignores the signal from then on
+    try:
+        root = f"--data.root={trained / 'images'}"
+        config = ["--config", FOLDER, "--config", str(trained / "monitors.yaml")]
+        assert main(["fit", *config, root, *SMALL, "--trainer.max_epochs=3"]) == INTERRUPTED
+    finally:
+        signal.signal(signal.SIGINT, before)
+    last = "runs/version_0/checkpoints/last.ckpt"
+    kept = f"Kept: {BEST} and {last}; --ckpt_path {last} goes on from there."
+    nothing = "No checkpoint was kept: the first is written when a validation ends."
+    assert last_line(capsys) == f"Interrupted. {kept if steps else nothing}"
+
+
+@pytest.mark.parametrize("words", [["plan", "--queries", "9", "--dim", "3", "--json"], []])
+def test_a_reader_that_goes_away_ends_it_quietly(words, monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        assert main(words) == BROKEN_PIPE
+    assert capsys.readouterr().err == ""
+
+
+def test_the_traceback_comes_back_on_demand(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "nowhere.npz"]) == 1
+    assert last_line(capsys).startswith("fewshot evaluate: nowhere.npz does not exist.")
+    monkeypatch.setenv(DEBUG, "1")
+    with pytest.raises(ValueError, match=r"nowhere\.npz does not exist"):
+        main(["evaluate", "nowhere.npz"])
+
+
+def test_an_error_of_another_package_says_how_to_find_it():
+    with pytest.raises(ValueError, match="invalid") as caught:
+        int("x")
+    assert one_line(caught.value).endswith(f"'x' (ValueError; {DEBUG}=1 shows where).")

@@ -1,0 +1,129 @@
+"""Class-balanced batches: P classes of K items, the same for any workers and processes, which share each batch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+
+from fewshot_callbacks.data import ClassBalancedBatchSampler, GlyphDataModule, ImageFolderDataModule
+
+WORDS = ["owl", "heron", "owl", "wren", "heron", "owl", "wren", "heron", "wren"] * 4
+
+
+@st.composite
+def labelled(draw):
+    """Labels of classes of 2 to 6 items in any order, and sizes of a batch that they can make."""
+    counts = draw(st.lists(st.integers(2, 6), min_size=1, max_size=6))
+    labels = draw(st.permutations([3 * c - 4 for c, count in enumerate(counts) for _ in range(count)]))
+    return labels, draw(st.integers(1, len(counts))), draw(st.integers(2, min(counts)))
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: world_size)
+
+
+@settings(max_examples=60, deadline=None)
+@given(labelled(), st.integers(0, 2**20), st.integers(0, 3))
+def test_a_batch_holds_p_classes_of_k_different_items(given_labels, seed, epoch):
+    labels, classes, items = given_labels
+    made = [
+        ClassBalancedBatchSampler(
+            form, classes_per_batch=classes, items_per_class=items, batches=3, seed=seed, epoch=epoch
+        )
+        for form in (labels, torch.tensor(labels), np.array(labels, dtype=np.int32))
+    ]
+    drawn = [list(sampler) for sampler in made]
+    assert drawn[0] == drawn[1] == drawn[2]
+    assert len(drawn[0]) == len(made[0]) == 3
+    for batch in drawn[0]:
+        assert len(set(batch)) == len(batch) == classes * items
+        found, counts = torch.tensor(labels)[batch].unique(return_counts=True)
+        assert (len(found), counts.tolist()) == (classes, [items] * classes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(labelled(), st.integers(1, 4))
+def test_processes_share_each_batch_of_one_process(given_labels, world_size):
+    labels, classes, items = given_labels
+    world_size = min(world_size, classes)
+    sizes = {"classes_per_batch": classes, "items_per_class": items, "batches": 2, "seed": 5}
+    whole = list(ClassBalancedBatchSampler(labels, **sizes))
+    with pytest.MonkeyPatch.context() as patch:
+        shares = []
+        for rank in range(world_size):
+            pretend(patch, rank, world_size)
+            sampler = ClassBalancedBatchSampler(labels, **sizes)
+            shares.append(list(sampler))
+            assert len(shares[-1]) == len(sampler) == 2
+    for number, batch in enumerate(whole):
+        parts = [share[number] for share in shares]
+        assert sorted(index for part in parts for index in part) == sorted(batch)
+        assert max(map(len, parts)) - min(map(len, parts)) in (0, items)  # whole classes
+
+
+def test_each_epoch_is_new_and_a_function_of_seed_and_epoch_for_any_workers() -> None:
+    def make(**settings: int) -> ClassBalancedBatchSampler:
+        return ClassBalancedBatchSampler(WORDS, classes_per_batch=2, items_per_class=3, **settings)
+
+    one, same = make(), make()
+    epochs = [list(one) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    torch.manual_seed(9)
+    loader = DataLoader(TensorDataset(torch.arange(36)), batch_sampler=same, num_workers=2)
+    assert [[batch.tolist() for (batch,) in loader] for _ in range(3)] == epochs
+    one.set_epoch(1)
+    assert list(one) == epochs[1]
+    assert list(make(epoch=2)) == epochs[2]
+    assert list(make(seed=1)) != epochs[0]
+    assert len(one) == 36 // 6  # as many items as there are
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ((2, 1), r"items_per_class=1: an item alone of its class has nothing to be ranked for.*items_per_class >= 2"),
+        ((0, 2), r"classes_per_batch=0.*classes_per_batch >= 1"),
+        ((4, 2), r"classes_per_batch=4, but the labels hold 3 classes.*classes_per_batch <= 3"),
+        ((2, 13), r"items_per_class=13, but class 'heron' has 12 items, the smallest of 3 .*items_per_class <= 12"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(sizes, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        ClassBalancedBatchSampler(WORDS, classes_per_batch=sizes[0], items_per_class=sizes[1])
+
+
+def test_no_batches_and_labels_that_are_none() -> None:
+    with pytest.raises(ValueError, match=r"batches=0.*batches >= 1"):
+        ClassBalancedBatchSampler(WORDS, classes_per_batch=2, items_per_class=2, batches=0)
+    with pytest.raises(ValueError, match="ClassBalancedBatchSampler"):
+        ClassBalancedBatchSampler([0.5, 1.5], classes_per_batch=1, items_per_class=2)
+    with pytest.raises(ValueError, match=r"class 'owl' has 1 item.*[Dd]rop"):
+        ClassBalancedBatchSampler([0, 0, 1], classes_per_batch=1, items_per_class=2, class_names=("wren", "owl"))
+
+
+def test_more_processes_than_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 0, 3)
+    sampler = ClassBalancedBatchSampler(WORDS, classes_per_batch=2, items_per_class=2)
+    with pytest.raises(ValueError, match=r"2 classes .* 3 processes .*classes_per_batch >= 3"):
+        next(iter(sampler))
+
+
+def test_data_modules_serve_class_balanced_batches() -> None:
+    data = GlyphDataModule(classes_per_batch=6, items_per_class=3, episodes=4)
+    loader = data.train_dataloader()
+    batches = [labels for _, labels in loader]
+    assert len(batches) == 4
+    for labels in batches:
+        assert labels.unique(return_counts=True)[1].tolist() == [3] * 6
+    assert GlyphDataModule().hparams["classes_per_batch"] is None
+
+
+def test_data_modules_refuse_what_no_set_can_make(tmp_path) -> None:
+    with pytest.raises(ValueError, match="items_per_class=1"):
+        GlyphDataModule(classes_per_batch=4, items_per_class=1)
+    with pytest.raises(ValueError, match="classes_per_batch=0"):
+        ImageFolderDataModule(tmp_path, classes_per_batch=0)

@@ -1,0 +1,194 @@
+"""Icon themes as the freedesktop specification lays them out: base folders, index.theme, families, the nearest file."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fewshot_callbacks.data._icon_files import (
+    IconFolder,
+    Theme,
+    base_folders,
+    families,
+    find_themes,
+    icon_files,
+    installed_state,
+)
+from tests.data.icon_trees import SVG, draw, theme
+
+
+def test_base_folders_follow_the_variables_and_their_defaults() -> None:
+    found = [str(folder) for folder in base_folders({"HOME": "/h"})]
+    assert found == ["/h/.icons", "/h/.local/share/icons", "/usr/local/share/icons", "/usr/share/icons"]
+    given_all = base_folders({"HOME": "/h", "XDG_DATA_HOME": "/d", "XDG_DATA_DIRS": "/a:relative::/d:/b"})
+    assert [str(folder) for folder in given_all] == ["/h/.icons", "/d/icons", "/a/icons", "/b/icons"]
+
+
+def test_themes_are_found_with_sizes_contexts_and_inheritance(tmp_path: Path) -> None:
+    folders = {
+        "32/apps": {"Size": 32, "Context": "Applications", "Type": "Fixed"},
+        "32@2/apps": {"Size": 32, "Scale": 2},
+        "any": {"Size": 48, "MinSize": 16, "MaxSize": 256, "Type": "Scalable", "Context": "Actions"},
+        "wrong": {"Size": "large"},
+    }
+    theme(tmp_path, "Art", folders, inherits=("Old", "hicolor"))
+    theme(tmp_path, "hicolor", {"32": {"Size": 32}})
+    index = tmp_path / "Art" / "index.theme"
+    index.write_text(index.read_text() + "\n[unlisted]\nSize=8\n")
+    (found,) = find_themes([tmp_path, tmp_path / "missing"])
+    assert found.name == "Art"
+    assert found.inherits == ("Old", "hicolor")
+    assert found.folders == (
+        IconFolder("32/apps", 32, 32, 32, "Applications"),
+        IconFolder("32@2/apps", 64, 64, 64, ""),
+        IconFolder("any", 48, 16, 256, "Actions"),
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe\x00", b"no section", b"[Other]\nName=x\n", b"[Icon Theme]\nName=x\n", b"[Icon Theme\n"]
+)
+def test_a_broken_index_is_left_out(tmp_path: Path, content: bytes) -> None:
+    theme(tmp_path, "Whole", {"32": {"Size": 32}})
+    (tmp_path / "Broken").mkdir()
+    (tmp_path / "Broken" / "index.theme").write_bytes(content)
+    (tmp_path / "NoIndex").mkdir()
+    assert [found.name for found in find_themes([tmp_path])] == ["Whole"]
+
+
+def test_a_theme_of_two_base_folders_is_one_and_the_first_has_precedence(tmp_path: Path) -> None:
+    for root, size in (("user", 16), ("system", 32)):
+        home = theme(tmp_path / root, "Art", {"icons": {"Size": size}})
+        draw(home / "icons" / f"{root}.png", 0)
+        draw(home / "icons" / "both.png", 1)
+    (found,) = find_themes([tmp_path / "user", tmp_path / "system"])
+    assert found.folders[0].size == 16
+    files = icon_files([found], 16, vectors=True, symbolic=False)
+    assert sorted(files) == ["both", "system", "user"]
+    assert files["both"].path.is_relative_to(tmp_path / "user")
+
+
+def test_variants_of_a_theme_are_one_family(tmp_path: Path) -> None:
+    folders = {"icons": {"Size": 16}}
+    for name, inherits in {
+        "Art": (),
+        "Art-Dark": ("Other",),  # equal but for a word of shade
+        "art-icon-theme-blue": (),
+        "Art-human": ("Art-common",),  # inherits Art over another theme, and begins with its name
+        "Art-common": ("Art-human", "Art"),  # two that inherit from each other
+        "Art-of-others": (),  # begins with the name, but inherits nothing
+        "Artful": ("Art",),  # inherits, but the name only looks alike
+        "Mono": (),  # a word of shade alone
+    }.items():
+        theme(tmp_path, name, folders, inherits)
+    linked = theme(tmp_path, "eArt", {"icons": {"Size": 16}, "own": {"Size": 32}, "more": {"Size": 64}})
+    for folder in ("icons", "more"):
+        (linked / folder).rmdir()
+        (linked / folder).symlink_to("../Art/icons")
+    found = {name: [theme.name for theme in group] for name, group in families(find_themes([tmp_path])).items()}
+    assert found == {
+        "Art": ["Art", "eArt", "Art-Dark", "Art-human", "Art-common", "art-icon-theme-blue"],
+        "Art-of-others": ["Art-of-others"],
+        "Artful": ["Artful"],
+        "Mono": ["Mono"],
+    }
+
+
+def test_inherited_icons_are_the_ancestors_own(tmp_path: Path) -> None:
+    old = theme(tmp_path, "Old", {"icons": {"Size": 16}})
+    theme(tmp_path, "New", {"icons": {"Size": 16}}, inherits=("Old",))
+    draw(old / "icons" / "cut.png", 0)
+    of = {
+        name: icon_files(g, 16, vectors=True, symbolic=False) for name, g in families(find_themes([tmp_path])).items()
+    }
+    assert {name: list(files) for name, files in of.items()} == {"New": [], "Old": ["cut"]}
+
+
+def test_the_nearest_size_counts_and_pixels_come_before_vectors(tmp_path: Path) -> None:
+    folders = {
+        "16": {"Size": 16, "Context": "Actions"},
+        "24": {"Size": 24, "Context": "Actions"},
+        "32": {"Size": 32, "Context": "Emblems"},
+        "any": {"Size": 48, "MinSize": 30, "MaxSize": 256, "Type": "Scalable", "Context": "Actions"},
+        "missing": {"Size": 32},
+    }
+    home = theme(tmp_path, "Art", folders)
+    (home / "missing").rmdir()
+    for file in ("16/near.png", "24/near.png", "16/both.png", "32/both.png", "24/tie.png", "32/tie.png", "16/far.png"):
+        draw(home / file, 0)
+    for file in ("any/both.svg", "any/far.svg", "16/text.txt"):
+        (home / file).write_text(SVG.format(side=8, content=""))
+    themes = find_themes([tmp_path])
+
+    def chosen(size: int, *, vectors: bool = True) -> dict[str, str]:
+        files = icon_files(themes, size, vectors=vectors, symbolic=False)
+        return {name: file.path.relative_to(home).as_posix() for name, file in files.items()}
+
+    assert chosen(32) == {"both": "32/both.png", "far": "any/far.svg", "near": "24/near.png", "tie": "32/tie.png"}
+    assert chosen(32, vectors=False)["far"] == "16/far.png"
+    assert chosen(28)["tie"] == "32/tie.png"  # equally near: the larger one
+    assert chosen(64)["both"] == "any/both.svg"
+    assert icon_files(themes, 32, vectors=True, symbolic=False)["both"].context == "Emblems"
+
+
+@given(
+    st.lists(st.tuples(st.integers(8, 64), st.integers(0, 40), st.booleans()), min_size=1, max_size=6),
+    st.integers(8, 64),
+)
+def test_no_other_file_is_nearer(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int, bool]], size: int
+) -> None:
+    folders, files = [], {}
+    root = tmp_path_factory.mktemp("theme")
+    for number, (smallest, spread, vector) in enumerate(sizes):
+        (root / str(number)).mkdir()
+        file = root / str(number) / ("a.svg" if vector else "a.png")
+        file.touch()
+        folders.append(IconFolder(str(number), smallest, smallest, smallest + spread, ""))
+        files[file] = (min(abs(size - s) for s in range(smallest, smallest + spread + 1)), vector)
+    art = Theme("Art", (root,), (), tuple(folders))
+    best = icon_files([art], size, vectors=True, symbolic=False)["a"]
+    assert files[best.path] == min(files.values())
+
+
+def test_symbolic_icons_are_left_out_unless_asked_for(tmp_path: Path) -> None:
+    home = theme(tmp_path, "Art", {"icons": {"Size": 16}, "symbolic/icons": {"Size": 16}})
+    for file in ("icons/cut.png", "icons/cut-symbolic.png", "icons/cut-symbolic-rtl.png", "symbolic/icons/copy.png"):
+        draw(home / file, 0)
+    themes = find_themes([tmp_path])
+    assert list(icon_files(themes, 16, vectors=True, symbolic=False)) == ["cut"]
+    assert len(icon_files(themes, 16, vectors=True, symbolic=True)) == 4
+
+
+def test_a_link_names_the_icon_that_it_leads_to(tmp_path: Path) -> None:
+    home = theme(tmp_path, "Art", {"icons": {"Size": 16}, "48": {"Size": 48}})
+    draw(home / "icons" / "edit-cut.png", 0)
+    (home / "icons" / "gtk-cut.png").symlink_to("edit-cut.png")
+    (home / "icons" / "cut.png").symlink_to("gtk-cut.png")
+    (home / "icons" / "lost.png").symlink_to("nowhere.png")
+    files = icon_files(find_themes([tmp_path]), 16, vectors=True, symbolic=False)
+    assert {name: file.target for name, file in files.items()} == {
+        "cut": "edit-cut", "edit-cut": "edit-cut", "gtk-cut": "edit-cut", "lost": "nowhere",
+    }  # fmt: skip
+
+
+def test_the_state_changes_when_a_file_is_replaced_added_or_removed(tmp_path: Path) -> None:
+    home = theme(tmp_path, "Art", {"icons": {"Size": 16}})
+    draw(home / "icons" / "a.png", 0)
+    states = []
+
+    def remember() -> None:
+        states.append(tuple(installed_state(find_themes([tmp_path]))))
+
+    remember()
+    remember()
+    assert states[0] == states[1]
+    draw(tmp_path / "new.png", 1)
+    (tmp_path / "new.png").replace(home / "icons" / "a.png")  # as a package manager does
+    remember()
+    draw(home / "icons" / "b.png", 2)
+    remember()
+    (home / "icons" / "b.png").unlink()
+    remember()
+    assert len(set(states)) == 4

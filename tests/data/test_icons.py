@@ -1,0 +1,548 @@
+"""Icons: which pictures count, splits by name and by artist, a cache that heals, what is said where themes are missing."""
+
+import contextlib
+import warnings
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning.pytorch import Trainer
+from PIL import Image
+
+from fewshot_callbacks.callbacks import GeneralizationGapMonitor, RetrievalMonitor
+from fewshot_callbacks.data import IconThemes, IconThemesDataModule, _icon_cache, _icon_drawing, icons
+from fewshot_callbacks.data import __main__ as command_line
+from fewshot_callbacks.data._icon_augmentation import IconAugmentation, on_white
+from fewshot_callbacks.data._icon_cache import cache_file, installed_themes, load_drawing
+from fewshot_callbacks.data._icon_copies import NEAR_COPY, circles, near_copies
+from fewshot_callbacks.data._icon_drawing import DrawnIcons, choose, draw_file, draw_icons, is_of_one_colour
+from fewshot_callbacks.data._icon_files import base_folders, find_themes
+from fewshot_callbacks.data.icons import load_splits, split_of
+from fewshot_callbacks.protonet import ProtoNet
+from tests.data.icon_trees import SVG, draw, many, picture, theme
+
+SMALL = {"size": 8, "min_families": 2}
+TINY = {"ways": 2, "episodes": 2, "test_ways": 2, "test_episodes": 3, "batch_size": 7}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight artists who each draw forty names."""
+    return many(tmp_path_factory.mktemp("themes"), names=40, families=8, side=8)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEWSHOT_CALLBACKS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
+def test_a_png_is_scaled_into_the_middle_of_the_square(tmp_path: Path) -> None:
+    Image.new("RGBA", (20, 10), (10, 200, 30, 255)).save(tmp_path / "wide.png")
+    drawn = draw_file(tmp_path / "wide.png", 8)
+    assert drawn is not None
+    assert drawn.shape == (4, 8, 8)
+    assert (drawn[3] > 0).any(1).nonzero()[0].tolist() == [2, 3, 4, 5]
+    assert drawn[:3, 3, 3].tolist() == [10, 200, 30]
+    assert not drawn[:, 0].any()
+    draw(tmp_path / "same.png", 5, side=8)
+    exact = draw_file(tmp_path / "same.png", 8)
+    visible = np.asarray(picture(5, 8)).transpose(2, 0, 1) * (np.asarray(picture(5, 8))[..., 3] > 0)
+    assert exact is not None
+    assert np.array_equal(exact, visible)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "I;16"])
+def test_a_png_of_any_mode_is_drawn(tmp_path: Path, mode: str) -> None:
+    Image.new(mode, (6, 6)).save(tmp_path / "a.png")
+    drawn = draw_file(tmp_path / "a.png", 8)
+    assert drawn is not None
+    assert drawn.shape == (4, 8, 8)
+
+
+def test_a_vector_is_drawn_at_any_size(tmp_path: Path) -> None:
+    pytest.importorskip("resvg_py")
+    half = '<rect width="4" height="8" fill="#ff0000"/>'
+    (tmp_path / "a.svg").write_text(SVG.format(side=8, content=half))
+    for size in (8, 10, 32):
+        drawn = draw_file(tmp_path / "a.svg", size)
+        assert drawn is not None
+        assert drawn[:, 1, 1].tolist() == pytest.approx([255, 0, 0, 255], abs=1)
+        assert drawn[3, 1, size - 2] <= 1  # the resampling may leave a trace
+    (tmp_path / "wide.svg").write_text(SVG.format(side=8, content=half).replace('0 0 8 8"', '0 0 8 4"'))
+    wide = draw_file(tmp_path / "wide.svg", 16)
+    assert wide is not None
+    assert (wide[3] > 128).any(1).nonzero()[0].tolist() == list(range(4, 12))
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.svg"])
+@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n", b"<svg", None])
+def test_a_broken_file_is_no_picture(tmp_path: Path, name: str, content: bytes | None) -> None:
+    if name.endswith("svg"):
+        pytest.importorskip("resvg_py")
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert draw_file(tmp_path / name, 8) is None
+
+
+def test_a_half_written_png_is_no_picture(tmp_path: Path) -> None:
+    draw(tmp_path / "whole.png", 3, side=64)
+    content = (tmp_path / "whole.png").read_bytes()
+    (tmp_path / "half.png").write_bytes(content[: len(content) // 2])
+    assert draw_file(tmp_path / "half.png", 8) is None
+
+
+def test_one_colour_is_one_whatever_its_transparency() -> None:
+    rng = np.random.default_rng(0)
+    one = np.zeros((4, 8, 8), dtype=np.uint8)
+    one[:3], one[3] = np.array([40, 90, 200])[:, None, None], rng.integers(0, 256, (8, 8))
+    assert is_of_one_colour(one)
+    other = one.copy()
+    other[:3, 2, 2], other[3, 2, 2] = (90, 90, 200), 255
+    assert not is_of_one_colour(other)
+
+
+# --------------------------------------------------------------------------------------------------------------- rules
+def of_rules(root: Path, min_families: int = 2) -> DrawnIcons:
+    return draw_icons(find_themes([root]), 8, min_families, symbolic=False)
+
+
+def pictures_of(drawn: DrawnIcons) -> dict[str, list[str]]:
+    found = defaultdict(list)
+    for name, family in zip(drawn.classes.tolist(), drawn.families.tolist(), strict=True):
+        found[drawn.names[name]].append(drawn.family_names[family])
+    return dict(found)
+
+
+def artists(root: Path, number: int) -> list[Path]:
+    return [theme(root, f"A{i}", {"icons": {"Size": 8, "Context": "Actions"}}) / "icons" for i in range(number)]
+
+
+def test_a_link_and_equal_pixels_are_no_classes_of_their_own(tmp_path: Path) -> None:
+    for i, folder in enumerate(artists(tmp_path, 3)):
+        draw(folder / "edit-cut.png", i, 8)
+        (folder / "gtk-cut.png").symlink_to("edit-cut.png")
+        draw(folder / "cut.png", i, 8)  # a copy, not a link
+        draw(folder / "paste.png", 10 + i, 8)
+    drawn = of_rules(tmp_path)
+    assert pictures_of(drawn) == {"cut": ["A0", "A1", "A2"], "paste": ["A0", "A1", "A2"]}
+    assert drawn.counts["aliases"] == 2
+    assert drawn.contexts == ("Actions", "Actions")
+
+
+def test_a_name_that_is_an_alias_in_a_minority_of_families_keeps_its_own_pictures(tmp_path: Path) -> None:
+    folders = artists(tmp_path, 5)
+    for i, folder in enumerate(folders):
+        draw(folder / "home.png", i, 8)
+        if i < 4:
+            draw(folder / "house.png", 10 + i, 8)
+    (folders[0] / "house.png").unlink()
+    (folders[0] / "house.png").symlink_to("home.png")
+    drawn = of_rules(tmp_path)
+    assert pictures_of(drawn) == {"home": ["A0", "A1", "A2", "A3", "A4"], "house": ["A1", "A2", "A3"]}
+    assert (drawn.counts["aliases"], drawn.counts["alias_pictures"]) == (0, 1)
+
+
+@pytest.mark.parametrize(("links", "is_a_class"), [(1, True), (2, False)])
+def test_half_of_the_families_make_a_name_an_alias(tmp_path: Path, links: int, is_a_class: bool) -> None:
+    for i, folder in enumerate(artists(tmp_path, 4)):
+        draw(folder / "home.png", i, 8)
+        draw(folder / "house.png", i if i < links else 10 + i, 8)
+    assert ("house" in of_rules(tmp_path).names) == is_a_class
+
+
+def test_a_link_to_another_size_is_an_alias_although_the_pixels_differ(tmp_path: Path) -> None:
+    for i in range(2):
+        home = theme(tmp_path, f"A{i}", {"8": {"Size": 8}, "16": {"Size": 16}})
+        draw(home / "8" / "cut.png", i, 8)
+        draw(home / "16" / "cut.png", 10 + i, 16)
+        (home / "16" / "scissors.png").symlink_to("cut.png")
+    assert pictures_of(of_rules(tmp_path)) == {"cut": ["A0", "A1"]}
+
+
+def test_equal_pixels_in_a_class_count_once_and_small_classes_go(tmp_path: Path) -> None:
+    folders = artists(tmp_path, 4)
+    for i, folder in enumerate(folders):
+        draw(folder / "cut.png", 0 if i < 2 else i, 8)
+        draw(folder / "copy.png", 20 if i < 3 else 30, 8)
+    drawn = of_rules(tmp_path, min_families=3)
+    assert pictures_of(drawn) == {"cut": ["A0", "A2", "A3"]}
+    assert (drawn.counts["repeated"], drawn.counts["small"]) == (3, 1)
+
+
+def test_broken_empty_and_one_coloured_pictures_are_counted_and_left_out(tmp_path: Path) -> None:
+    folders = artists(tmp_path, 5)
+    for i, folder in enumerate(folders):
+        draw(folder / "cut.png", i, 8)
+        draw(folder / "rare.png", i, 8) if i == 0 else None
+    (folders[0] / "cut.png").write_bytes(b"broken")
+    Image.new("RGBA", (8, 8)).save(folders[1] / "cut.png")
+    Image.new("RGBA", (8, 8), (9, 9, 9, 255)).save(folders[2] / "cut.png")
+    drawn = of_rules(tmp_path)
+    assert pictures_of(drawn) == {"cut": ["A3", "A4"]}
+    counted = {rule: drawn.counts[rule] for rule in ("names", "rare", "candidates", "broken", "empty", "one_colour")}
+    assert counted == {"names": 2, "rare": 1, "candidates": 5, "broken": 1, "empty": 1, "one_colour": 1}
+    assert pictures_of(draw_icons(find_themes([tmp_path]), 8, 2, symbolic=True)) == {"cut": ["A2", "A3", "A4"]}
+
+
+TABLE = st.dictionaries(
+    st.tuples(st.sampled_from("abcde"), st.sampled_from("UVWXY")),
+    st.tuples(st.integers(0, 8), st.sampled_from("abcde")),
+    max_size=25,
+)
+
+
+@settings(deadline=None)
+@given(TABLE, st.integers(1, 3))
+def test_no_picture_is_under_two_names_or_twice_under_one(
+    table: dict[tuple[str, str], tuple[int, str]], fewest: int
+) -> None:
+    pixels = {item: np.full((4, 2, 2), colour, dtype=np.uint8) for item, (colour, _) in table.items()}
+    targets = {item: target for item, (_, target) in table.items()}
+    counts: dict[str, int] = {}
+    kept = choose(targets, pixels, fewest, Counter(counts))
+    assert len(set(kept)) == len(kept)
+    colours = [table[item][0] for item in kept]
+    assert len(set(colours)) == len(colours)
+    per_name = Counter(name for name, _ in kept)
+    assert all(number >= fewest for number in per_name.values())
+    for name, family in kept:  # the icon that a link leads to is not there under its own name as well
+        target = table[name, family][1]
+        assert target == name or (target, family) not in kept
+    backwards = dict(reversed(list(targets.items())))
+    assert choose(backwards, {item: pixels[item] for item in backwards}, fewest, Counter(counts)) == kept
+
+
+def test_without_the_library_vectors_are_left_out_and_that_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i, folder in enumerate(artists(tmp_path, 3)):
+        draw(folder / "cut.png", i, 8)
+        (folder / "copy.svg").write_text(SVG.format(side=8, content=""))
+    monkeypatch.setattr(_icon_drawing, "svg_version", lambda: None)
+    with pytest.warns(UserWarning, match="3 icons are there as SVG alone .* pip install resvg_py") as said:
+        assert of_rules(tmp_path).names == ("cut",)
+    assert len(said) == 1
+
+
+# --------------------------------------------------------------------------------------------------------- near-copies
+def test_near_copies_are_those_that_a_double_loop_finds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (40, 4, 8, 8), generator=generator).byte()
+    for i in range(10):
+        images[30 + i] = images[i]
+        images[30 + i, :, : i // 2, 0] ^= 63
+    images[5] = 0
+    images[20] = torch.tensor([200, 100, 50, 255])[:, None, None]  # pooled, these two are as far apart as they are
+    images[21] = torch.tensor([215, 115, 65, 255])[:, None, None]
+    colours, alpha = images[:, :3].double(), images[:, 3:].double()
+    flat = torch.cat([(colours * alpha / 255).round(), alpha], dim=1).flatten(1)
+    expected = [
+        [i, j]
+        for i in range(40)
+        for j in range(i + 1, 40)
+        if (flat[i] - flat[j]).square().sum() <= NEAR_COPY * max(flat[i].square().sum(), flat[j].square().sum())
+    ]
+    assert [0, 30] in expected
+    assert [20, 21] in expected
+    assert 3 < len(expected) < 12
+    assert near_copies(images).tolist() == expected
+    assert near_copies(images[:0]).shape == (0, 2)
+
+
+def test_families_that_share_a_tenth_of_their_pictures_are_one_circle() -> None:
+    classes = torch.arange(10).repeat(4)
+    of_family = torch.arange(4).repeat_interleave(10)
+    # Families 1 and 2 share two pictures, 2 and 3 one; one of families 0 and 3 is of another class.
+    pairs = torch.tensor([[10, 20], [11, 21], [22, 32], [0, 31]])
+    assert circles(classes, of_family, pairs, 4) == (0, 1, 1, 1)
+    assert circles(classes, of_family, pairs[:0], 4) == (0, 1, 2, 3)
+
+
+# -------------------------------------------------------------------------------------------------------------- splits
+def test_splits_by_class_share_no_name_and_hold_all_pictures(tree: Path, cache: Path) -> None:
+    splits = load_splits(**SMALL, roots=[tree])
+    names = [set(of.names) for of in splits.values()]
+    assert sum(map(len, names)) == len(set.union(*names)) == 40
+    assert sum(map(len, splits.values())) == 40 * 8
+    for split, of in splits.items():
+        assert all(split_of(name, 0, 0.2, 0.25) == split for name in of.names)
+        assert of.labels.bincount().tolist() == [8] * len(of.names)
+        assert torch.equal(of.labels, of.labels.sort().values)
+
+
+def test_a_name_is_in_the_same_split_on_a_machine_with_other_themes(tree: Path, cache: Path, tmp_path: Path) -> None:
+    other = many(tmp_path / "other", names=25, families=3)
+    here, there = load_splits(**SMALL, roots=[tree]), load_splits(**SMALL, roots=[other])
+    for split in here:
+        assert set(there[split].names) <= set(here[split].names)
+    moved = load_splits(**SMALL, roots=[tree], split_seed=1)
+    assert moved["test"].names != here["test"].names
+
+
+def test_the_shares_of_names_are_those_that_were_asked_for() -> None:
+    drawn = Counter(split_of(f"icon-{i}", 3, 0.2, 0.3) for i in range(4000))
+    for split, share in {"train": 0.5, "val": 0.2, "test": 0.3}.items():
+        assert abs(drawn[split] / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5
+
+
+@pytest.mark.parametrize("by", ["themes", "both"])
+def test_splits_by_themes_share_no_artist(tree: Path, cache: Path, by: str) -> None:
+    splits = load_splits(**SMALL, roots=[tree], by=by, min_images=2)
+    families_of = [set(of.families.tolist()) for of in splits.values()]
+    assert sum(map(len, families_of)) == len(set.union(*families_of)) == 8
+    assert [len(of) for of in families_of] == [4, 2, 2]
+    names = [set(of.names) for of in splits.values()]
+    assert names[0] == names[1] == names[2] if by == "themes" else not names[0] & names[1] | names[1] & names[2]
+    for of in splits.values():
+        assert of.labels.bincount().min() >= 2
+
+
+def test_artists_who_drew_on_each_other_stay_in_one_split(tmp_path: Path, cache: Path) -> None:
+    many(tmp_path / "t", names=30, families=8)
+    for name in range(10):  # Artist7 copies a third of Artist0's, but for one corner
+        image = picture(name).copy()
+        image.putpixel((0, 0), (255, 0, 10, 255))
+        image.save(tmp_path / "t" / "Artist7" / "icons" / f"name-{name}.png")
+    drawn = load_drawing(size=16, min_families=2, roots=[tmp_path / "t"])
+    assert drawn.counts["copies"] == 20
+    assert drawn.circles == (0, 1, 2, 3, 4, 5, 6, 0)
+    for seed in range(12):
+        splits = load_splits(16, 2, roots=[tmp_path / "t"], by="themes", min_images=2, split_seed=seed)
+        assert [{0, 7} <= set(of.families.tolist()) for of in splits.values()].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"size": 6}, "size is 6; .* Use an even size >= 8"),
+        ({"size": 9}, "size is 9"),
+        ({"min_families": 1}, "min_families is 1; .* Use min_families >= 2"),
+        ({"min_images": 1}, "min_images is 1"),
+        ({"by": "artist"}, "cannot be split by 'artist'. Use 'classes', 'themes' or 'both'"),
+        ({"val_share": 0.5, "test_share": 0.5}, "Use positive shares whose sum is below 1"),
+        ({"val_share": 0}, "val_share is 0"),
+    ],
+)
+def test_wrong_settings_are_refused(options: dict, words: str) -> None:
+    check = getattr(icons.check_settings, "__wrapped__", icons.check_settings)
+    usual = {"size": 8, "min_families": 2, "by": "classes", "val_share": 0.2, "test_share": 0.2, "min_images": 2}
+    with pytest.raises(ValueError, match=words):
+        check(**usual | options)
+
+
+def test_a_split_without_a_class_is_refused_with_the_options(tmp_path: Path, cache: Path) -> None:
+    many(tmp_path / "t", names=2, families=3)
+    with pytest.raises(ValueError, match=r"split by themes has no class: 2 classes of 3 families .* min_images < 3"):
+        load_splits(8, 2, by="themes", roots=[tmp_path / "t"])
+
+
+# ----------------------------------------------------------------------------------------------------------- the cache
+class Pen:
+    """Counts how often the icons are drawn."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def __call__(self, *arguments: object, **named: object) -> DrawnIcons:
+        self.drawn += 1
+        return draw_icons(*arguments, **named)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pen(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Pen:
+    pen = Pen()
+    monkeypatch.setattr(_icon_cache, "draw_icons", pen)
+    return pen
+
+
+def test_icons_are_drawn_once(pen: Pen, tree: Path, cache: Path) -> None:
+    first, second = (load_drawing(**SMALL, roots=[tree]) for _ in range(2))
+    assert pen.drawn == 1
+    assert first.hash == second.hash
+    assert first.counts == second.counts
+    assert [file.suffix for file in cache.iterdir()] == [".pt"]
+
+
+def test_a_replaced_file_a_new_size_and_a_new_version_are_drawn_anew(
+    pen: Pen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = many(tmp_path / "t", names=3, families=2)
+    first = load_drawing(**SMALL, roots=[root])
+    draw(tmp_path / "new.png", 77)
+    (tmp_path / "new.png").replace(root / "Artist0" / "icons" / "name-1.png")
+    assert load_drawing(**SMALL, roots=[root]).hash != first.hash
+    load_drawing(size=10, min_families=2, roots=[root])
+    themes = installed_themes([root])
+    before = cache_file(themes)
+    monkeypatch.setattr(_icon_cache, "VERSION", 99)
+    assert cache_file(themes) != before
+    assert pen.drawn == 3
+
+
+def test_a_damaged_cache_is_drawn_again(pen: Pen, tree: Path, cache: Path) -> None:
+    whole = load_drawing(**SMALL, roots=[tree])
+    (file,) = cache.iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.warns(UserWarning, match="cannot be read .* Drawing it again"):
+        assert load_drawing(**SMALL, roots=[tree]).hash == whole.hash
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_drawing(**SMALL, roots=[tree])
+    assert pen.drawn == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    pen: Pen, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEWSHOT_CALLBACKS_CACHE", str(tmp_path / "file" / "deep"))
+    with pytest.warns(UserWarning, match="FEWSHOT_CALLBACKS_CACHE"):
+        assert len(load_drawing(**SMALL, roots=[tree]).names) == 40
+
+
+# ----------------------------------------------------------------------------------------------- what is said is missing
+def test_too_few_themes_are_told_with_the_lines_to_install_them(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "usr"))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    many(tmp_path / "usr" / "icons", names=3, families=5)
+    with pytest.raises(ValueError, match=r"5 families .* 6 or more[\s\S]*apt-get install -y[\s\S]*dnf install"):
+        IconThemes.load("train")
+    with contextlib.suppress(ValueError):
+        many(tmp_path / "more", names=1, families=1)
+    (tmp_path / "more" / "Artist0").rename(tmp_path / "usr" / "icons" / "Sixth")
+    with pytest.raises(ValueError, match=r"3 names .* \(min_families\); .* 100 or more[\s\S]*apt-get install -y"):
+        IconThemes.load("train", min_families=2)
+    with pytest.raises(FileNotFoundError, match="There is no folder"):
+        IconThemes.load("train", roots=[tmp_path / "nowhere"])
+    with pytest.raises(ValueError, match="0 families"):
+        IconThemes.load("train", roots=[tmp_path / "more"])
+
+
+def test_the_command_prints_tables_and_writes_a_sheet(
+    tree: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    sheet = tmp_path / "sheet.png"
+    words = ["icons", "--size", "8", "--min-families", "2", "--roots", str(tree), "--sheet", str(sheet)]
+    assert command_line.main(words) == 0
+    printed = capsys.readouterr().out
+    drawn = load_drawing(**SMALL, roots=[tree])
+    for expected in ("Artist0", "320 images of 40 classes", drawn.hash, "one colour", "both"):
+        assert expected in printed
+    with Image.open(sheet) as page:
+        assert page.size[0] > 300
+    assert command_line.main([*words[:-3], str(tmp_path / "nowhere")]) == 1
+    assert "There is no folder" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------- items and batches
+def test_items_lie_on_white_and_batches_are_items_stacked(tree: Path, cache: Path) -> None:
+    test = load_splits(**SMALL, roots=[tree])["test"]
+    images, labels = test.__getitems__([5, 0, 11])
+    assert images.dtype == torch.float32
+    for position, index in enumerate((5, 0, 11)):
+        image, label = test[index]
+        assert torch.equal(image, images[position])
+        assert label == labels[position] == test.labels[index]
+        paper = Image.new("RGBA", (8, 8), (255, 255, 255, 255))
+        icon = Image.fromarray(np.ascontiguousarray(test.images[index].permute(1, 2, 0).numpy()), "RGBA")
+        expected = np.asarray(Image.alpha_composite(paper, icon))[..., :3].transpose(2, 0, 1) / 255
+        assert np.abs(image.numpy() - expected).max() < 1.5 / 255
+    assert test.__getitems__([])[0].shape == (0, 3, 8, 8)
+
+
+def test_an_augmentation_that_moves_nothing_is_the_icon_on_its_paper() -> None:
+    images = torch.rand(5, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(5)
+    still = {"degrees": 0.0, "shear": 0.0, "scale": 0.0, "shift": 0.0}
+    assert torch.allclose(IconAugmentation(**still)(images, positions), on_white(images), atol=1e-5)
+    coloured = IconAugmentation(background="random", **still)(images, positions)
+    paper = (coloured - images[:, :3] * images[:, 3:]) / (1 - images[:, 3:])
+    assert paper.flatten(2).std(2).max() < 1e-2  # one colour for each image
+    assert paper.mean((2, 3)).std() > 0.1
+
+
+def test_the_augmentation_depends_on_seed_and_positions_alone() -> None:
+    images, positions = torch.rand(4, 4, 8, 8), torch.tensor([3, 1, 4, 1])
+    first = IconAugmentation(seed=1)(images, positions)
+    torch.manual_seed(5)
+    assert torch.equal(first, IconAugmentation(seed=1)(images, positions))
+    assert not torch.equal(first, IconAugmentation(seed=2)(images, positions))
+    assert not torch.equal(first, IconAugmentation(seed=1)(images, positions.flip(0)))
+    assert 0 <= first.min() <= first.max() <= 1
+
+
+# ----------------------------------------------------------------------------------------------------- the data module
+def module(tree: Path, **options: object) -> IconThemesDataModule:
+    return IconThemesDataModule(**{**SMALL, "min_families": 4, "roots": [str(tree)], **TINY, **options})
+
+
+def test_queries_fit_the_smallest_class_unless_they_are_given(tree: Path) -> None:
+    assert (module(tree).queries, module(tree).test_queries) == (3, 3)
+    assert IconThemesDataModule().queries == 5
+    assert IconThemesDataModule(split="both", shots=2).queries == 1
+    with pytest.raises(ValueError, match=r"5 shots and 1 queries need 6 images .* 4 \(min_families\).*min_families=6"):
+        module(tree, shots=5)
+    with pytest.raises(ValueError, match=r"1 test_shots and 9 test_queries need 10 images .* min_images=10"):
+        module(tree, split="themes", test_queries=9)
+
+
+def test_training_batches_are_augmented_and_others_are_not(tree: Path, cache: Path) -> None:
+    data = module(tree)
+    (images, labels), *_ = list(data.train_dataloader())
+    assert images.shape == (2 * 4, 3, 8, 8)
+    assert labels.unique_consecutive().numel() == 2
+    again = next(iter(data.train_dataloader()))[0]
+    assert torch.equal(images, again)
+    plain = torch.cat([batch for batch, _ in data.training_data_for_evaluation()])
+    assert torch.equal(plain, data.icons("train").__getitems__(list(range(len(plain))))[0])
+    shown = {image.numpy().tobytes() for image in plain}
+    assert not any(image.numpy().tobytes() in shown for image in images)
+    unmoved = next(iter(module(tree, augment=False).train_dataloader()))[0]
+    assert all(image.numpy().tobytes() in shown for image in unmoved)
+    assert sum(len(batch) for batch, _ in data.test_dataloader()) == len(data.icons("test"))
+    assert data.num_classes == len(data.icons("train").names)
+
+
+@pytest.mark.parametrize("split", ["classes", "themes"])
+def test_a_network_trains_on_icons_and_is_measured(tree: Path, cache: Path, tmp_path: Path, split: str) -> None:
+    data = module(tree, split=split, min_images=2, background="random", size=16)
+    net = ProtoNet("conv4", "dr", in_channels=data.in_channels, shots=1, evaluation={
+        "ways": 2, "shots": 1, "queries": data.test_queries, "episodes": 3, "seed": 0,
+    })  # fmt: skip
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False, default_root_dir=tmp_path,
+        callbacks=[RetrievalMonitor(group_size=2), GeneralizationGapMonitor(group_size=2, items_per_class=2)],
+    )  # fmt: skip
+    trainer.fit(net, data)
+    assert 0 < float(trainer.callback_metrics["val/mAP"]) <= 1
+
+
+# --------------------------------------------------------------------------------------------- themes of this machine
+def test_installed_themes_obey_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_icon_drawing, "svg_version", lambda: None)  # pixels alone: seconds
+    monkeypatch.setattr(_icon_drawing, "_warn_of_vectors", lambda *_, **__: None)
+    names = {"Adwaita", "gnome", "Tango", "oxygen", "mate", "nuoveXT2"}
+    found = [found for found in find_themes(base_folders()) if found.name in names]
+    if len(found) < 4:
+        pytest.skip(
+            f"{len(found)} of the themes {', '.join(sorted(names))} are installed; docs/icons.md says how to get more"
+        )
+    drawn = draw_icons(found, 16, len(found), symbolic=False)
+    assert len(drawn.names) > 5
+    assert drawn.classes.bincount().min() >= len(found)
+    pictures = [image.tobytes() for image in drawn.images.numpy()]
+    assert len(set(pictures)) == len(pictures)
+    assert not any(is_of_one_colour(image) for image in drawn.images.numpy())
+    assert not any(name.endswith("-symbolic") for name in drawn.names)
+    assert len(set(zip(drawn.classes.tolist(), drawn.families.tolist(), strict=True))) == len(pictures)

@@ -1,0 +1,372 @@
+"""Labels, ids and groups as words, columns, lists and arrays: the results are those of the numbers behind them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.data import EpisodicBatchSampler
+from fewshot_callbacks.functional import (
+    ClassMoments,
+    class_subset,
+    clustered_mean_interval,
+    compare_reports,
+    discriminant_ratio,
+    evaluate_retrieval,
+    grouped_recall,
+    label_groups,
+    paired_difference_interval,
+    sample_episodes,
+    split_episode,
+    training_dynamics,
+    variance_ratio,
+    variance_ratio_of_set,
+)
+from fewshot_callbacks.functional._labels import Labels, as_labels
+from fewshot_callbacks.protonet import SoftmaxHead, SupportClassifier
+from fewshot_callbacks.protonet.evaluation import evaluate_episodes
+from tests.functional.threads import in_threads
+
+WORDS = np.array(["heron", "owl", "", "Ünal", "owl 2", "10", "9"])
+"""In no order; of one letter more, empty, and looking like numbers."""
+
+
+class Categorical:
+    """What pandas has: no array, but made into one by NumPy."""
+
+    def __init__(self, words):
+        self.words = list(words)
+
+    def __len__(self):
+        return len(self.words)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.words, dtype=object)
+
+
+FORMS = {
+    "list": list,
+    "tuple": tuple,
+    "list of str": lambda words: words.tolist(),
+    "array": np.array,
+    "array of bytes": lambda words: np.char.encode(words, "utf-8"),
+    "array of objects": lambda words: words.astype(object),
+    "column": lambda words: words[:, None],
+    "list of lists": lambda words: words[:, None].tolist(),
+    "categorical": Categorical,
+}
+
+
+def made(items=36, classes=6, seed=0):
+    """Embeddings, words, and the words numbered in their order."""
+    generator = np.random.default_rng(seed)
+    number = generator.permutation(np.arange(items) % classes)
+    embeddings = generator.normal(size=(classes, 8))[number] + generator.normal(size=(items, 8))
+    words = WORDS[number]
+    return embeddings, words, np.unique(words, return_inverse=True)[1]
+
+
+EVERYTHING = {"group_size": 2, "per_class": True, "macro": True, "map_k": (3,)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_words_give_the_report_of_their_numbers(form):
+    embeddings, words, numbers = made()
+    expected = evaluate_retrieval(embeddings, numbers, **EVERYTHING)
+    report = evaluate_retrieval(embeddings, FORMS[form](words), **EVERYTHING)
+    book = np.unique(words).tolist()
+    assert report.label_names == tuple(book)
+    assert expected.label_names is None
+    named = {
+        name: {book[label]: value for label, value in values.items()} for name, values in expected.per_class.items()
+    }
+    assert report == replace(expected, per_class=named)
+    assert [report.label_names[code] for code in report.query_labels.tolist()] == words.tolist()
+    shown = json.loads(json.dumps(report.to_dict()))
+    assert shown["per_class"]["mAP"]["heron"] == named["mAP"]["heron"]
+    assert shown["label_names"] == book
+    assert expected.to_dict()["label_names"] is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=3), min_size=4, max_size=20), st.sampled_from(["cosine", "hamming"]), st.data())
+def test_random_words(words, similarity, data):
+    words = [*words, *words]  # so that each has a match
+    seed = data.draw(st.integers(0, 5))
+    embeddings = np.random.default_rng(seed).normal(size=(len(words), 4))
+    embeddings = np.sign(embeddings) if similarity == "hamming" else embeddings
+    numbers = [sorted(set(words)).index(word) for word in words]
+    options = {"group_size": 2, "similarity": similarity}
+    report = evaluate_retrieval(embeddings, words, **options)
+    assert report == evaluate_retrieval(embeddings, numbers, **options)
+    assert report.label_names == tuple(sorted(set(words)))
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "hamming"])
+def test_queries_and_gallery_ids_and_groups_as_words(similarity):
+    embeddings, words, numbers = made(items=49, classes=7)
+    embeddings = np.sign(embeddings) if similarity == "hamming" else embeddings
+    known = numbers[:20] < 5  # words that only the gallery has
+    ids, groups = np.arange(49) % 31, np.arange(49) % 11
+    options = {"group_size": 2, "similarity": similarity, "gallery": embeddings[20:]}
+
+    def evaluated(labels, of_ids, of_groups):
+        return evaluate_retrieval(
+            embeddings[:20][known], labels[:20][known], gallery_labels=labels[20:],
+            query_ids=of_ids[:20][known], gallery_ids=of_ids[20:],
+            query_groups=of_groups[:20][known], gallery_groups=of_groups[20:], **options,
+        )  # fmt: skip
+
+    report = evaluated(words, np.char.add("image ", ids.astype(str)), np.char.add("video ", groups.astype(str)))
+    assert report == evaluated(numbers, ids, groups)
+    assert report != evaluated(numbers, ids, groups * 0 + np.arange(49))  # groups count here
+
+
+def test_labels_of_a_column_are_those_of_a_row():
+    embeddings, _, numbers = made()
+    expected = evaluate_retrieval(embeddings, numbers, group_size=2)
+    for column in (numbers[:, None], numbers[:, None].tolist(), torch.tensor(numbers)[:, None]):
+        assert evaluate_retrieval(embeddings, column, group_size=2) == expected
+    assert expected.mAP < 1  # one-hot columns, taken for labels, would be all of one class
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        list,
+        lambda embeddings: list(map(torch.tensor, embeddings)),
+        lambda embeddings: embeddings.tolist(),
+        lambda embeddings: embeddings.astype(object),
+        tuple,
+    ],
+)
+def test_embeddings_as_lists_of_rows(form):
+    embeddings, _, numbers = made()
+    expected = evaluate_retrieval(embeddings, numbers, group_size=2)
+    found = evaluate_retrieval(form(embeddings), numbers.tolist(), group_size=2)
+    assert found.mAP == pytest.approx(expected.mAP, abs=1e-6)  # a list of numbers is float32
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_agree_on_the_numbers_of_words(count):
+    embeddings, words, _ = made()
+    embeddings = torch.tensor(embeddings)
+    expected = evaluate_retrieval(embeddings, words, **EVERYTHING)
+    mine = [np.arange(36)[words == words[0]], np.arange(36)[words != words[0]], np.arange(0)]  # no word is in two
+
+    def work(process):
+        own = mine[process.rank]
+        return evaluate_retrieval(
+            embeddings[own], words[own].tolist(), query_places=torch.tensor(own), processes=process, **EVERYTHING
+        )
+
+    for report in in_threads(count, work):
+        assert report == expected
+        assert report.label_names == expected.label_names
+        assert report.query_labels.tolist() == expected.query_labels.tolist()
+
+
+def test_processes_of_which_one_has_numbers_are_refused_everywhere():
+    embeddings, words, numbers = made()
+    embeddings = torch.tensor(embeddings)
+
+    def work(process):
+        own = slice(process.rank * 18, process.rank * 18 + 18)
+        labels = words[own] if process.rank else numbers[own]
+        return evaluate_retrieval(embeddings[own], labels, group_size=None, processes=process)
+
+    for error in in_threads(2, work):
+        assert "labels are integers in process 0, words in process 1" in str(error)
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+def evaluated(labels, **more):
+    return evaluate_retrieval(made()[0], labels, group_size=None, **more)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([*made()[1][:35], None], r"1 of 36 labels is missing, the first \(None\) at index 35"),
+        (np.array([*made()[1][:34], np.nan, None], object), r"2 of 36 labels are missing, the first \(nan\) at index 34"),
+        ([*made()[1][:35], 3], r"labels mix words and integers: '.*' at index 0, 3 at index 35"),
+        ([("a", 1)] * 36, "labels hold a tuple at index 0|one label for each item"),
+        (np.array([2.5] * 36, object), r"labels hold a float at index 0"),
+        (np.array([b"\xff"] * 36), r"labels are bytes that are no UTF-8.*\.decode"),
+        ("heron", r"labels is the single word 'heron'"),
+        ({"heron": 1}, r"labels is a dict"),
+        (np.eye(36, 6, dtype=int), r"one label for each item.*argmax"),
+        (np.char.add(made()[1][:, None], ["a", "b"]), r"one label for each item; labels has shape \(36, 2\)"),
+        (made()[1][:7], r"36 embeddings, but 7 labels"),
+    ],
+)  # fmt: skip
+def test_what_is_no_label_is_refused(labels, message):
+    with pytest.raises(ValueError, match=rf"^evaluate_retrieval.*({message})"):
+        evaluated(labels)
+
+
+def test_words_beside_numbers_are_refused():
+    embeddings, words, numbers = made()
+    with pytest.raises(ValueError, match=r"labels are words, gallery_labels integers. Pass both in the same form"):
+        evaluated(words, gallery=embeddings, gallery_labels=numbers)
+    with pytest.raises(ValueError, match=r"query_ids are integers, gallery_ids words. Pass both in the same form"):
+        evaluated(words, gallery=embeddings, gallery_labels=words, query_ids=numbers, gallery_ids=words)
+
+
+def test_two_words_of_one_code_are_refused(monkeypatch):
+    monkeypatch.setattr("fewshot_callbacks.functional._labels.word_code", len)
+    with pytest.raises(ValueError, match=r"the words '9' and 'a' have the same code"):
+        evaluate_retrieval(torch.eye(4), ["9", "a", "9", "a"], group_size=None)
+    with pytest.raises(ValueError, match=r"the words '.' and '.' have the same code"):
+        evaluate_retrieval(torch.eye(2), ["9", "9"], torch.eye(2), ["a", "a"], group_size=None)
+
+
+def test_objects_of_integers_are_integers():
+    numbers = made()[2]
+    expected = evaluated(numbers)
+    assert evaluated(numbers.astype(object)) == expected
+    assert evaluated([torch.tensor(number) for number in numbers]) == expected
+    assert evaluated(numbers.astype(np.uint16)) == expected
+    found = as_labels(np.array([2**62, -(2**62)], object), "labels", "test")
+    assert found.codes.tolist() == [2**62, -(2**62)]
+    with pytest.raises(ValueError, match=r"labels hold integers beyond 64 bits"):
+        evaluated(np.array([2**70] * 36, object))
+    with pytest.raises(ValueError, match=r"labels hold integers beyond 64 bits"):
+        evaluated(np.array([2**63] * 36, np.uint64))
+
+
+def test_codes_of_words_do_not_depend_on_the_others():
+    first, second = as_labels(["a", "b"], "labels", "test"), as_labels(["b", "c"], "labels", "test")
+    assert first.codes[1] == second.codes[0]
+    assert isinstance(first, Labels)
+
+
+# ------------------------------------------------------------------------------------------------------ every other function
+
+
+def test_grouped_recall():
+    embeddings, words, numbers = made()
+    expected = grouped_recall(embeddings, numbers, group_size=2, repeats=3)
+    assert grouped_recall(embeddings, words, group_size=2, repeats=3) == expected
+    alone = np.array(["a", "a", "b", "c", "d"])  # a group of two of b, c, d has no query with a match
+    with pytest.raises(ValueError, match=r"group \d \(labels \['[a-d]', '[a-d]'\]\) has a match"):
+        grouped_recall(np.eye(5), alone, group_size=2)
+
+
+def test_ratios_of_batches_and_sets():
+    embeddings, words, numbers = made()
+    items, labels = torch.tensor(embeddings), torch.tensor(numbers)
+    for function in (discriminant_ratio, variance_ratio):
+        expected = function(items, labels)
+        for form in (words, words.tolist(), numbers, numbers.tolist(), labels[:, None]):
+            assert function(items, form).item() == pytest.approx(expected.item(), rel=1e-12)
+        assert function(embeddings, words).item() == pytest.approx(expected.item(), rel=1e-12)
+        assert function(embeddings.tolist(), words).item() == pytest.approx(expected.item(), rel=1e-5)
+    expected = ClassMoments.of(items, labels).discriminant_ratio()
+    parts = ClassMoments.of(embeddings[:20], words[:20]).merge(ClassMoments.of(embeddings[20:], words[20:].tolist()))
+    assert parts.discriminant_ratio().item() == pytest.approx(expected.item(), rel=1e-9)
+    expected = variance_ratio_of_set(items, labels)
+    for form in (words, numbers.tolist()):
+        found = variance_ratio_of_set(embeddings, form)
+        assert (found.value, *found.interval) == pytest.approx((expected.value, *expected.interval), rel=1e-9)
+
+
+def test_intervals_over_classes():
+    _, words, numbers = made()
+    values = np.random.default_rng(1).random(36)
+    for function in (clustered_mean_interval, paired_difference_interval):
+        expected = function(torch.tensor(values), torch.tensor(numbers))
+        assert function(torch.tensor(values), words.tolist()) == expected
+        assert function(values.tolist(), numbers.tolist()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_subsets_and_groups():
+    _, words, numbers = made()
+    expected = class_subset(torch.tensor(numbers), 3, 2)
+    for form in (words, words.tolist(), numbers, numbers.tolist()):
+        assert class_subset(form, 3, 2).tolist() == expected.tolist()
+    assert label_groups(numbers.tolist(), 2).tolist() == label_groups(torch.tensor(numbers), 2).tolist()
+    with pytest.raises(ValueError, match=r"label_groups: labels are words.*np.unique\(labels, return_inverse=True\)"):
+        label_groups(words, 2)
+
+
+def test_episodes():
+    embeddings, words, numbers = made()
+    sizes = {"ways": 3, "shots": 1, "queries": 3}
+    expected = sample_episodes(torch.tensor(numbers), **sizes, episodes=7)
+    for form in (words, words.tolist(), numbers, numbers.tolist()):
+        found = sample_episodes(form, **sizes, episodes=7)
+        assert found.indices.tolist() == expected.indices.tolist()
+        sampler = EpisodicBatchSampler(form, **sizes, episodes=7, fixed=True)
+        assert sampler.episode_list.indices.tolist() == expected.indices.tolist()
+    with pytest.raises(ValueError, match=r"needs 9 images per class; class '' has 6"):
+        EpisodicBatchSampler(words, ways=3, shots=1, queries=8, episodes=1)
+    with pytest.raises(ValueError, match=r"EpisodicBatchSampler needs integer labels; got torch.float32"):
+        EpisodicBatchSampler([0.5, 1.5] * 5, ways=2, shots=1, queries=2, episodes=1)
+    accuracy = evaluate_episodes(torch.tensor(embeddings), torch.tensor(numbers), SoftmaxHead(), expected)
+    for form in (words.tolist(), numbers):
+        assert evaluate_episodes(embeddings, form, SoftmaxHead(), expected) == accuracy
+
+
+def test_the_parts_of_an_episode():
+    embeddings, words, numbers = made()
+    items = torch.tensor(embeddings)
+    expected = split_episode(items, torch.tensor(numbers), shots=2)
+    for form in (words, words.tolist(), numbers.tolist()):
+        for part, other in zip(split_episode(items, form, shots=2), expected, strict=True):
+            assert part.equal(other)
+    uneven = ["heron", "heron", "heron", "owl", "owl"]
+    with pytest.raises(ValueError, match=r"class 'owl' has 2 and class 'heron' has 3"):
+        split_episode(items[:5], uneven, shots=1)
+    before, after = items, items + 0.1 * torch.randn(items.shape, dtype=items.dtype)
+    measured = training_dynamics(before, after, torch.tensor(numbers), shots=2)
+    assert training_dynamics(before, after, words.tolist(), shots=2) == measured
+
+
+def test_a_classifier_answers_in_the_words_of_its_support():
+    embeddings, words, numbers = made()
+    items = torch.tensor(embeddings)
+    classifier = SupportClassifier(SoftmaxHead())
+    expected = classifier.fit(items, torch.tensor(numbers)).predict(items)
+    assert classifier.class_names is None
+    assert classifier.fit(embeddings, numbers.tolist()).predict(embeddings).tolist() == expected.tolist()
+    found = classifier.fit(items, words.tolist()).predict(items)
+    assert classifier.class_names == tuple(np.unique(words).tolist())
+    assert found == [np.unique(words)[number] for number in expected.tolist()]
+    assert classifier.classes.tolist() == list(range(6))
+    assert classifier.fit(items, torch.tensor(numbers)).predict(items).equal(expected)  # no words are left of before
+
+
+def test_reports_of_words_are_compared_by_their_words():
+    words, numbers = made()[1:]
+    first, second = (evaluated(labels) for labels in (words, words.tolist()))
+    assert compare_reports(first, second)["mAP"].value == 0
+    others = np.char.add(words, "!")  # other words with the same numbers
+    for labels in (others, numbers):
+        with pytest.raises(ValueError, match=r"compare_reports: .*labels are not the same"):
+            compare_reports(first, evaluated(labels))
+
+
+def test_given_groups_of_words_are_those_of_their_numbers():
+    numbers = torch.arange(60) % 6
+    words = [["owl", "heron", "crane", "stork", "finch", "raven"][number] for number in numbers.tolist()]
+    embeddings = torch.randn(6, 8)[numbers] + torch.randn(60, 8)
+    names = sorted(set(words))
+    places = [[names.index(word) for word in group] for group in (("owl", "crane"), ("raven", "heron", "finch"))]
+    of_numbers = grouped_recall(embeddings, [names.index(word) for word in words], groups=places)
+    of_words = grouped_recall(embeddings, words, groups=[["owl", "crane"], ["raven", "heron", "finch"]])
+    assert of_words.at == of_numbers.at
+    assert of_words.intervals == of_numbers.intervals
+    report = evaluate_retrieval(embeddings, words, label_groups=[["owl", "crane"], ["raven", "heron", "finch"]])
+    assert report.grouped is not None
+    assert report.grouped.at == of_numbers.at
+    with pytest.raises(ValueError, match="groups holds integers, but labels are words"):
+        grouped_recall(embeddings, words, groups=places)
+    with pytest.raises(ValueError, match="1 of the 4 labels in groups are those of no query, the first is 'gull'"):
+        grouped_recall(embeddings, words, groups=[["owl", "crane"], ["raven", "gull"]])

@@ -1,0 +1,187 @@
+"""Settings and inputs that ended in an error of NumPy, torch or Python: taken as they are meant, or one clear sentence."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import config
+
+from fewshot_callbacks import GeneralizationGapMonitor, RetrievalEvaluation, RetrievalMonitor
+from fewshot_callbacks.functional import (
+    discriminant_ratio,
+    evaluate_retrieval,
+    grouped_recall,
+    plan_evaluation,
+    variance_ratio,
+)
+from fewshot_callbacks.functional.codes import pack_codes
+from fewshot_callbacks.functional.settings import RetrievalSettings
+
+LABELS = torch.arange(40) % 8
+
+
+@pytest.fixture(autouse=True)
+def _as_users_run_it():
+    """Without the checks of types, which tests have switched on and users have not."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+def made():
+    return torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), LABELS
+
+
+SCALARS = {
+    "recall_k": (5, (5,)),
+    "map_k": (10, (10,)),
+    "precision_k": (np.int64(3), (3,)),
+    "ndcg_k": (torch.tensor(4), (4,)),
+    "grouped_k": (np.int32(2), (2,)),
+    "precisions": (0.9, (0.9,)),
+    "false_match_rates": (np.float32(0.125), (0.125,)),
+    "group_size": (np.int64(3), 3),
+    "max_queries": (np.int64(30), 30),
+    "query_seed": (np.int64(3), 3),
+    "group_seed": (np.int64(3), 3),
+    "memory_mb": (None, 512),
+}
+SEVERAL = {
+    "recall_k": ((np.int64(5), np.uint8(1)), (5, 1)),
+    "map_k": ([np.int64(10), (np.int64(3), "found")], (10, (3, "found"))),
+    "precisions": (np.array([0.5, 0.25]), (0.5, 0.25)),
+    "false_match_rates": (torch.tensor([0.25, 0.5]), (0.25, 0.5)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "meant"),
+    [(name, *values) for cases in (SCALARS, SEVERAL) for name, values in cases.items()],
+)
+def test_one_value_and_numpys_numbers_are_what_they_mean(name, given, meant):
+    options = {"group_size": 4} | {name: meant}
+    expected = evaluate_retrieval(*made(), **options)
+    report = evaluate_retrieval(*made(), **(options | {name: given}))
+    assert report == expected
+    assert list(report.metrics()) == list(expected.metrics())
+    assert report.to_dict()["metrics"] == expected.to_dict()["metrics"]
+    found = getattr(RetrievalSettings(**{name: given}), name)
+    assert found == meant
+    assert type(found) is type(meant)
+    metric = RetrievalEvaluation(options | {name: given})
+    metric.update(*made())
+    assert list(metric.compute()) == list(expected.metrics())
+    assert getattr(RetrievalMonitor(**({"group_size": 4} | {name: given}))._settings, name) == meant
+
+
+def test_one_rank_of_the_gap():
+    assert GeneralizationGapMonitor(k=2)._settings.recall_k == (2,)
+    assert GeneralizationGapMonitor(k=np.int64(2))._settings.grouped_k == (2,)
+    assert GeneralizationGapMonitor(memory_mb=None)._settings.memory_mb == 512
+    assert grouped_recall(*made(), k=np.int64(2), group_size=4).at.keys() == {2}
+
+
+def test_no_bound_on_memory_is_the_default():
+    assert grouped_recall(*made(), group_size=4, memory_mb=None) == grouped_recall(*made(), group_size=4)
+    assert plan_evaluation(100, 100, 8, memory_mb=None) == plan_evaluation(100, 100, 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recall_k": "5"}, r"recall_k=\('5',\) must hold positive whole numbers, such as \(1, 5, 10\)"),
+        ({"recall_k": None}, r"recall_k=\(None,\) must hold positive whole numbers"),
+        ({"recall_k": 2.5}, r"recall_k=\(2.5,\) must hold positive whole numbers"),
+        ({"ndcg_k": (True,)}, r"ndcg_k=\(True,\) must hold positive whole numbers"),
+        ({"map_k": "found"}, r"map_k=\('found',\) must hold ranks"),
+        ({"precisions": "0.9"}, r"precisions=\('0.9',\) must lie in \(0, 1\]"),
+        ({"precisions": 95}, r"precisions=\(95,\) must lie in \(0, 1\]"),
+        ({"false_match_rates": None}, r"false_match_rates=\(None,\) must lie between 0 and 1"),
+        ({"group_size": "10"}, r"group_size='10' must be a whole number of at least 2 labels"),
+        ({"max_queries": 2.5}, r"max_queries=2.5 must be a positive whole number"),
+        ({"query_seed": None}, r"query_seed=None must be a whole number"),
+        ({"memory_mb": "512"}, r"memory_mb='512' must be positive, in MB; the default"),
+        ({"threshold": "0.5"}, r"threshold='0.5' must be a finite score"),
+        ({"threshold_bounds": (1, 0)}, r"threshold_bounds=\(1, 0\) must hold the smallest threshold and the largest"),
+        ({"threshold_bounds": 0.5}, r"threshold_bounds=0.5 must hold the smallest"),
+        ({"threshold_bounds": (0.0, float("nan"))}, r"threshold_bounds=\(0.0, nan\) must hold the smallest"),
+    ],
+)
+def test_settings_that_mean_nothing(settings, message):
+    with pytest.raises(ValueError, match=f"^evaluate_retrieval: {message}"):
+        evaluate_retrieval(*made(), **settings)
+    with pytest.raises(ValueError, match=f"^RetrievalMonitor: {message}"):
+        RetrievalMonitor(**settings)
+    with pytest.raises(ValueError, match=f"^RetrievalEvaluation: {message}"):
+        RetrievalEvaluation(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"recal_k": (1,)}, r"there is no setting 'recal_k'. Did you mean 'recall_k'\?"),
+        ({"k": 1}, r"there is no setting 'k'. The settings are .*similarity.*memory_mb"),
+        ({"gallery": made()[0]}, r"there is no setting 'gallery'"),
+        ({"gallery_ids": LABELS}, r"there is no setting 'gallery_ids'"),
+        ({"confidence": 95}, r"confidence=95 is no probability"),
+        ({"similarity": "cosin"}, r"similarity='cosin' is unknown"),
+    ],
+)
+def test_a_wrong_setting_of_the_metric_is_found_at_construction(settings, message):
+    with pytest.raises(ValueError, match=message):
+        RetrievalEvaluation(settings)
+
+
+# ---------------------------------------------------------------------------------------------------------------- inputs
+
+CALLS = {
+    "evaluate_retrieval": lambda items, labels: evaluate_retrieval(items, labels, group_size=None),
+    "grouped_recall": lambda items, labels: grouped_recall(items, labels, group_size=4),
+    "discriminant_ratio": discriminant_ratio,
+    "variance_ratio": variance_ratio,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"items": made()[0].to("meta")}, r"embeddings is a meta tensor, which has a shape but no values"),
+        ({"labels": LABELS.to("meta")}, r"labels is a meta tensor, which has a shape but no values"),
+        ({"items": made()[0].to_sparse()}, r"embeddings is a tensor of layout sparse_coo.*embeddings.to_dense\(\)"),
+        ({"labels": LABELS.to_sparse()}, r"labels is a tensor of layout sparse_coo.*labels.to_dense\(\)"),
+        ({"items": np.array([["0.5", "1"]] * 40)}, r"embeddings is a NumPy array of words \(<U3\); numbers are wanted"),
+        ({"items": [["a", "b"]] * 40}, r"embeddings hold words, such as 'a'; numbers are wanted"),
+        (
+            {"items": np.array([["a", 1.0]] * 40, object)},
+            r"embeddings is .*no tensor can be made of.*could not convert",
+        ),
+        ({"items": [[1.0, 2.0]] * 39 + [[1.0]]}, r"embeddings is a list that no tensor can be made of.*same length"),
+        ({"items": None}, r"embeddings is a NoneType that no tensor can be made of"),
+        ({"labels": None}, r"labels is a NoneType; a list, array or tensor of integers or words is wanted"),
+        ({"items": made()[0].to(torch.complex64)}, r"needs floating-point embeddings.*got torch.complex64"),
+    ],
+)
+def test_what_holds_no_numbers_is_one_sentence(call, change, message):
+    given = {"items": made()[0], "labels": LABELS} | change
+    with pytest.raises(ValueError, match=f"^{call}.*{message}"):
+        CALLS[call](given["items"], given["labels"])
+
+
+def test_codes_of_0_and_255_are_refused_with_both_meanings():
+    codes = (torch.randn(6, 16, generator=torch.Generator().manual_seed(0)) > 0).to(torch.uint8)
+    for given in (codes * 255, (codes * 255).numpy()):
+        with pytest.raises(ValueError, match="embeddings hold 0 and 255") as refused:
+            evaluate_retrieval(given, LABELS[:6], similarity="hamming", group_size=None)
+        assert "Pass embeddings > 0 if each value is a bit" in str(refused.value)
+        assert "np.unpackbits(embeddings, axis=1) if each is a byte of 8 bits" in str(refused.value)
+    packed = np.packbits(codes.numpy(), axis=1)
+    expected = pack_codes(codes, "codes", "test")
+    assert torch.equal(pack_codes(codes * 255 > 0, "codes", "test").words, expected.words)
+    with pytest.raises(ValueError, match=re.escape("np.unpackbits(codes, axis=1)")):
+        pack_codes(torch.from_numpy(packed), "codes", "test")
+    unpacked = torch.from_numpy(np.unpackbits(packed, axis=1))
+    assert torch.equal(pack_codes(unpacked, "codes", "test").words, expected.words)
+    with pytest.raises(ValueError, match="hold 1 and 255"):  # -1 as a byte: it was taken for -1
+        pack_codes(torch.tensor([[1, 255]], dtype=torch.uint8), "codes", "test")

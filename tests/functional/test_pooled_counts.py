@@ -1,0 +1,67 @@
+"""The histogram of all pairs: its cells hold every score, are as fine as estimates allow, and keep to their budget."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fewshot_callbacks.functional.operating_points import decide
+from fewshot_callbacks.functional.pooled_counts import BINS, PooledCounts, PooledRequest
+from fewshot_callbacks.functional.similarity import DOUBLE, SINGLE
+from fewshot_callbacks.functional.walkers import ranking_pass
+from tests.functional.test_compiled import SIMILARITIES, prepared
+from tests.functional.test_rungs import engine, pooled_case
+
+MEGABYTE = 10**6
+
+
+def histogram_of(similarity, memory_bytes=100 * MEGABYTE, kind="hard"):
+    """The empty histogram of a set, the smallest and the largest score that are possible, and its width of cells."""
+    tiles, candidates = prepared(pooled_case(kind, similarity))
+    first = PooledCounts(ranking_pass(tiles, candidates, memory_bytes), PooledRequest(), 1000)
+    return first, *tiles.key_range, tiles.largest_error
+
+
+def assert_cells(first, low, high, error, most=BINS):
+    """From `low` to `high` cells as narrow as the error of the estimates, or as many cells as fit; none at the ends."""
+    width = 1 / first.scale
+    assert width >= 2.5 * error
+    assert width <= 1.2 * max((high - low) / most, 3 * error)
+    inner = first.cell_of(np.array([low, high]))
+    assert inner.min() >= 3
+    assert inner.max() <= first.cells_count - 4
+    edges = [first._edge(cell) for cell in range(1, first.cells_count)]
+    assert np.all(first.cell_of(np.array(edges) + 0.5 * width) == np.arange(1, first.cells_count))
+    assert first.cell_of(np.array([-math.inf, math.inf])).tolist() == [0, first.cells_count - 1]
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_cells_are_as_fine_as_the_estimates(similarity):
+    first, low, high, error = histogram_of(similarity)
+    assert_cells(first, low, high, error(SINGLE))
+    assert first.cells_count > BINS / 2
+    first.narrow(low + 0.50 * (high - low), low + 0.52 * (high - low))  # a tenth more, and what float64 tells apart
+    assert_cells(first, low + 0.499 * (high - low), low + 0.521 * (high - low), error(DOUBLE))
+    first.narrow(low - 1, high + 1)  # no score lies there
+    assert 1 / first.scale <= 1.001 * (high - low) / BINS
+
+
+@pytest.mark.parametrize("megabytes", [1, 4])
+def test_cells_take_a_quarter_of_the_budget(megabytes):
+    first, low, high, _ = histogram_of("cosine", megabytes * MEGABYTE)
+    most = int(first.walk.free_bytes / 4 / 160)
+    assert most / 2 < first.cells_count <= most + 8
+    assert first.positives.shape == first.negatives.shape == (first.cells_count,)
+    assert 1 / first.scale <= 1.2 * (high - low) / most
+
+
+@pytest.mark.parametrize("rung", ["float32", "float64"])
+def test_the_area_is_enclosed_closely(rung):
+    tiles, candidates = prepared(pooled_case("hard", "cosine", 300, 10))
+    with engine(rung=rung):
+        walk = ranking_pass(tiles, candidates, 100 * MEGABYTE)
+        first = PooledCounts(walk, PooledRequest(), 1000)
+        for _ in walk.run(first):
+            pass
+        area = decide(first).average_precision
+    assert 0 < area.high - area.low < 1e-3

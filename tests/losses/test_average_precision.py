@@ -1,0 +1,260 @@
+"""Average precision as a loss, held against loops in float64 and against the exact metric."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import config
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss, histograms
+
+
+def by_loops(scores: list[float], relevant: list[bool], bins: int, low: float, high: float) -> float:
+    """Soft average precision of one query, a score at a time."""
+    counts, hits = [0.0] * bins, [0.0] * bins
+    for score, is_relevant in zip(scores, relevant, strict=True):
+        for b in range(bins):
+            centre = high - b * (high - low) / (bins - 1)
+            clamped = min(max(score, low), high)
+            weight = max(0.0, 1 - abs(clamped - centre) * (bins - 1) / (high - low))
+            counts[b] += weight
+            hits[b] += weight * is_relevant
+    if not any(relevant):
+        return math.nan
+    return sum(hits[b] * sum(hits[: b + 1]) / max(sum(counts[: b + 1]), 1e-300) for b in range(bins)) / sum(hits)
+
+
+def scores_of(queries: Tensor, gallery: Tensor, similarity: str) -> Tensor:
+    cosines = normalize(queries, dim=1) @ normalize(gallery, dim=1).T
+    return cosines if similarity == "cosine" else 1 - (2.001 - 2 * cosines).sqrt()  # the source's listing
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**16), items=st.integers(2, 12), bins=st.integers(2, 30), low=st.floats(-1.5, 0.2))
+def test_equals_loops(similarity, seed, items, bins, low):
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(items, 3, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 3, (items,), generator=generator)
+    loss = SoftAveragePrecisionLoss(bins, low=low, high=1.0, similarity=similarity, on_empty="zero")
+    scores = scores_of(embeddings, embeddings, similarity)
+    expected = []
+    for query in range(items):
+        others = [item for item in range(items) if item != query]
+        relevant = [bool(labels[item] == labels[query]) for item in others]
+        expected.append(by_loops(scores[query, others].tolist(), relevant, bins, low, 1.0))
+    found = loss.average_precisions(embeddings, labels)
+    assert found.tolist() == pytest.approx(expected, abs=1e-10, nan_ok=True)
+    present = [value for value in expected if not math.isnan(value)]
+    assert float(loss(embeddings, labels)) == pytest.approx(
+        1 - sum(present) / len(present) if present else 0.0, abs=1e-10
+    )
+
+
+def test_queries_and_a_gallery():
+    queries, gallery = torch.randn(5, 4, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
+    query_labels, gallery_labels = torch.arange(5) % 3, torch.arange(9) % 2
+    loss = SoftAveragePrecisionLoss(10)
+    found = loss.average_precisions(queries, query_labels, gallery, gallery_labels)
+    scores = scores_of(queries, gallery, "cosine")
+    for query in range(5):
+        relevant = (gallery_labels == query_labels[query]).tolist()
+        expected = by_loops(scores[query].tolist(), relevant, 10, 0.0, 1.0)
+        assert float(found[query]) == pytest.approx(expected, abs=1e-10, nan_ok=True)
+    assert found[2].isnan()  # no gallery item of its class
+    assert found[[0, 1]].isfinite().all()
+
+
+def clear_of_kinks(embeddings: Tensor, similarity: str, bins: int) -> bool:
+    """Whether no score lies where the triangles have their corners, where there is no derivative."""
+    scores = scores_of(embeddings, embeddings, similarity)[~torch.eye(len(embeddings), dtype=torch.bool)]
+    places = (1 - scores) * (bins - 1)
+    return bool(((places - places.round()).abs() > 1e-4).all())
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+@pytest.mark.parametrize("remade", [False, True])
+def test_gradients_are_those_of_finite_differences(similarity, remade, monkeypatch):
+    if remade:
+        monkeypatch.setattr(histograms, "KEPT_BYTES", 0)
+    monkeypatch.setattr(histograms, "CHUNK_SCORES", 21)  # several pieces
+    labels = torch.tensor([0, 0, 1, 1, 0, 2, 1])
+    for seed in range(20):
+        embeddings = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        if not clear_of_kinks(embeddings, similarity, 7):
+            continue
+        embeddings.requires_grad_()
+        loss = SoftAveragePrecisionLoss(7, similarity=similarity)
+        assert torch.autograd.gradcheck(lambda values, loss=loss: loss(values, labels), (embeddings,))
+        gallery = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(
+            lambda values, others, loss=loss: loss(values, labels, others, torch.arange(5) % 3), (embeddings, gallery)
+        )
+        return
+    pytest.fail("no set was clear of kinks")
+
+
+@pytest.mark.parametrize("dim", [1, 6])
+def test_gradients_of_relaxed_codes(dim):
+    codes = (0.9 * torch.rand(8, dim, dtype=torch.float64) - 0.45).requires_grad_()
+    labels = torch.arange(8) % 3
+    loss = SoftAveragePrecisionLoss(similarity="hamming")
+    assert torch.autograd.gradcheck(lambda values: loss(torch.tanh(values), labels), (codes,))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**16), items=st.integers(2, 40), bits=st.integers(1, 12), classes=st.integers(1, 5))
+def test_exact_codes_have_the_exact_average_precision_of_ties(seed, items, bits, classes):
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 2, (items, bits), generator=generator) * 2.0 - 1
+    labels = torch.randint(0, classes, (items,), generator=generator)
+    loss = SoftAveragePrecisionLoss(similarity="hamming", on_empty="zero")
+    if len(labels.unique()) == items:
+        assert float(loss(codes, labels)) == 0.0
+        return
+    exact = evaluate_retrieval(codes, labels, similarity="hamming", group_size=None).mean["mAP"]
+    assert 1 - float(loss(codes.double(), labels)) == pytest.approx(exact, abs=1e-9)
+    assert 1 - float(loss(codes, labels)) == pytest.approx(exact, abs=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**16), items=st.integers(2, 30), classes=st.integers(1, 5))
+def test_scores_at_the_centres_of_bins_have_the_exact_average_precision(seed, items, classes):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (items,), generator=generator)
+    # unit vectors in the plane whose cosines to the query are -1, -0.9 ... 1, each once
+    places = torch.randperm(201, generator=generator)[:items]
+    cosines = (places.double() - 100) / 100
+    gallery = torch.stack([cosines, (1 - cosines**2).sqrt()], dim=1)
+    query = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    found = SoftAveragePrecisionLoss(201, low=-1).average_precisions(
+        query, torch.zeros(1, dtype=torch.int64), gallery, labels
+    )
+    order = labels[places.argsort(descending=True)] == 0
+    precision = order.cumsum(0).double() / torch.arange(1, items + 1)
+    expected = sum(precision[order].tolist()) / int(order.sum()) if order.any() else math.nan
+    assert float(found) == pytest.approx(expected, abs=1e-9, nan_ok=True)
+
+
+def test_the_value_comes_near_the_exact_average_precision_as_bins_grow():
+    labels = torch.arange(200) % 20
+    embeddings = (torch.randn(20, 16)[labels] + 1.5 * torch.randn(200, 16)).double()
+    exact = evaluate_retrieval(embeddings, labels, group_size=None).mean["mAP"]
+    short = [
+        exact - 1 + float(SoftAveragePrecisionLoss(bins, low=-1)(embeddings, labels)) for bins in (9, 33, 129, 2049)
+    ]
+    assert short == sorted(short, reverse=True)
+    # what stays is lost where a relevant item's own two parts fall into two bins: the first part counts without the second
+    assert 0 < short[-1] < 0.01 < short[0] / 5
+
+
+def test_the_order_of_the_batch_does_not_matter():
+    labels = torch.arange(30) % 7
+    embeddings = torch.randn(30, 8, dtype=torch.float64, requires_grad=True)
+    loss, order = SoftAveragePrecisionLoss(), torch.randperm(30)
+    (gradient,) = torch.autograd.grad(loss(embeddings, labels), embeddings)
+    (permuted,) = torch.autograd.grad(loss(embeddings[order], labels[order]), embeddings)
+    torch.testing.assert_close(permuted, gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "hamming"])
+def test_half_precision_is_computed_in_float32(dtype, similarity):
+    embeddings = torch.randn(40, 16).mul(0.1).to(dtype).requires_grad_()
+    labels = torch.arange(40) % 8
+    loss = SoftAveragePrecisionLoss(similarity=similarity)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = loss(embeddings, labels)
+    value.backward()
+    assert value.dtype == torch.float32
+    assert value.detach() == loss(embeddings.detach().float(), labels)
+    assert embeddings.grad is not None
+    assert embeddings.grad.dtype == dtype
+    assert embeddings.grad.isfinite().all()
+    assert embeddings.grad.abs().sum() > 0
+
+
+def test_embeddings_alike_and_of_length_zero_have_finite_gradients():
+    for similarity in ("cosine", "euclidean", "hamming"):
+        embeddings = torch.ones(8, 4)
+        embeddings[3] = 0
+        embeddings.requires_grad_()
+        SoftAveragePrecisionLoss(similarity=similarity)(embeddings, torch.arange(8) % 2).backward()
+        assert embeddings.grad is not None
+        assert embeddings.grad.isfinite().all()
+
+
+def test_a_few_steps_raise_the_exact_average_precision():
+    torch.manual_seed(0)
+    labels = torch.arange(60) % 6
+    inputs = torch.randn(6, 20)[labels] + 2 * torch.randn(60, 20)
+    layer = torch.nn.Linear(20, 8)
+    before = evaluate_retrieval(layer(inputs).detach(), labels, group_size=None).mean["mAP"]
+    optimizer = torch.optim.Adam(layer.parameters(), 0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        SoftAveragePrecisionLoss()(layer(inputs), labels).backward()
+        optimizer.step()
+    assert evaluate_retrieval(layer(inputs).detach(), labels, group_size=None).mean["mAP"] > before + 0.3
+
+
+def test_a_batch_without_a_relevant_pair():
+    embeddings, labels = torch.randn(4, 3, requires_grad=True), torch.arange(4)
+    with pytest.raises(ValueError, match=r"none of the 4 items of the batch has another one of its class.*on_empty"):
+        SoftAveragePrecisionLoss()(embeddings, labels)
+    value = SoftAveragePrecisionLoss(on_empty="zero")(embeddings, labels)
+    value.backward()
+    assert value == 0
+    assert embeddings.grad is not None
+    assert (embeddings.grad == 0).all()
+
+
+@pytest.fixture
+def as_users_run_it():
+    """Without the checks of types, which tests have switched on and users have not."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"bins": 1}, r"bins=1\) must be a whole number from 2 on"),
+    ({"bins": 2.5}, r"bins=2.5\) must be a whole number"),
+    ({"similarity": "dot"}, "Choose one of cosine, euclidean, hamming"),
+    ({"on_empty": "nan"}, "Choose raise or zero"),
+    ({"low": 1.0}, r"low=1.0, high=1.0\) is no range"),
+    ({"low": math.nan}, "is no range"),
+    ({"similarity": "hamming", "bins": 9}, "Leave out bins"),
+])  # fmt: skip
+def test_settings_out_of_range_are_refused(as_users_run_it, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        SoftAveragePrecisionLoss(**arguments)
+
+
+def test_embeddings_that_cannot_be_ranked_are_refused(as_users_run_it):
+    loss, embeddings, labels = SoftAveragePrecisionLoss(), torch.randn(6, 3), torch.arange(6) % 2
+    broken = embeddings.clone()
+    broken[4, 1] = math.nan
+    with pytest.raises(ValueError, match="1 of 6 rows of embeddings hold NaN or Inf, the first at index 4"):
+        loss(broken, labels)
+    with pytest.raises(ValueError, match="6 embeddings, but 5 labels"):
+        loss(embeddings, labels[:5].tolist())
+    with pytest.raises(ValueError, match="come together"):
+        loss(embeddings, labels, embeddings)
+    with pytest.raises(ValueError, match="dimension 3, but a gallery of dimension 2"):
+        loss(embeddings, labels, torch.randn(4, 2), torch.arange(4))
+
+
+def test_codes_are_relaxed_in_training_alone():
+    layer, outputs = BinaryCodes(temperature=0.5), torch.tensor([[0.3, -2.0, 0.0]], requires_grad=True)
+    torch.testing.assert_close(layer(outputs), torch.tanh(2 * outputs))
+    assert layer.eval()(outputs).tolist() == [[1, -1, 1]]
+    with pytest.raises(ValueError, match="must be above 0"):
+        BinaryCodes(temperature=0)
+    assert "temperature=0.5" in repr(layer)
+    assert "bins=25" in repr(SoftAveragePrecisionLoss())
