@@ -221,7 +221,8 @@ class ScoreTiles:
             return score
         if self.similarity == "dot":
             return score / self._query_unit / self._gallery_unit
-        return -((min(score, 0.0) / self._query_unit) ** 2) if score <= 0 else math.inf
+        distance = score / self._query_unit
+        return -(distance * distance) if score <= 0 else math.inf  # `** 2` raises where the product is infinite
 
     def scores_of(self, keys: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """`to_score` of many."""

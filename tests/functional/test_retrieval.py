@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_curve
 
@@ -90,6 +90,7 @@ def test_equals_brute_force(case, bounds):
 
 @settings(max_examples=100, deadline=None)
 @given(retrieval_cases(), st.floats(-1, 1))
+@example({"queries": np.zeros((2, 1), np.float32), "query_labels": np.zeros(2, int), "similarity": "euclidean"}, -1.0)
 def test_fixed_threshold(case, threshold):
     expected = BruteForce(**case)
     if expected.matched:
