@@ -28,7 +28,8 @@ class EmbeddingModule(LightningModule):
     `accumulate_grad_batches` and schedulers work as in any module.
 
     Logged while training: `train/loss`, and with `SoftAveragePrecisionLoss` `train/soft_AP` (one minus the loss) and, every
-    `ap_every_n_steps`, `train/batch_AP`, the exact mean average precision of the same batch. Steps return `embeddings` and
+    `ap_every_n_steps`, `train/batch_AP`, the exact mean average precision of the same batch, which loggers get on these
+    steps alone, whatever the Trainer's `log_every_n_steps`. Steps return `embeddings` and
     `labels`, so that the monitors attach without an argument.
 
     Args:
@@ -37,7 +38,9 @@ class EmbeddingModule(LightningModule):
         in_channels: Channels of the images, for a backbone given by name.
         micro_batch: Images that are embedded at a time in training. Memory is that of one such piece, and of the embeddings
             of the batch; time that of one more forward pass. Gradients are those of the whole batch. Batch norm normalises
-            each piece by itself, and updates its running statistics once for each. None embeds the batch at once.
+            each piece by itself, and updates its running statistics once for each. Layers are run twice: one whose output
+            depends on a buffer that it changes itself, such as spectral norm, starts its second pass from the changed
+            buffer, and its gradients are not quite those of the whole batch. None embeds the batch at once.
         ap_every_n_steps: How often `train/batch_AP` is logged; 0 for never.
         learning_rate: Of Adam, positive.
         optimizer: From parameters to an optimiser, instead of Adam.
@@ -237,4 +240,6 @@ class EmbeddingModule(LightningModule):
                 group_size=None,
                 precisions=(),
             )
-            self.log("train/batch_AP", report.mAP, batch_size=len(labels))
+            self.log("train/batch_AP", report.mAP, batch_size=len(labels), logger=False)
+            for logger in self.loggers:  # `log` would repeat the value to them on every step until the next one
+                logger.log_metrics({"train/batch_AP": report.mAP}, step=self.global_step)

@@ -16,11 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import config
 from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import evaluate_retrieval
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+from fewshot_callbacks.cli.curves import read_metric
 from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet import EmbeddingModule
 from tests.callbacks.models import trainer
@@ -153,6 +155,36 @@ def test_half_precision() -> None:
     assert pieces != pytest.approx(exact, abs=1e-6)  # it was half precision
 
 
+@pytest.mark.parametrize("micro_batch", [None, 10])
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+def test_float16_with_a_scaled_loss(similarity, micro_batch) -> None:
+    """As Lightning does with precision="16-mixed", which it has for accelerators alone."""
+    loss = SoftAveragePrecisionLoss(7, similarity=similarity)
+    module = EmbeddingModule(backbone(), loss, micro_batch=micro_batch)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    before = weights(module)
+    with torch.autocast("cpu", dtype=torch.float16):
+        embeddings = module(IMAGES)
+        embeddings.retain_grad()
+        value = module.loss(embeddings, TARGETS)
+    assert (embeddings.dtype, value.dtype) == (torch.float16, torch.float32)
+    scaler.scale(value).backward()
+    exact = (
+        embeddings.detach().float().requires_grad_()
+    )  # the same values: the loss has kinks, which others may lie beyond
+    loss(exact, TARGETS).backward()
+    torch.testing.assert_close(embeddings.grad.float() / 2**10, exact.grad, rtol=1e-3, atol=1e-7)
+    scaler.unscale_(optimizer)
+    assert all(torch.isfinite(parameter.grad).all() for parameter in module.parameters())
+    reference = EmbeddingModule(backbone(), loss)
+    reference(IMAGES).backward(exact.grad)
+    for one, other in zip(module.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0.01 * float(other.grad.abs().max()))
+    scaler.step(optimizer)
+    assert weights(module) != pytest.approx(before, abs=1e-5)
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
@@ -209,6 +241,17 @@ def test_the_exact_value_is_logged_beside_the_soft_one(similarity) -> None:
     assert logged["train/batch_AP"] == pytest.approx(report.mAP, abs=1e-6)
     assert logged["train/soft_AP"] == pytest.approx(1 - logged["train/loss"], abs=1e-6)
     assert not outputs["embeddings"].requires_grad
+
+
+def test_loggers_get_the_exact_value_on_its_steps_alone(tmp_path) -> None:
+    module = EmbeddingModule(backbone(), SoftAveragePrecisionLoss(), ap_every_n_steps=4)
+    run = trainer(max_epochs=3, logger=CSVLogger(tmp_path, name="", version=""), log_every_n_steps=1)
+    run.fit(module, DataLoader(data(), batch_size=10))
+    soft, exact = (read_metric(tmp_path / "metrics.csv", f"train/{name}") for name in ("soft_AP", "batch_AP"))
+    assert soft[0] == list(range(9))
+    assert exact[0] == [3, 7]
+    assert exact[1][0] != exact[1][1]  # of other batches
+    assert exact[1][-1] == pytest.approx(float(run.callback_metrics["train/batch_AP"]))
 
 
 def test_other_losses_log_their_loss_alone_and_words_are_labels() -> None:
