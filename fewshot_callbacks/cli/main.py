@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 COMMANDS = {
-    "demo": "train both heads on the glyphs and compare them; two minutes on a laptop",
+    "demo": "train both heads and soft AP on the glyphs, and compare them; two minutes on a laptop",
     "compare": "two runs of fit: their test sets, and how their steps moved the embeddings",
     "evaluate": "retrieval metrics of embeddings stored in an .npz file",
     "plan": "what an evaluation will cost, before it is started",

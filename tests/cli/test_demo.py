@@ -4,7 +4,7 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from fewshot_callbacks.cli import demo
+from fewshot_callbacks.cli import curves, demo
 from fewshot_callbacks.cli.curves import smooth
 from fewshot_callbacks.cli.main import main
 from tests.data.icon_trees import many
@@ -32,23 +32,35 @@ def test_every_column_is_whole_on_a_screen_of_80_columns(finished, screen):
     table = lines[next(i for i, line in enumerate(lines) if "never seen in training" in line) :]
     head = next(line for line in table if "accuracy" in line)
     assert head.split() == ["accuracy", "%", "mAP", "R@1", "GR@1", "of", "15", "R@P.5", "F1", "J"]
-    rows = [line for line in table if line.split()[:1] in (["random"], ["softmax"], ["DR"])]
-    assert [len(row.split()) for row in rows] == [12, 12, 12]
+    rows = [line for line in table if line.split()[:1] in (["random"], ["softmax"], ["DR"], ["soft"])]
+    assert [len(row.split()) for row in rows] == [12, 12, 12, 13]
     assert all(len(line) <= 80 and "…" not in line for line in table[: table.index(rows[-1]) + 5])
 
 
 def test_it_leaves_curves_logs_checkpoints_and_results(finished, capsys):
     assert (finished / "curves.png").read_bytes()[:4] == b"\x89PNG"
     rows = json.loads((finished / "results.json").read_text())
-    assert [row["name"] for row in rows] == ["random", "softmax", "dr"]
+    assert [row["name"] for row in rows] == ["random", "softmax", "dr", "soft_ap"]
     assert all(row["episodes"] == 10 for row in rows)
     assert len({row["episodes_hash"] for row in rows}) == 1
     assert all(0 < row["retrieval"]["metrics"]["mAP"] < 1 for row in rows)
-    for head in demo.HEADS:
-        assert (finished / head / "best.ckpt").stat().st_size > 0
-        assert "train/J" in (finished / head / "metrics.csv").read_text().splitlines()[0]
-        assert list((finished / head / "tensorboard").glob("events*"))
+    for name in demo.TRAINED:
+        assert (finished / name / "best.ckpt").stat().st_size > 0
+        assert "train/J" in (finished / name / "metrics.csv").read_text().splitlines()[0]
+        assert list((finished / name / "tensorboard").glob("events*"))
     assert not list(finished.parent.glob("*incomplete*"))
+
+
+def test_soft_ap_sees_as_many_images_and_is_tested_as_it_was_kept(finished):
+    steps = [len(curves.read_metric(finished / name / "metrics.csv", "train/loss")[0]) for name in demo.TRAINED]
+    assert steps == [2, 2, 2]
+    random, _, _, soft = json.loads((finished / "results.json").read_text())
+    assert soft["retrieval"]["metrics"] != random["retrieval"]["metrics"]  # the weights that were trained
+    options = demo.parser().parse_args(QUICK)
+    images, labels = next(iter(demo.data_of(options, demo.WAYS).train_dataloader()))
+    episode, _ = next(iter(demo.data_of(options).train_dataloader()))
+    assert images.shape == episode.shape
+    assert set(labels.bincount().tolist()) == {0, 1 + demo.QUERIES}
 
 
 def test_the_same_seed_gives_the_same_results(finished, tmp_path):
@@ -99,7 +111,7 @@ def test_it_runs_on_the_icon_themes_of_the_machine(tmp_path, monkeypatch, capsys
     assert "names never seen in training" in printed
     assert "name-" in printed
     rows = json.loads((tmp_path / "icons" / "results.json").read_text())
-    assert [row["name"] for row in rows] == ["random", "softmax", "dr"]
+    assert [row["name"] for row in rows] == ["random", "softmax", "dr", "soft_ap"]
 
 
 def test_too_few_icon_themes_are_told_in_one_line(tmp_path, monkeypatch, capsys):
