@@ -30,7 +30,7 @@ from _embeddings import make
 from retrieval import PeakMemory
 
 from fewshot_callbacks import discriminant_ratio
-from fewshot_callbacks.functional.cost import plan_evaluation
+from fewshot_callbacks.functional.retrieval import plan_evaluation
 
 T4_OPERATIONS = 8.1e12
 """float32 operations a second, a multiply-add counted as two: NVIDIA T4 data sheet, peak"""

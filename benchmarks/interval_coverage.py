@@ -16,7 +16,7 @@ a set is perfect with a probability of more than 3 %, a share near 95 % is no qu
 sets hold the truth, or none. Such regimes are marked with * and counted by themselves.
 
 The intervals are those of MacKinnon and White (1985), Satterthwaite (1946), Gaffke (2005), Hall (1992) and Zou and Donner
-(2008), as the head of fewshot_callbacks/functional/intervals.py says.
+(2008), as the head of fewshot_callbacks/functional/statistics/intervals.py says.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from fewshot_callbacks.functional import (
     mean_interval,
     paired_difference_interval,
 )
-from fewshot_callbacks.functional.grouped_recall import over_splits
-from fewshot_callbacks.functional.intervals import independent_difference_interval
+from fewshot_callbacks.functional.retrieval import over_splits
+from fewshot_callbacks.functional.statistics import independent_difference_interval
 
 TRUTHS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.995)
 UNITS = (2, 3, 5, 10, 20, 50, 200)

@@ -48,12 +48,12 @@ from cosmic_ray.plugins import get_operator
 
 ROOT = Path(__file__).parents[1]
 REASONS = Path(__file__).parent / "mutants_survivors.toml"
-PACKAGES = ("fewshot_callbacks/functional", "fewshot_callbacks/callbacks")
+PACKAGES = ("fewshot_callbacks/engine", "fewshot_callbacks/functional", "fewshot_callbacks/callbacks")
 TESTS = ("tests/test_defaults.py", "tests/functional", "tests/callbacks", "tests/metrics")
 KERNELS = {
-    "fewshot_callbacks/functional/kernels/compiled.py": "fewshot_callbacks/functional/compiled_walk.py",
-    "fewshot_callbacks/functional/kernels/bits.py": "fewshot_callbacks/functional/codes.py",
-    "fewshot_callbacks/functional/kernels/exact.py": "fewshot_callbacks/functional/similarity.py",
+    "fewshot_callbacks/engine/cpu/count_kernels.py": "fewshot_callbacks/engine/cpu/tiles.py",
+    "fewshot_callbacks/engine/codes/hamming_kernel.py": "fewshot_callbacks/engine/codes/hamming_pass.py",
+    "fewshot_callbacks/engine/cpu/exact_kernels.py": "fewshot_callbacks/engine/scores/products.py",
 }
 """Compiled files, of which coverage sees nothing, and who calls them: what runs these lines runs the kernel."""
 

@@ -47,7 +47,7 @@ def work(rank: int, count: int, folder: str, options: argparse.Namespace) -> Non
     """What each process does: load its part, warm up, evaluate, write down what it took."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting{count}", rank=rank, world_size=count
+        "gloo", init_method=f"file://{folder}/rectangle{count}", rank=rank, world_size=count
     )
     settings: dict[str, Any] = {"processes": all_processes(), "memory_mb": options.memory_mb}
     small, labels = make(600, options.dim, "middling")
@@ -69,7 +69,7 @@ def work(rank: int, count: int, folder: str, options: argparse.Namespace) -> Non
 def once(count: int, folder: str, options: argparse.Namespace) -> np.ndarray:
     """Seconds, megabytes and mAP of each process."""
     torch.multiprocessing.spawn(work, args=(count, folder, options), nprocs=count)
-    Path(f"{folder}/meeting{count}").unlink(missing_ok=True)
+    Path(f"{folder}/rectangle{count}").unlink(missing_ok=True)
     return np.stack([np.load(f"{folder}/{count}_{rank}.npy") for rank in range(count)])
 
 

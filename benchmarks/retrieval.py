@@ -178,20 +178,20 @@ def product(dtype: torch.dtype) -> Callable[[Data, Setting], Ready]:
 
 
 def ours(
-    rung: str | None = None, kernel: str | None = None, two_sets: bool = False
+    precision: str | None = None, kernel: str | None = None, two_sets: bool = False
 ) -> Callable[[Data, Setting], Ready]:
     """`evaluate_retrieval` with all its default metrics."""
 
     def forced() -> AbstractContextManager[object]:
-        if rung is not None:
-            return _switch("fewshot_callbacks.functional.ranks", "first_rung", rung)
+        if precision is not None:
+            return _switch("fewshot_callbacks.engine.ranking_pass", "first_precision", precision)
         if kernel is not None:
-            return _switch("fewshot_callbacks.functional.kernels", "use", kernel)
+            return _switch("fewshot_callbacks.engine.options", "use", kernel)
         return nullcontext()
 
     def prepare(data: Data, setting: Setting) -> Ready:
         from fewshot_callbacks import evaluate_retrieval  # noqa: PLC0415
-        from fewshot_callbacks.functional.kernels import compiled_kernels  # noqa: PLC0415
+        from fewshot_callbacks.engine.options import compiled_kernels  # noqa: PLC0415
 
         if kernel is None and setting.device == "cpu" and compiled_kernels() is None:
             raise UnavailableError("the compiled kernel cannot be loaded, and so nothing would be measured of it")
@@ -347,9 +347,9 @@ ROWS = {
         Row("floor", "float32 product of all pairs, best tiles", product(torch.float32), cuda=True),
         Row("floor-half", "the same in bfloat16", product(torch.bfloat16), cuda=True),
         Row("ours-auto", "evaluate_retrieval, all metrics", ours(), cuda=True),
-        Row("ours-bfloat16", "the same, first rung bfloat16", ours("bfloat16"), cuda=True),
-        Row("ours-float32", "the same, first rung float32", ours("float32"), cuda=True),
-        Row("ours-float64", "the same, first rung float64", ours("float64"), cuda=True),
+        Row("ours-bfloat16", "the same, first precision bfloat16", ours("bfloat16"), cuda=True),
+        Row("ours-float32", "the same, first precision float32", ours("float32"), cuda=True),
+        Row("ours-float64", "the same, first precision float64", ours("float64"), cuda=True),
         Row("ours-two-sets", "the same, queries and gallery given apart", ours(two_sets=True), cuda=True),
         Row("ours-reference", "the same, counting in plain PyTorch", ours(kernel="reference")),
         Row("grouped", "grouped_recall alone, groups of 10 classes", grouped),

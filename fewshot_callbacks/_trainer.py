@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from fewshot_callbacks.metrics.processes import process_count
+from fewshot_callbacks.distributed.torch_distributed import process_count
 
 
 def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:

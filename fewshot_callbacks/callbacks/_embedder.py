@@ -14,7 +14,7 @@ from fewshot_callbacks._trainer import evaluating
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, follow
 from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.functional.similarity import Similarity
+from fewshot_callbacks.functional.retrieval import Similarity
 
 Embed = str | Callable[[LightningModule, Any], Tensor | tuple[Tensor, Any]]
 """How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need be

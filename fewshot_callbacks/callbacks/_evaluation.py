@@ -12,8 +12,8 @@ from torch.utils.data import DistributedSampler
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
 from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSource, Source
+from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.metrics.processes import gather_objects, process_count
 
 STEPS = {"val": "validation_step", "test": "test_step"}
 """Name of the step of each stage."""

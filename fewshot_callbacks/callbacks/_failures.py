@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fewshot_callbacks._trainer import warn
-from fewshot_callbacks.functional.processes import RemoteError
+from fewshot_callbacks.distributed.processes import RemoteError
 
 
 class UsageError(ValueError):

@@ -13,9 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.functional.multilabel import Gain, multilabel_metrics
-from fewshot_callbacks.functional.processes import Processes
-from fewshot_callbacks.functional.settings import RetrievalSettings
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.functional.retrieval import Gain, RetrievalSettings, multilabel_metrics
 from fewshot_callbacks.metrics.embedding_store import Shard, in_order
 
 ARGUMENTS = ("similarity", "recall_k", "ir_recall_k", "map_k", "precision_k", "ndcg_k", "ties", "memory_mb")

@@ -10,9 +10,9 @@ from lightning.pytorch import Trainer
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.distributed.torch_distributed import process_count
 from fewshot_callbacks.functional._labels import Labels, as_labels, joined_labels, read_labels
-from fewshot_callbacks.functional.subsets import class_subset
-from fewshot_callbacks.metrics.processes import process_count
+from fewshot_callbacks.functional.class_subset import class_subset
 
 
 @runtime_checkable

@@ -12,13 +12,13 @@ from torch import Tensor
 from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
-from fewshot_callbacks.functional._checks import non_finite_rows
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
+from fewshot_callbacks.functional._inputs import non_finite_rows
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ClassScatter, unit_rows
-from fewshot_callbacks.functional.processes import Processes
 from fewshot_callbacks.functional.variance_ratio import batch_ratios, variance_ratio_of_set
 from fewshot_callbacks.metrics._words import refuse_another_form
-from fewshot_callbacks.metrics.processes import all_processes, process_count
 
 
 class DiscriminantRatioMonitor(EvaluationMonitor):

@@ -21,15 +21,18 @@ from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks._training_classes import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
+from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object, gather_objects
 from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.functional.generalization_gap import GeneralizationGap, generalization_gap
-from fewshot_callbacks.functional.ranking import Ties
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.settings import RetrievalSettings
-from fewshot_callbacks.functional.similarity import Similarity
-from fewshot_callbacks.functional.subsets import class_subset
+from fewshot_callbacks.functional.class_subset import class_subset
+from fewshot_callbacks.functional.retrieval import (
+    GeneralizationGap,
+    RetrievalSettings,
+    Similarity,
+    Ties,
+    evaluate_retrieval,
+    generalization_gap,
+)
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
-from fewshot_callbacks.metrics.processes import all_processes, broadcast_object, gather_objects
 
 UNEVEN = 1.5
 """Where the numbers of items of a class differ by more than this factor, recall cannot be compared."""

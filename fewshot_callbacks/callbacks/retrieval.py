@@ -31,18 +31,24 @@ from fewshot_callbacks.callbacks.embeddings import (
     read_ids,
     unobserved,
 )
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.functional.label_splits import Unmatched
-from fewshot_callbacks.functional.multilabel import Gain, MultilabelReport, check_gain, evaluate_multilabel
-from fewshot_callbacks.functional.processes import Processes
-from fewshot_callbacks.functional.ranking import Divisor, Ties
-from fewshot_callbacks.functional.ranks import Progress
-from fewshot_callbacks.functional.report import RetrievalReport
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.settings import RetrievalSettings
-from fewshot_callbacks.functional.similarity import Similarity
+from fewshot_callbacks.functional.retrieval import (
+    Divisor,
+    Gain,
+    MultilabelReport,
+    Progress,
+    RetrievalReport,
+    RetrievalSettings,
+    Similarity,
+    Ties,
+    Unmatched,
+    check_gain,
+    evaluate_multilabel,
+    evaluate_retrieval,
+)
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
-from fewshot_callbacks.metrics.processes import all_processes, gather_objects
 
 
 class RetrievalMonitor(EvaluationMonitor):

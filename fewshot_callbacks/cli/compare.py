@@ -16,12 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks.cli._options import OneLineErrors
-from fewshot_callbacks.functional.comparison import compare_reports
-from fewshot_callbacks.functional.dynamics import DynamicsHistory
-from fewshot_callbacks.functional.dynamics_comparison import DynamicsComparison, compare_dynamics, without_nan
+from fewshot_callbacks.functional.dynamics import DynamicsComparison, DynamicsHistory, compare_dynamics, without_nan
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy
-from fewshot_callbacks.functional.intervals import Difference
-from fewshot_callbacks.functional.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval import RetrievalReport, compare_reports
+from fewshot_callbacks.functional.statistics import Difference
 
 DYNAMICS, CONFIGURATION = "training_dynamics.json", "config.yaml"
 DIFFERENCES = ("mAP", "recall@1", "f1", "grouped_recall@1")

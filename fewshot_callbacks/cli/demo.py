@@ -29,7 +29,7 @@ from fewshot_callbacks.cli._options import WHOLE, OneLineErrors
 from fewshot_callbacks.cli.curves import draw_curves
 from fewshot_callbacks.data import GlyphDataModule, IconThemesDataModule
 from fewshot_callbacks.data._episodic import Split
-from fewshot_callbacks.functional.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet import EmbeddingModule, ProtoNet, SoftmaxHead
 

@@ -20,14 +20,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks.cli._options import NUMBER_LIST, WHOLE_LIST, WHOLE_OR_NONE, WORD_LIST, OneLineErrors
-from fewshot_callbacks.functional.comparison import compare_reports
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
-from fewshot_callbacks.functional.intervals import Difference
-from fewshot_callbacks.functional.label_splits import Unmatched
-from fewshot_callbacks.functional.ranking import Ties
-from fewshot_callbacks.functional.report import RetrievalReport
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.similarity import Similarity
+from fewshot_callbacks.functional.retrieval import (
+    RetrievalReport,
+    Similarity,
+    Ties,
+    Unmatched,
+    compare_reports,
+    evaluate_retrieval,
+)
+from fewshot_callbacks.functional.statistics import Difference
 
 MEANINGS = {
     "mAP": "mean over queries of the precision at each relevant rank",

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks.cli._options import WHOLE, WHOLE_OR_NONE, OneLineErrors
-from fewshot_callbacks.functional.cost import EvaluationPlan, plan_evaluation
+from fewshot_callbacks.functional.retrieval import EvaluationPlan, plan_evaluation
 
 USUAL_RATIOS = (0.4, 2.0)
 """What an evaluation of one set takes, in matrix products of all pairs: benchmarks/README.md."""

@@ -47,7 +47,7 @@ class EpisodicBatchSampler(BatchSampler):
         drop_last: Ignored; the same.
 
     Raises:
-        ValueError: See `fewshot_callbacks.functional.episodes.sample_episodes`; or fewer training episodes than
+        ValueError: See `fewshot_callbacks.functional.episodes.sampling.sample_episodes`; or fewer training episodes than
             processes need for a batch each.
 
     Example:

@@ -195,7 +195,7 @@ def word_code(word: str) -> int:
 # ----------------------------------------------------------------------------------------------------------------- behind it
 
 
-def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[np.object_]:
+def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
     """Numbers as a tensor, what may be words as an array of objects."""
     refuse_masked(value, name, call)
     if isinstance(value, str | bytes):
@@ -223,7 +223,7 @@ def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[np.ob
             raise ValueError(
                 f"{call}: {name} are bytes that are no UTF-8 ({error}). Pass np.char.decode({name}, encoding=...)."
             ) from error
-    objects: NDArray[np.object_] = array
+    objects: NDArray[Any] = array
     return objects
 
 

@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.functional.processes import ALONE, Processes
 
 EPS = 1e-30
 """The default keeps J finite in float32 (at most 1e30) and changes no digit of a J below 1e14."""

@@ -35,7 +35,7 @@ from fewshot_callbacks.functional.discriminant_ratio import (
     read_batch,
     unit_rows,
 )
-from fewshot_callbacks.functional.intervals import UNKNOWN, Interval, normal_quantile
+from fewshot_callbacks.functional.statistics.intervals import UNKNOWN, Interval, normal_quantile
 
 
 def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> Float[Tensor, ""]:

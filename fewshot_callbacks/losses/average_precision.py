@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fewshot_callbacks.functional._checks import check_matrix, non_finite_rows, refuse_non_finite
+from fewshot_callbacks.functional._inputs import check_matrix, non_finite_rows, refuse_non_finite
 from fewshot_callbacks.functional._labels import Labels, as_labels, numbered
 from fewshot_callbacks.losses.histograms import Bins, Relevance, Score, SoftHistograms, check_bins, soft_histograms
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewshot_callbacks.metrics.processes import cpu_group
+from fewshot_callbacks.distributed.torch_distributed import cpu_group
 
 
 def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
 from fewshot_callbacks.functional._labels import CodeBook, Labels, as_labels, check_labels, merged_books, numbered
 from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.metrics._words import refuse_another_form
-from fewshot_callbacks.metrics.processes import all_processes, gather_objects, process_count
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from torchmetrics import Metric
 
 from fewshot_callbacks.functional._labels import Labels, read_labels
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.functional.report import RetrievalReport
-from fewshot_callbacks.functional.retrieval import check_evaluation_settings, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval import RetrievalReport, check_evaluation_settings, evaluate_retrieval
 from fewshot_callbacks.metrics._sync import gather_tensors
 from fewshot_callbacks.metrics._words import (
     as_state,

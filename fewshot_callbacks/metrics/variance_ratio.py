@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewshot_callbacks.functional.intervals import UNKNOWN, Interval
+from fewshot_callbacks.functional.statistics import UNKNOWN, Interval
 from fewshot_callbacks.functional.variance_ratio import variance_ratio_of_set
 from fewshot_callbacks.metrics._class_moments import ClassMomentsMetric
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fewshot_callbacks.functional._checks import check_embeddings
+from fewshot_callbacks.functional._inputs import check_embeddings
 from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy, EpisodeList, summarize_accuracies

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from fewshot_callbacks.metrics.processes import process_count
+from fewshot_callbacks.distributed.torch_distributed import process_count
 
 
 def embed_in_pieces(

@@ -189,7 +189,10 @@ def test_training_dynamics_of_episodes_of_words() -> None:
     expected = run(training, training.tensors[1].tolist())
     found = run(Worded(items()), Worded(items()).labels)
     assert len(found) == 4
-    assert found.to_dict() == expected.to_dict()
+    for name, values in expected.to_dict().items():
+        # words sort their classes in another order, and so do sums
+        same = pytest.approx(values, rel=1e-12) if name in ("alpha", "norm_ratio", "psi_con", "psi_div") else values
+        assert found.to_dict()[name] == same
 
 
 def test_labels_that_are_missing_end_the_run() -> None:

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._targets import TargetBook
+from fewshot_callbacks.distributed.processes import ALONE
 from fewshot_callbacks.functional import evaluate_multilabel
-from fewshot_callbacks.functional.processes import ALONE
 from tests.callbacks.models import FEATURES, Net, loader, said, trainer
 
 LABELS = 5

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.averages import class_means, macro_mean
-from fewshot_callbacks.functional.intervals import macro_mean_interval, mean_interval
+from fewshot_callbacks.functional.statistics.class_means import class_means, macro_mean
+from fewshot_callbacks.functional.statistics.intervals import macro_mean_interval, mean_interval
 
 NAN = math.nan
 queries = st.lists(

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional import candidates as candidates_module
-from fewshot_callbacks.functional.candidates import find_candidates, row_numbers
+from fewshot_callbacks.engine import candidates as candidates_module
+from fewshot_callbacks.engine.candidates import find_candidates
+from fewshot_callbacks.engine.duplicates import row_numbers
 
 NAMES = np.array([0, 1, 2, -5, 2**24, 2**24 + 1, 2**61, -(2**63), 2**63 - 1])
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.codes import Codes, pack_codes
-from fewshot_callbacks.functional.grouped_recall import grouped_recall
-from fewshot_callbacks.functional.kernels import use
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.similarity import ScoreTiles
+from fewshot_callbacks.engine.codes.packing import Codes, pack_codes
+from fewshot_callbacks.engine.options import use
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall
 from tests.functional.brute_force import BruteForce, TooManyOrdersError
 
 

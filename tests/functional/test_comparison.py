@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from fewshot_callbacks.functional.comparison import compare_reports
-from fewshot_callbacks.functional.grouped_recall import grouped_recall
-from fewshot_callbacks.functional.intervals import (
+from fewshot_callbacks.functional.retrieval.compare import compare_reports
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall
+from fewshot_callbacks.functional.statistics.intervals import (
     Difference,
     Interval,
     mean_interval,
     normal_quantile,
     paired_difference_interval,
 )
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 
 
 def models(noises, items=300, classes=30, dim=12, seed=0):

@@ -8,35 +8,40 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional import compiled_walk, ranks
-from fewshot_callbacks.functional.candidates import find_candidates, row_numbers
-from fewshot_callbacks.functional.kernels import compiled, use
-from fewshot_callbacks.functional.kernels.exact import MEMBERS
-from fewshot_callbacks.functional.ranks import Layout, RankingPass, first_rung
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.similarity import ScoreTiles
-from fewshot_callbacks.functional.walkers import ranking_pass
+from fewshot_callbacks.engine import budget
+from fewshot_callbacks.engine import ranking_pass as ranks
+from fewshot_callbacks.engine.budget import Layout
+from fewshot_callbacks.engine.candidates import find_candidates
+from fewshot_callbacks.engine.cpu import count_kernels as compiled
+from fewshot_callbacks.engine.cpu import tiles as compiled_walk
+from fewshot_callbacks.engine.cpu.exact_kernels import MEMBERS
+from fewshot_callbacks.engine.duplicates import row_numbers
+from fewshot_callbacks.engine.open_pass import ranking_pass
+from fewshot_callbacks.engine.options import first_precision, use
+from fewshot_callbacks.engine.ranking_pass import RankingPass
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
 ALL = 10**6
 
 
 @contextmanager
-def engine(kernel="compiled", rung=None, *, layout=None, part_rows=None, threads=1, pilot=False):
+def engine(kernel="compiled", precision=None, *, layout=None, part_rows=None, threads=1, pilot=False):
     """Small data on the roads of large data.
 
     Args:
         kernel: see `kernels.use`.
-        rung: see `first_rung`.
-        layout: queries in a panel, gallery entries in a panel, and queries whose counters are held at once.
-        part_rows: rows of a panel whose scores are made at once.
+        precision: see `first_precision`.
+        layout: queries in a block, gallery entries in a block, and queries whose counters are held at once.
+        part_rows: rows of a block whose scores are made at once.
         threads: so many, however little there is to do.
-        pilot: choose the rung and what is collected from a sample, however little there is to do.
+        pilot: choose the precision and what is collected from a sample, however little there is to do.
     """
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         stack.enter_context(use(kernel))
-        if rung is not None:
-            stack.enter_context(first_rung(rung))
+        if precision is not None:
+            stack.enter_context(first_precision(precision))
         if layout is not None:
             rows, columns, block = layout
 
@@ -45,10 +50,10 @@ def engine(kernel="compiled", rung=None, *, layout=None, part_rows=None, threads
 
             patch.setattr(ranks, "choose_layout", small)
         if part_rows is not None:
-            patch.setattr(ranks, "PART_ROWS", part_rows)
+            patch.setattr(budget, "PART_ROWS", part_rows)
         if pilot:
             patch.setattr(compiled_walk, "PILOT_PAIRS", 0)
-        patch.setattr(RankingPass, "entry_pairs", 2**40)
+        patch.setattr(RankingPass, "distinct_pairs", 2**40)
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
@@ -62,7 +67,7 @@ def engines(draw):
     """Settings of `engine` that are all to give the same."""
     rows = draw(st.sampled_from([16, 17, 64, 300]))
     return {
-        "rung": draw(st.sampled_from([None, "bfloat16", "float32", "float64"])),
+        "precision": draw(st.sampled_from([None, "bfloat16", "float32", "float64"])),
         "layout": (rows, rows if draw(st.booleans()) else 40, draw(st.sampled_from([ALL, ALL, 23]))),
         "part_rows": draw(st.sampled_from([5, 16, 256])),
         "threads": draw(st.sampled_from([1, 2, 3])),
@@ -247,7 +252,7 @@ def test_many_panels_threads_and_rungs_count_alike(kind, similarity):
         "similarity": similarity,
     }
     by_keys = expected(case)
-    for rung, threads, layout in (
+    for precision, threads, layout in (
         ("bfloat16", 3, (20, 20, ALL)),
         ("float32", 3, (20, 20, ALL)),
         ("float64", 2, (20, 20, ALL)),
@@ -255,7 +260,7 @@ def test_many_panels_threads_and_rungs_count_alike(kind, similarity):
         ("float32", 3, (32, 33, 45)),
         (None, 2, (40, 40, ALL)),
     ):
-        with engine(rung=rung, layout=layout, part_rows=13, threads=threads, pilot=True):
+        with engine(precision=precision, layout=layout, part_rows=13, threads=threads, pilot=True):
             assert counted(case) == by_keys
 
 
@@ -269,8 +274,8 @@ def test_borders_of_runs_and_parts_are_crossed(kind, both):
         "similarity": "cosine",
     }
     by_keys = expected(case)
-    for rung in ("bfloat16", "float32", "float64"):
-        with engine(rung=rung, layout=(600, 600, ALL if both else 600)):
+    for precision in ("bfloat16", "float32", "float64"):
+        with engine(precision=precision, layout=(600, 600, ALL if both else 600)):
             assert counted(case) == by_keys
 
 
@@ -282,8 +287,8 @@ def test_many_relevant_items(relevant):
     queries = torch.randn(len(labels), 4, generator=generator) + 0.3 * labels[:, None]
     case = {"queries": queries, "query_labels": labels, "similarity": "cosine"}
     by_keys = expected(case)
-    for rung in ("bfloat16", "float32", "float64"):
-        with engine(rung=rung, layout=(200, 200, ALL)):
+    for precision in ("bfloat16", "float32", "float64"):
+        with engine(precision=precision, layout=(200, 200, ALL)):
             assert counted(case) == by_keys
 
 
@@ -298,15 +303,15 @@ def test_more_relevant_items_than_16_bits_hold_in_one_list_of_edges():
 
 
 @pytest.mark.parametrize("kernel", ["compiled", "reference"])
-@pytest.mark.parametrize("rung", ["bfloat16", "float32", "float64"])
-def test_queries_that_are_alone_do_not_hide_others(kernel, rung):
+@pytest.mark.parametrize("precision", ["bfloat16", "float32", "float64"])
+def test_queries_that_are_alone_do_not_hide_others(kernel, precision):
     # a query without a match has no threshold; the pair still counts for the item on its other side
     labels = torch.cat([torch.arange(40), torch.arange(100, 110).repeat(4)])
     queries = torch.randn(80, 8)
     case = {"queries": queries, "query_labels": labels, "similarity": "cosine"}
     by_keys = expected(case)
     for layout in ((16, 16, ALL), (100, 100, ALL), (16, 16, 30)):
-        with engine(kernel, rung, layout=layout):
+        with engine(kernel, precision, layout=layout):
             assert counted(case) == by_keys
 
 
@@ -399,8 +404,8 @@ class TestKeys:
         case = {"queries": queries, "query_labels": torch.arange(40) % 8, "similarity": similarity}
         by_keys = expected(case)
         for kernel in ("compiled", "reference"):
-            for rung in ("bfloat16", "float32", "float64"):
-                with engine(kernel, rung, layout=(16, 16, ALL)):
+            for precision in ("bfloat16", "float32", "float64"):
+                with engine(kernel, precision, layout=(16, 16, ALL)):
                     assert counted(case) == by_keys
 
 

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.cost import plan_evaluation
-from fewshot_callbacks.functional.ranks import choose_layout, item_bytes, least_bytes
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.similarity import ScoreTiles
-from fewshot_callbacks.functional.walkers import ranking_pass
+from fewshot_callbacks.engine.budget import choose_layout, item_bytes, least_bytes
+from fewshot_callbacks.engine.candidates import find_candidates
+from fewshot_callbacks.engine.open_pass import ranking_pass
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.cost import plan_evaluation
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 
 
 def test_one_by_hand():

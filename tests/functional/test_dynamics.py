@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, compare_dynamics, training_dynamics
-from fewshot_callbacks.functional.dynamics import Centering, check_centering
+from fewshot_callbacks.functional.dynamics.step import Centering, check_centering
 
 NAMES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
 LABELS = torch.tensor([5, -2, 5, -2, 9, 9, 5, -2, 9])  # three classes of three

@@ -12,14 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.episodes import (
-    EpisodeList,
-    sample_episodes,
-    split_episode,
-    split_episodes,
-    summarize_accuracies,
-)
-from fewshot_callbacks.functional.intervals import (
+from fewshot_callbacks.functional.episodes.accuracy import summarize_accuracies
+from fewshot_callbacks.functional.episodes.sampling import EpisodeList, sample_episodes
+from fewshot_callbacks.functional.episodes.splitting import split_episode, split_episodes
+from fewshot_callbacks.functional.statistics.intervals import (
     independent_difference_interval,
     mean_interval,
     paired_difference_interval,

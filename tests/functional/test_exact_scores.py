@@ -10,10 +10,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.exact_scores import by_fractions, dot, in_pieces
-from fewshot_callbacks.functional.kernels import use
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.similarity import ScoreTiles
+from fewshot_callbacks.engine.options import use
+from fewshot_callbacks.engine.scores.exact import by_fractions, dot, in_pieces
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.functional.brute_force import BruteForce, root
 
 SIMILARITIES = ("cosine", "dot", "euclidean")

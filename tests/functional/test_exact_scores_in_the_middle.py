@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.kernels import exact
+from fewshot_callbacks.engine.cpu import exact_kernels as exact
 from tests.functional.test_compiled import prepared
 from tests.functional.test_exact_scores import KERNELS, scores, true_score
 

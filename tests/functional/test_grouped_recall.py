@@ -8,13 +8,13 @@ import torch
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.comparison import compare_reports
-from fewshot_callbacks.functional.grouped_recall import check_unmatched, grouped_recall
-from fewshot_callbacks.functional.intervals import mean_interval
-from fewshot_callbacks.functional.kernels import use
-from fewshot_callbacks.functional.label_splits import label_groups
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.similarity import ScoreTiles
+from fewshot_callbacks.engine.options import use
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.compare import compare_reports
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.grouped_recall import check_unmatched, grouped_recall
+from fewshot_callbacks.functional.retrieval.label_groups import label_groups
+from fewshot_callbacks.functional.statistics.intervals import mean_interval
 from tests.functional.brute_force import BruteForce, TooManyOrdersError
 
 
@@ -191,7 +191,7 @@ class TestGivenGroups:
             ([[0.5, 1.5], [2, 3]], r"needs integer groups"),
         ],
     )
-    def test_refusals(self, groups, message):
+    def test_refusals(self, groups, message, as_users_run_it):
         with pytest.raises(ValueError, match=message):
             grouped_recall(*self.items(), groups=groups)
 
@@ -210,7 +210,7 @@ class TestGivenGroups:
             with pytest.raises(ValueError, match="cannot be compared, nor groups that were given"):
                 one.minus(two)
 
-    def test_an_evaluation_says_why_there_is_none(self):
+    def test_an_evaluation_says_why_there_is_none(self, as_users_run_it):
         report = evaluate_retrieval(*self.items(), label_groups=[[0, 1], [2, 77]])
         assert report.grouped is None
         assert any("left out. evaluate_retrieval: 1 of the 4 labels in label_groups" in note for note in report.notes)

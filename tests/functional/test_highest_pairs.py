@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from fewshot_callbacks.functional.edge_counts import EdgeCounts
-from fewshot_callbacks.functional.highest_pairs import HighestPairs
-from fewshot_callbacks.functional.kernels.compiled import Pooled
-from fewshot_callbacks.functional.pooled_counts import PooledCounts, PooledRequest
-from fewshot_callbacks.functional.walkers import ranking_pass
+from fewshot_callbacks.engine.cpu.count_kernels import Pooled
+from fewshot_callbacks.engine.open_pass import ranking_pass
+from fewshot_callbacks.engine.pooled.highest import TopNegatives
+from fewshot_callbacks.engine.pooled.histogram import PooledCounts, PooledRequest
+from fewshot_callbacks.engine.pooled.recount import Recount
 from tests.functional.test_compiled import SIMILARITIES, pair_keys, prepared
 from tests.functional.test_rungs import pooled_case
 
@@ -24,7 +24,7 @@ def noted(case, error, cut_share, parts=2):
     rng = np.random.default_rng(0)
     values = of_pairs + rng.uniform(-error, error, len(of_pairs))
     cut = float(np.quantile(values, cut_share))
-    highest = HighestPairs(walk, error)
+    highest = TopNegatives(walk, error)
     for part in range(parts):
         mine = (np.arange(len(values)) % parts == part) & (values >= cut)
         empty = np.zeros(2, np.int64)
@@ -43,7 +43,7 @@ def noted(case, error, cut_share, parts=2):
 def test_bounds_hold_the_counts(kind, similarity, error):
     _, highest, negatives, positives = noted(pooled_case(kind, similarity), error, 0.6)
     asked = np.unique(np.concatenate([positives, negatives]))
-    asked = asked[asked >= highest.complete_from]
+    asked = asked[asked >= highest.exact_above]
     assert len(asked)
     truth = np.array([(negatives >= key).sum() for key in asked])
     fewest, most = highest.bounds(asked)
@@ -59,8 +59,8 @@ def test_bounds_hold_the_counts(kind, similarity, error):
 def test_their_keys_are_counted_exactly(kind, similarity, error):
     walk, highest, negatives, positives = noted(pooled_case(kind, similarity), error, 0.6)
     edges = np.unique(np.concatenate([positives[::3], negatives[::7]]))
-    edges = edges[edges >= highest.complete_from]
-    look = EdgeCounts(PooledCounts(walk, PooledRequest(), 1000), edges, edges[:, None].repeat(2, axis=1))
+    edges = edges[edges >= highest.exact_above]
+    look = Recount(PooledCounts(walk, PooledRequest(), 1000), edges, edges[:, None].repeat(2, axis=1))
     highest.count(look.negatives)
     reached, tied = look.negatives.accepted()
     assert reached.tolist() == [(negatives >= key).sum() for key in edges]
@@ -78,7 +78,7 @@ def test_the_highest_cut_of_all_threads_is_what_can_be_vouched_for():
     highest.add(pooled)
     assert highest.cut == lower + 1
     assert len(highest) > 100
-    highest.give_up()
+    highest.discard()
     highest.add(pooled)
     assert (highest.cut, len(highest)) == (math.inf, 0)
-    assert HighestPairs(walk, 0.0).cut == math.inf
+    assert TopNegatives(walk, 0.0).cut == math.inf

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import beta, t
 
-from fewshot_callbacks.functional.intervals import (
+from fewshot_callbacks.functional.statistics.intervals import (
     Interval,
     clustered_mean_interval,
     independent_difference_interval,

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional import evaluate_retrieval, kernels
-from fewshot_callbacks.functional.kernels.reference import Counts, count_pairs, count_tile
+from fewshot_callbacks.engine import options as kernels
+from fewshot_callbacks.engine.pytorch.count import Counts, count_pairs, count_tile
+from fewshot_callbacks.functional import evaluate_retrieval
 
 INF = float("inf")
 GRID = 2.0**-30  # finer than float32 near 1, so that margins have to be rounded outwards

@@ -12,12 +12,12 @@ MEASURE = """
 import ctypes, gc, json, sys
 from contextlib import nullcontext
 import torch
-from fewshot_callbacks.functional import compiled_walk
-from fewshot_callbacks.functional.ranks import first_rung
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
+from fewshot_callbacks.engine.cpu import tiles as compiled_walk
+from fewshot_callbacks.engine.options import first_precision
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 
 torch.set_num_threads(1)
-n, classes, dim, memory_mb, rung = json.loads(sys.argv[1])
+n, classes, dim, memory_mb, precision = json.loads(sys.argv[1])
 
 
 def status(name):
@@ -33,7 +33,7 @@ def data(n, classes):
 
 pilot_pairs, compiled_walk.PILOT_PAIRS = compiled_walk.PILOT_PAIRS, 0  # large data takes a sample first
 for first in ("bfloat16", "float32", "float64", None):  # loads libraries and compiled code
-    with first_rung(first) if first else nullcontext():
+    with first_precision(first) if first else nullcontext():
         for few_or_many in (25, 2):
             evaluate_retrieval(*data(500, few_or_many))
 compiled_walk.PILOT_PAIRS = pilot_pairs
@@ -43,30 +43,30 @@ ctypes.CDLL(None).malloc_trim(0)  # what the first evaluations have left may not
 before = status("VmRSS")
 with open("/proc/self/clear_refs", "w") as reset:
     reset.write("5")
-with first_rung(rung) if rung else nullcontext():
+with first_precision(precision) if precision else nullcontext():
     report = evaluate_retrieval(embeddings, labels, memory_mb=memory_mb)
 peak = status("VmHWM")
 print(json.dumps([(peak - before) / 1e6, report.seconds]))
 """
 
 
-def beyond(n: int, classes: int, dim: int, memory_mb: int, rung: str | None) -> float:
+def beyond(n: int, classes: int, dim: int, memory_mb: int, precision: str | None) -> float:
     """Megabytes that an evaluation takes at most, beyond what the process has before."""
     import json
 
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, json.dumps([n, classes, dim, memory_mb, rung])],
+        [sys.executable, "-c", MEASURE, json.dumps([n, classes, dim, memory_mb, precision])],
         capture_output=True, text=True, cwd=ROOT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     megabytes, seconds = json.loads(done.stdout)
-    print(f"n={n} classes={classes} dim={dim} {rung}: {megabytes:.1f} MB of {memory_mb}, {seconds:.1f} s")
+    print(f"n={n} classes={classes} dim={dim} {precision}: {megabytes:.1f} MB of {memory_mb}, {seconds:.1f} s")
     return megabytes
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the accounts of Linux")
 @pytest.mark.parametrize(
-    ("n", "classes", "dim", "memory_mb", "rung"),
+    ("n", "classes", "dim", "memory_mb", "precision"),
     [
         (12_000, 226, 128, 64, None),
         (12_000, 226, 128, 256, None),
@@ -79,5 +79,5 @@ def beyond(n: int, classes: int, dim: int, memory_mb: int, rung: str | None) -> 
         (4_000, 2, 8, 16, None),
     ],
 )
-def test_no_more_memory_than_was_granted(n, classes, dim, memory_mb, rung):
-    assert beyond(n, classes, dim, memory_mb, rung) < 1.1 * memory_mb
+def test_no_more_memory_than_was_granted(n, classes, dim, memory_mb, precision):
+    assert beyond(n, classes, dim, memory_mb, precision) < 1.1 * memory_mb

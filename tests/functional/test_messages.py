@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
 
 from fewshot_callbacks import GeneralizationGapMonitor, RetrievalEvaluation, RetrievalMonitor
+from fewshot_callbacks.engine.codes.packing import pack_codes
 from fewshot_callbacks.functional import (
     discriminant_ratio,
     evaluate_retrieval,
@@ -15,18 +15,12 @@ from fewshot_callbacks.functional import (
     plan_evaluation,
     variance_ratio,
 )
-from fewshot_callbacks.functional.codes import pack_codes
-from fewshot_callbacks.functional.settings import RetrievalSettings
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
 
 LABELS = torch.arange(40) % 8
 
 
-@pytest.fixture(autouse=True)
-def _as_users_run_it():
-    """Without the checks of types, which tests have switched on and users have not."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
 
 def made():

@@ -259,7 +259,7 @@ GOOD = {"embeddings": torch.ones(3, 2), "targets": torch.ones(3, 2)}
         ({"confidence": 1.0}, "confidence=1.0"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused(change, words):
+def test_bad_input_is_refused(change, words, as_users_run_it):
     with pytest.raises(ValueError, match=re.escape(words)):
         evaluate_multilabel(**(GOOD | change))
 

@@ -9,15 +9,12 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional import evaluate_retrieval, pooled_counts
-from fewshot_callbacks.functional.kernels import use
-from fewshot_callbacks.functional.pooled_cells import (
-    Tally,
-    false_match_rate,
-    most_false_positives,
-    precision_of,
-    spaced,
-)
+from fewshot_callbacks.engine.options import use
+from fewshot_callbacks.engine.pooled import histogram as pooled_counts
+from fewshot_callbacks.engine.pooled.bins import false_match_rate, most_false_positives, precision_of
+from fewshot_callbacks.engine.pooled.intervals import spaced
+from fewshot_callbacks.engine.pooled.tally import ThresholdCounts
+from fewshot_callbacks.functional import evaluate_retrieval
 from tests.functional.brute_force import BruteForce
 from tests.functional.test_compiled import ALL, engine
 
@@ -185,10 +182,10 @@ def test_points_of_embeddings_have_the_counts_of_the_smallest_threshold(case, ke
     [
         {},
         {"pilot": True, "layout": (64, 64, ALL)},
-        {"rung": "bfloat16", "pilot": True, "layout": (64, 64, 90)},
-        {"rung": "float64", "pilot": True},
+        {"precision": "bfloat16", "pilot": True, "layout": (64, 64, 90)},
+        {"precision": "float64", "pilot": True},
         {"kernel": "reference"},
-        {"kernel": "reference", "rung": "bfloat16", "layout": (64, 64, 90)},
+        {"kernel": "reference", "precision": "bfloat16", "layout": (64, 64, 90)},
     ],
     ids=str,
 )
@@ -250,7 +247,7 @@ def test_the_place_of_a_rank(pairs, edges, noted):
     """What is said of the negative of each rank holds, and all is said where all keys were listed."""
     keys, weights = np.array(pairs).T
     edges = np.array(sorted(edges), float)
-    tally = Tally(edges, np.array([[edges[0], edges[-1]]]), 100)
+    tally = ThresholdCounts(edges, np.array([[edges[0], edges[-1]]]), 100)
     tally.add(keys.astype(float), weights)
     if noted != "none":
         some = slice(None) if noted == "all" else slice(0, len(keys) // 2)

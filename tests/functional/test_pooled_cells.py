@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.pooled_cells import Cells, distinct, histogram, inside_any, merged
+from fewshot_callbacks.engine.pooled.bins import ThresholdBins
+from fewshot_callbacks.engine.pooled.intervals import distinct, histogram, inside_any, merged
 
 ENDS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12)
 
@@ -17,11 +18,11 @@ def ordered(ends):
 @given(ENDS)
 def test_merged_stretches_hold_the_same_keys_and_do_not_touch(ends):
     low, high = ordered(ends)
-    stretches = merged(low, high)
+    intervals = merged(low, high)
     keys = np.arange(-2, 40, 0.5)
     inside = [bool(((low <= key) & (key <= high)).any()) for key in keys]
-    assert inside_any(keys, stretches).tolist() == inside
-    assert (stretches[1:, 0] > stretches[:-1, 1]).all()
+    assert inside_any(keys, intervals).tolist() == inside
+    assert (intervals[1:, 0] > intervals[:-1, 1]).all()
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 2**40)), max_size=30))
@@ -39,7 +40,9 @@ def test_the_likely_cells_are_those_around_the_highest_f1():
     tp = positives[::-1].cumsum()[::-1]
     fp = np.array([2000 * math.exp(-0.4 * i) for i in range(20)], dtype=np.int64)
     keys = np.arange(20.0)
-    cells = Cells(keys, keys + 1, np.zeros(20, bool), positives, tp, fp - fp // 50, fp + fp // 50, fp * 0, 200, 5000)
+    cells = ThresholdBins(
+        keys, keys + 1, np.zeros(20, bool), positives, tp, fp - fp // 50, fp + fp // 50, fp * 0, 200, 5000
+    )
     f1 = 2 * (tp - 5) / (tp - 5 + fp + 200)
     best = int(f1.argmax())
     assert 3 < best < 17

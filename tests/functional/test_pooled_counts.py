@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from fewshot_callbacks.functional.operating_points import decide
-from fewshot_callbacks.functional.pooled_counts import BINS, PooledCounts, PooledRequest
-from fewshot_callbacks.functional.similarity import DOUBLE, SINGLE
-from fewshot_callbacks.functional.walkers import ranking_pass
+from fewshot_callbacks.engine.open_pass import ranking_pass
+from fewshot_callbacks.engine.pooled.histogram import BINS, PooledCounts, PooledRequest
+from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.functional.retrieval.operating_points import decide
 from tests.functional.test_compiled import SIMILARITIES, prepared
 from tests.functional.test_rungs import engine, pooled_case
 
@@ -38,10 +38,10 @@ def assert_cells(first, low, high, error, most=BINS):
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_cells_are_as_fine_as_the_estimates(similarity):
     first, low, high, error = histogram_of(similarity)
-    assert_cells(first, low, high, error(SINGLE))
+    assert_cells(first, low, high, error(Precision.FLOAT32))
     assert first.cells_count > BINS / 2
     first.narrow(low + 0.50 * (high - low), low + 0.52 * (high - low))  # a tenth more, and what float64 tells apart
-    assert_cells(first, low + 0.499 * (high - low), low + 0.521 * (high - low), error(DOUBLE))
+    assert_cells(first, low + 0.499 * (high - low), low + 0.521 * (high - low), error(Precision.FLOAT64))
     first.narrow(low - 1, high + 1)  # no score lies there
     assert 1 / first.scale <= 1.001 * (high - low) / BINS
 
@@ -55,10 +55,10 @@ def test_cells_take_a_quarter_of_the_budget(megabytes):
     assert 1 / first.scale <= 1.2 * (high - low) / most
 
 
-@pytest.mark.parametrize("rung", ["float32", "float64"])
-def test_the_area_is_enclosed_closely(rung):
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_the_area_is_enclosed_closely(precision):
     tiles, candidates = prepared(pooled_case("hard", "cosine", 300, 10))
-    with engine(rung=rung):
+    with engine(precision=precision):
         walk = ranking_pass(tiles, candidates, 100 * MEGABYTE)
         first = PooledCounts(walk, PooledRequest(), 1000)
         for _ in walk.run(first):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fewshot_callbacks.functional._precision import full_precision
+from fewshot_callbacks.engine.precision import full_precision
 
 
 @pytest.mark.parametrize("setting", ["highest", "high", "medium"])

@@ -14,14 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks.distributed.processes import ALONE, Alone, RemoteError, _Failure
+from fewshot_callbacks.engine.candidates import find_candidates
+from fewshot_callbacks.engine.exchange import EXCHANGE_CHUNKS, ShardIndex
+from fewshot_callbacks.engine.open_pass import ranking_pass
+from fewshot_callbacks.engine.options import first_precision, use
+from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional.candidates import find_candidates
-from fewshot_callbacks.functional.kernels import use
-from fewshot_callbacks.functional.processes import ALONE, Alone, RemoteError, _Failure
-from fewshot_callbacks.functional.ranks import first_rung
-from fewshot_callbacks.functional.sharded_pass import PIECES, Share
-from fewshot_callbacks.functional.similarity import ScoreTiles
-from fewshot_callbacks.functional.walkers import ranking_pass
 from tests.functional.threads import Thread, in_threads
 
 EVERYTHING = {
@@ -131,9 +130,9 @@ def outcome(work):
     count=st.integers(1, 4),
     form=st.sampled_from(["one set", "groups", "two sets", "ids", "drawn", "drawn of two"]),
     kernel=st.sampled_from(["compiled", "reference"]),
-    rung=st.sampled_from([None, "bfloat16", "float32", "float64"]),
+    precision=st.sampled_from([None, "bfloat16", "float32", "float64"]),
 )
-def test_the_report_is_that_of_one_process(case, options, count, form, kernel, rung):
+def test_the_report_is_that_of_one_process(case, options, count, form, kernel, precision):
     embeddings, labels = made(**case)
     seed, items = case["seed"], case["items"]
     options = EVERYTHING | options
@@ -148,8 +147,8 @@ def test_the_report_is_that_of_one_process(case, options, count, form, kernel, r
         options["max_queries"] = max(1, items // 2)
     with ExitStack() as stack:
         stack.enter_context(use(kernel))
-        if rung is not None:
-            stack.enter_context(first_rung(rung))
+        if precision is not None:
+            stack.enter_context(first_precision(precision))
         alone = outcome(lambda: evaluate_retrieval(**sets, **options))
         others = outcome(lambda: evaluated(spread(items, count, seed), sets, gallery_parts, **options))
     for other in others:
@@ -250,7 +249,7 @@ def test_given_groups_of_labels(two, given):
 @pytest.mark.parametrize("kernel", ["compiled", "reference"])
 def test_budgets_that_differ(kernel, monkeypatch):
     """By default the budget on a device is half of what is free there, which is another one in each process."""
-    from fewshot_callbacks.functional import retrieval
+    from fewshot_callbacks.functional.retrieval import evaluate as retrieval
 
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(400) % 40
@@ -267,7 +266,7 @@ def test_budgets_that_differ(kernel, monkeypatch):
 
 def test_threads_that_differ(monkeypatch):
     """With this budget the counters of all queries fit beside what one thread needs, but not beside what 64 need."""
-    from fewshot_callbacks.functional import ranks
+    from fewshot_callbacks.engine import ranking_pass as ranks
 
     embeddings, labels = torch.randn(400, 24, generator=torch.Generator().manual_seed(0)), torch.arange(400) % 40
     alone = evaluate_retrieval(embeddings, labels)
@@ -376,7 +375,7 @@ def test_no_process_is_sent_more_than_a_piece_of_a_part():
 
         in_threads(count, work)
         assert len(largest) == count
-        assert max(largest) <= 1.2 * items / count / PIECES * dim  # groups of labels cannot be cut to size
+        assert max(largest) <= 1.2 * items / count / EXCHANGE_CHUNKS * dim  # groups of labels cannot be cut to size
 
 
 def test_work_is_shared_fairly():
@@ -390,11 +389,12 @@ def test_work_is_shared_fairly():
             tiles = ScoreTiles(embeddings[own], embeddings[own], "cosine", processes=processes)
             tiles.gallery = tiles.queries
             candidates = find_candidates(labels, labels, same_set=True)
-            walk = ranking_pass(tiles, candidates, 10**8, processes=processes, share=Share(own, own))
+            walk = ranking_pass(tiles, candidates, 10**8, processes=processes, share=ShardIndex(own, own))
             assert walk.both
-            panels = walk.query_panels(range(len(own)))
+            blocks = walk.query_blocks(range(len(own)))
             return sum(
-                meeting.entry_pairs if meeting.place else meeting.entry_pairs / 2 for meeting in walk.meetings(panels)
+                rectangle.distinct_pairs if rectangle.place else rectangle.distinct_pairs / 2
+                for rectangle in walk.rectangles(blocks)
             )
 
         made_by = in_threads(count, work)
@@ -424,18 +424,18 @@ class TestErrors:
 
     @pytest.mark.parametrize("when", ["early", "late"])
     def test_an_error_of_one_is_an_error_of_all(self, when, monkeypatch):
-        from fewshot_callbacks.functional import compiled_walk
+        from fewshot_callbacks.engine.cpu import tiles as compiled_walk
 
-        count = compiled_walk.CompiledWalk.walk
+        count = compiled_walk.NumbaTiles.walk
         calls = {}
 
-        def fails(self, walk, meeting, look, **options):
-            if walk.processes.rank == 1 and (when == "early" or meeting.place == 3):
+        def fails(self, walk, rectangle, look, **options):
+            if walk.processes.rank == 1 and (when == "early" or rectangle.place == 3):
                 raise ArithmeticError("no more numbers")
             calls[walk.processes.rank] = True
-            return count(self, walk, meeting, look, **options)
+            return count(self, walk, rectangle, look, **options)
 
-        monkeypatch.setattr(compiled_walk.CompiledWalk, "walk", fails)
+        monkeypatch.setattr(compiled_walk.NumbaTiles, "walk", fails)
         embeddings, labels = torch.randn(60, 4), torch.arange(60) % 6
         outcomes = evaluated(spread(60, 3, 0), {"embeddings": embeddings, "labels": labels})
         assert [type(error) for error in outcomes] == [RemoteError, ArithmeticError, RemoteError]

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional import prototype_accuracy as module
-from fewshot_callbacks.functional.prototype_accuracy import prototype_accuracy
-from fewshot_callbacks.functional.similarity import ScoreTiles
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval import prototype_accuracy as module
+from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy
 from tests.functional import brute_force
 from tests.functional.brute_force import root
 
@@ -119,8 +119,8 @@ def test_exact_scores_agree_with_the_product(similarity, monkeypatch):
     found = one_set(items, labels, similarity)
     tile = ScoreTiles.tile
 
-    def vague(self, rows, columns, rung):
-        estimates, error = tile(self, rows, columns, rung)
+    def vague(self, rows, columns, precision):
+        estimates, error = tile(self, rows, columns, precision)
         return estimates, error + 1e9
 
     monkeypatch.setattr(ScoreTiles, "tile", vague)  # every pair is decided exactly

@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.ranking import (
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.rank_metrics import (
     Divisor,
     average_precision,
     average_precision_at_k,
@@ -23,8 +25,6 @@ from fewshot_callbacks.functional.ranking import (
     recall_at_k,
     reciprocal_rank,
 )
-from fewshot_callbacks.functional.ranks import RankBlock
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
 from tests.functional import brute_force
 
 TIES = ("expected", "optimistic", "pessimistic")

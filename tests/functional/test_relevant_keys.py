@@ -4,10 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional import relevant_keys
-from fewshot_callbacks.functional.pooled_cells import inside_any, merged
-from fewshot_callbacks.functional.ranks import choose_layout
-from fewshot_callbacks.functional.relevant_keys import RelevantKeys
+from fewshot_callbacks.engine import relevant_scores as relevant_keys
+from fewshot_callbacks.engine.budget import choose_layout
+from fewshot_callbacks.engine.pooled.intervals import inside_any, merged
+from fewshot_callbacks.engine.relevant_scores import RelevantScores
 from tests.functional.test_compiled import KINDS, LABELS, labels_of, prepared, vectors
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
@@ -42,22 +42,22 @@ def test_keys_in_some_stretches_are_exact_and_the_others_lie_in_their_gaps(data)
     at = st.sampled_from(keys.tolist()) if len(keys) else st.just(0.0)
     ends = data.draw(st.lists(st.tuples(at, st.sampled_from([0.0, 1e-12, 1e-6, 0.1])), min_size=1, max_size=5))
     low = np.sort(np.array([end for end, _ in ends]))
-    stretches = merged(low, low + np.array([width for _, width in ends]))
+    intervals = merged(low, low + np.array([width for _, width in ends]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relevant_keys, "SCREENED_ROWS", data.draw(st.sampled_from([3, 128])))
         patch.setattr(relevant_keys, "SCREENED_COLUMNS", data.draw(st.sampled_from([5, 4096])))
-        some = RelevantKeys(tiles, candidates, 10**8, data.draw(st.integers(1, 3)), repeats=False)
+        some = RelevantScores(tiles, candidates, 10**8, data.draw(st.integers(1, 3)), repeats=False)
         assert some.compiled
-        parts = list(some.near(stretches))
+        parts = list(some.near(intervals))
     found = np.concatenate([part[0].numpy() for part in parts])
     weights = np.concatenate([part[1].numpy() for part in parts])
-    inside = inside_any(found, stretches)
-    wanted = inside_any(keys, stretches)
+    inside = inside_any(found, intervals)
+    wanted = inside_any(keys, intervals)
     assert np.sort(found[inside]).tolist() == keys[wanted].tolist()
     assert (weights[inside] == 1).all()
 
     def in_gaps(values, amounts):
-        return np.bincount(np.searchsorted(stretches[:, 0], values), amounts, len(stretches) + 1).tolist()
+        return np.bincount(np.searchsorted(intervals[:, 0], values), amounts, len(intervals) + 1).tolist()
 
     assert in_gaps(found[~inside], weights[~inside]) == in_gaps(keys[~wanted], np.ones((~wanted).sum()))
 
@@ -69,7 +69,7 @@ def test_where_most_are_near_all_keys_are_made(many):
     keys = all_keys(tiles, candidates, same_set=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(relevant_keys, "MANY_NEAR", many)
-        parts = list(RelevantKeys(tiles, candidates, 10**8, 2, repeats=False).near(np.array([[-0.5, 0.5]])))
+        parts = list(RelevantScores(tiles, candidates, 10**8, 2, repeats=False).near(np.array([[-0.5, 0.5]])))
     found = np.concatenate([part[0].numpy() for part in parts])
     weights = np.concatenate([part[1].numpy() for part in parts])
     assert weights.sum() == len(keys)
@@ -81,7 +81,7 @@ def test_where_most_are_near_all_keys_are_made(many):
 @pytest.mark.parametrize("threads", [1, 2, 16])
 def test_many_relevant_items_leave_room_for_many_queries(threads):
     layout = choose_layout(512 * 10**6, 60_000, 60_000, 512, 6000, threads=threads)
-    assert layout.block >= 1000
+    assert layout.batch >= 1000
     assert layout.columns >= 4 * layout.rows or threads == 16
     assert layout.bytes <= 512 * 10**6
 

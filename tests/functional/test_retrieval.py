@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_curve
 
-from fewshot_callbacks.functional import similarity as similarity_module
-from fewshot_callbacks.functional.candidates import row_numbers
-from fewshot_callbacks.functional.ranking import check_ties
-from fewshot_callbacks.functional.retrieval import _drawn, evaluate_retrieval
-from fewshot_callbacks.functional.settings import RetrievalSettings
-from fewshot_callbacks.functional.similarity import DOUBLE, EXACT, SINGLE, ScoreTiles
+from fewshot_callbacks.engine.duplicates import row_numbers
+from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.engine.scores import products as similarity_module
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.evaluate import _drawn, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.rank_metrics import check_ties
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
 from tests.functional.brute_force import BruteForce
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
@@ -207,10 +208,10 @@ class TestScores:
         tiles = ScoreTiles(queries, gallery, similarity)
         rows, columns = torch.arange(40), torch.arange(70)
         keys = tiles.keys(rows, columns)
-        for rung in (SINGLE, DOUBLE):
-            estimates, error = tiles.tile(rows, columns, rung)
+        for precision in (Precision.FLOAT32, Precision.FLOAT64):
+            estimates, error = tiles.tile(rows, columns, precision)
             assert bool(((estimates.double() - keys).abs() <= error[:, None]).all())
-            assert bool((error < (1e-3 if rung == SINGLE else 1e-8)).all())
+            assert bool((error < (1e-3 if precision == Precision.FLOAT32 else 1e-8)).all())
 
     @pytest.mark.parametrize("similarity", SIMILARITIES)
     def test_keys_equal_the_true_value(self, similarity):
@@ -237,10 +238,12 @@ class TestScores:
     def test_rungs_agree_on_counts(self, monkeypatch):
         embeddings, labels = made(200, 10, 12, noise=3.0)
         report = evaluate_retrieval(embeddings, labels)
-        for rung in (DOUBLE, EXACT):
+        for precision in (Precision.FLOAT64, Precision.EXACT):
             original = similarity_module.ScoreTiles.tile
             monkeypatch.setattr(
-                similarity_module.ScoreTiles, "tile", lambda self, r, c, _, up=rung, do=original: do(self, r, c, up)
+                similarity_module.ScoreTiles,
+                "tile",
+                lambda self, r, c, _, up=precision, do=original: do(self, r, c, up),
             )
             assert evaluate_retrieval(embeddings, labels).mAP == report.mAP
             monkeypatch.undo()
@@ -317,7 +320,7 @@ class TestInput:
             ({"query_ids": torch.arange(40)}, r"ids are for two sets"),
         ],
     )
-    def test_refuses_with_fact_and_fix(self, change, message):
+    def test_refuses_with_fact_and_fix(self, change, message, as_users_run_it):
         embeddings, labels = made(40, 4, 8)
         with pytest.raises(ValueError, match=message):
             evaluate_retrieval(**({"embeddings": embeddings, "labels": labels} | change))

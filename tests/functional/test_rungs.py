@@ -8,14 +8,15 @@ import torch
 from scipy.optimize import brentq
 from sklearn.metrics import average_precision_score, roc_curve
 
-from fewshot_callbacks.functional import pooled_counts
-from fewshot_callbacks.functional.kernels import compiled, use
-from fewshot_callbacks.functional.operating_points import PooledRequest, decide
-from fewshot_callbacks.functional.pooled_counts import PooledCounts
-from fewshot_callbacks.functional.ranks import first_rung
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.similarity import DOUBLE, HALF, ROUNDED, SINGLE, ScoreTiles
-from fewshot_callbacks.functional.walkers import ranking_pass
+from fewshot_callbacks.engine.cpu import count_kernels as compiled
+from fewshot_callbacks.engine.open_pass import ranking_pass
+from fewshot_callbacks.engine.options import first_precision, use
+from fewshot_callbacks.engine.pooled import histogram as pooled_counts
+from fewshot_callbacks.engine.pooled.histogram import PooledCounts
+from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
 from tests.functional.test_compiled import (
     ALL,
     KINDS,
@@ -29,7 +30,7 @@ from tests.functional.test_compiled import (
 )
 from tests.functional.test_retrieval import made
 
-RUNGS = {"bfloat16": HALF, "float32": SINGLE, "float64": DOUBLE}
+RUNGS = {"bfloat16": Precision.HALF, "float32": Precision.FLOAT32, "float64": Precision.FLOAT64}
 
 
 def hard_data(kind, n=160):
@@ -48,27 +49,27 @@ def hard_data(kind, n=160):
 def test_all_roads_give_one_report(kind, similarity):
     embeddings, labels = hard_data(kind)
 
-    def of(kernel="compiled", rung=None, memory_mb=512, **setting):
-        with engine(kernel, rung, **setting):
+    def of(kernel="compiled", precision=None, memory_mb=512, **setting):
+        with engine(kernel, precision, **setting):
             return evaluate_retrieval(
                 embeddings, labels, similarity=similarity, precisions=(0.2, 0.9), group_size=5, memory_mb=memory_mb
             )
 
     first = of("reference")
-    for rung in RUNGS:
-        assert of(rung=rung) == first
-        assert of("reference", rung) == first
-        assert of(rung=rung, threads=2, layout=(64, 64, ALL), pilot=True) == first
-        assert of(rung=rung, threads=3, layout=(64, 48, 100), part_rows=20) == first
+    for precision in RUNGS:
+        assert of(precision=precision) == first
+        assert of("reference", precision) == first
+        assert of(precision=precision, threads=2, layout=(64, 64, ALL), pilot=True) == first
+        assert of(precision=precision, threads=3, layout=(64, 48, 100), part_rows=20) == first
     assert of(memory_mb=0.5) == first
     assert of(pilot=True) == first
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("precision", RUNGS)
 @pytest.mark.parametrize("dim", [3])
-def test_keys_at_the_bounds_of_a_rung(rung, similarity, dim):
-    # one threshold, and candidates whose distance to it is the error of the rung, a little more and a little less
+def test_keys_at_the_bounds_of_a_rung(precision, similarity, dim):
+    # one threshold, and candidates whose distance to it is the error of the precision, a little more and a little less
     step = torch.tensor([0.0, 1e-9, 0.25, 0.5, 0.9, 0.99, 0.999999, 1.0, 1.000001, 1.01, 1.1, 1.5, 2.0, 2.1, 4.0])
     step = torch.cat([-step.flip(0), step]).double().repeat(3)
     queries = torch.zeros(4, dim, dtype=torch.float64)
@@ -83,7 +84,7 @@ def test_keys_at_the_bounds_of_a_rung(rung, similarity, dim):
     error = 0.0
     for _ in range(2):  # the error depends on the data a little
         tiles = ScoreTiles(queries.to(gallery(error).dtype), gallery(error), similarity)
-        error = float(tiles.error(torch.arange(1), RUNGS[rung])[0])
+        error = float(tiles.error(torch.arange(1), RUNGS[precision])[0])
         error = min(error, 0.1) if similarity != "euclidean" else min(error / 2, 0.1)
     items = gallery(error)
     case = {
@@ -92,7 +93,7 @@ def test_keys_at_the_bounds_of_a_rung(rung, similarity, dim):
     }  # fmt: skip
     by_keys = expected(case)
     for kernel in ("compiled", "reference"):
-        for forced in (rung, "bfloat16"):
+        for forced in (precision, "bfloat16"):
             with engine(kernel, forced):
                 assert counted(case) == by_keys
                 request = PooledRequest((0.2,), (-math.inf, math.inf), (), (0.1,), equal_error_rate=True)
@@ -116,17 +117,20 @@ class TestBounds:
             with use(kernel):
                 tiles = ScoreTiles(*(torch.from_numpy(side.astype(dtype)) for side in (left, right)), similarity)
             keys = tiles.keys(rows, columns)
-            for rung in RUNGS.values():
-                estimates, error = tiles.tile(rows, columns, rung)
+            for precision in RUNGS.values():
+                estimates, error = tiles.tile(rows, columns, precision)
                 distance = (estimates.double() - keys).abs()
-                assert bool((distance <= error[:, None]).all()), (kind, rung)
-                assert bool((distance <= tiles.error(columns, rung, of_query=False)).all()), (kind, rung)
-                assert float(error.max()) <= tiles.largest_error(rung)
-            left, right = tiles.operand(rows, SINGLE, of_query=True), tiles.operand(columns, SINGLE, of_query=False)
+                assert bool((distance <= error[:, None]).all()), (kind, precision)
+                assert bool((distance <= tiles.error(columns, precision, of_query=False)).all()), (kind, precision)
+                assert float(error.max()) <= tiles.largest_error(precision)
+            left, right = (
+                tiles.operand(rows, Precision.FLOAT32, of_query=True),
+                tiles.operand(columns, Precision.FLOAT32, of_query=False),
+            )
             distance = (left.double() @ right.double().T - keys).abs()
-            assert bool((distance <= tiles.error(rows, ROUNDED)[:, None]).all()), kind
-            assert bool((distance <= tiles.error(columns, ROUNDED, of_query=False)).all()), kind
-            estimates, _ = tiles.tile(rows, columns, HALF)
+            assert bool((distance <= tiles.error(rows, Precision.FLOAT64_OF_FLOAT32)[:, None]).all()), kind
+            assert bool((distance <= tiles.error(columns, Precision.FLOAT64_OF_FLOAT32, of_query=False)).all()), kind
+            estimates, _ = tiles.tile(rows, columns, Precision.HALF)
             low = tiles.half_low(keys.flatten(), rows.repeat_interleave(31), of_query=True)
             assert bool((low.view(23, 31) <= estimates).all()), kind
             low = tiles.half_low(keys.T.flatten(), columns.repeat_interleave(23), of_query=False)
@@ -286,10 +290,10 @@ class TestDecisions:
         for setting in (
             {},
             {"pilot": True, "layout": (64, 64, ALL)},
-            {"rung": "bfloat16", "pilot": True, "layout": (64, 64, 90)},
-            {"rung": "float64"},
+            {"precision": "bfloat16", "pilot": True, "layout": (64, 64, 90)},
+            {"precision": "float64"},
             {"kernel": "reference"},
-            {"kernel": "reference", "rung": "bfloat16", "layout": (64, 64, 90)},
+            {"kernel": "reference", "precision": "bfloat16", "layout": (64, 64, 90)},
         ):
             with engine(**setting):
                 check_decisions(case, request, capacity=400)
@@ -304,14 +308,14 @@ class TestDecisions:
             found, _ = check_decisions(case, request_for(case), capacity=100)
         assert found.walks >= 3
 
-    @pytest.mark.parametrize("rung", [None, "bfloat16", "float32", "float64"])
-    def test_collected_keys_save_the_second_walk(self, rung, monkeypatch):
+    @pytest.mark.parametrize("precision", [None, "bfloat16", "float32", "float64"])
+    def test_collected_keys_save_the_second_walk(self, precision, monkeypatch):
         monkeypatch.setattr(pooled_counts, "COLLECTED_SHARE", 0.3)
         case = pooled_case("separated", "cosine", 260, 10)
         request = request_for(
             case, thresholds=(), equal_error_rate=False, false_match_rates=(0.001,), precisions=(0.95,)
         )
-        with engine(rung=rung, pilot=True, layout=(64, 64, ALL)):
+        with engine(precision=precision, pilot=True, layout=(64, 64, ALL)):
             found, first = check_decisions(case, request, capacity=100_000)
         assert math.isfinite(first.highest.cut)
         assert found.walks == 1
@@ -322,16 +326,16 @@ class TestDecisions:
         monkeypatch.setattr(pooled_counts, "LISTED_BYTES", 10**8 // listed)  # of 10**8 that are free at most
         case = pooled_case("separated", "cosine", 260, 10)
         request = request_for(case, thresholds=(), false_match_rates=(0.001, 0.01))
-        with engine(rung="float32", pilot=True, layout=(64, 64, ALL)):
+        with engine(precision="float32", pilot=True, layout=(64, 64, ALL)):
             _, first = check_decisions(case, request, capacity=100_000)
         known = first._known_cells()
         assert math.isfinite(first.highest.cut)
         assert first.positives[known.stop :].sum() > 0
 
     @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
-    @pytest.mark.parametrize("rung", ["bfloat16", "float32"])
+    @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
     @pytest.mark.parametrize("kind", ["hard", "few-values"])
-    def test_a_sample_that_was_wrong_costs_time_alone(self, kind, rung, share):
+    def test_a_sample_that_was_wrong_costs_time_alone(self, kind, precision, share):
         # more keys reach the expected cut than can be held: it rises, or all are given up
         case = pooled_case(kind, "cosine")
         cut = float(np.quantile(all_pairs(case)[1], 1 - share))
@@ -342,7 +346,7 @@ class TestDecisions:
                 self._expected_cut, self._expected_floor = cut, min(cut, self._expected_floor)
 
         for capacity in (20, 1500):
-            with engine(rung=rung, pilot=True, threads=2, layout=(32, 32, ALL)):
+            with engine(precision=precision, pilot=True, threads=2, layout=(32, 32, ALL)):
                 check_decisions(case, request_for(case), capacity, Wrong)
 
     @pytest.mark.parametrize("kind", ["hard", "few-values", "near-collapsed"])
@@ -355,7 +359,7 @@ class TestDecisions:
                 super().narrow(low + 0.45 * (high - low), low + 0.5 * (high - low))
 
         for capacity in (20, 1500):
-            with engine(rung="float64", pilot=True, threads=2, layout=(32, 32, ALL)):
+            with engine(precision="float64", pilot=True, threads=2, layout=(32, 32, ALL)):
                 check_decisions(case, request_for(case), capacity, Narrow)
         assert len(ranges) == 2
 
@@ -372,7 +376,7 @@ class TestDecisions:
                 super().narrow(float(positives.min()), high)
 
         request = PooledRequest((0.5,), thresholds=(-1.0, float(np.median(negatives)), 0.0))
-        with engine(rung="float64", pilot=True, layout=(64, 64, ALL)):
+        with engine(precision="float64", pilot=True, layout=(64, 64, ALL)):
             found, first = check_decisions(case, request, look=Positives)
         assert first.negatives[1:].sum() == 0
         assert found.at_threshold[-1.0].false_positives == len(negatives)
@@ -382,7 +386,7 @@ class TestDecisions:
         case["queries"] = torch.nn.functional.normalize(
             torch.ones(1, 12) + 2e-4 * torch.nn.functional.normalize(made(300, 10, 12, noise=0.5)[0], dim=1), dim=1
         )
-        with engine(rung="float64", pilot=True, layout=(64, 64, ALL)), pytest.MonkeyPatch.context() as patch:
+        with engine(precision="float64", pilot=True, layout=(64, 64, ALL)), pytest.MonkeyPatch.context() as patch:
             patch.setattr(pooled_counts, "COLLECTED_SHARE", 0.3)
             found, first = check_decisions(case, PooledRequest((0.5,)), capacity=100_000)
         assert first.cells_count > 100  # where the whole range has 30,000 for keys that are 1e-7 apart
@@ -410,13 +414,13 @@ class TestDecisions:
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("rung", RUNGS)
-def test_powers_of_two_and_order_change_nothing(similarity, rung):
+@pytest.mark.parametrize("precision", RUNGS)
+def test_powers_of_two_and_order_change_nothing(similarity, precision):
     embeddings, labels = made(150, 10, 16, noise=1.5)
     plain = evaluate_retrieval(embeddings, labels, similarity=similarity, group_size=None)
     order = torch.randperm(150)
     for power in (-90, -3, 0, 40):
-        with first_rung(rung):
+        with first_precision(precision):
             other = evaluate_retrieval(
                 torch.ldexp(embeddings, torch.tensor(power))[order],
                 labels[order],
@@ -429,8 +433,8 @@ def test_powers_of_two_and_order_change_nothing(similarity, rung):
         assert other.threshold == plain.threshold * factor
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_negative_products(rung):
+@pytest.mark.parametrize("precision", RUNGS)
+def test_negative_products(precision):
     generator = torch.Generator().manual_seed(0)
     queries, gallery = (torch.rand(60, 8, generator=generator) + 0.1 for _ in range(2))
     case = {
@@ -438,6 +442,6 @@ def test_negative_products(rung):
         "gallery": -gallery, "gallery_labels": torch.arange(60) % 5,
     }  # fmt: skip
     by_keys = expected(case)
-    with engine(rung=rung, layout=(16, 16, ALL), pilot=True):
+    with engine(precision=precision, layout=(16, 16, ALL), pilot=True):
         assert counted(case) == by_keys
         check_decisions(case, request_for(case))

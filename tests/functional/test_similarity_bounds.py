@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from fewshot_callbacks.functional.similarity import DOUBLE, HALF, PART, SINGLE, ScoreTiles
+from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.engine.scores.products import PART, ScoreTiles
 
 DIMS = (3, 64, 300, 2000)
 
@@ -28,15 +29,21 @@ def test_of_a_product_in_some_precision(similarity, dim):
     queries, gallery = items(7, dim, 0), items(9, dim, 1)
     tiles = ScoreTiles(queries, gallery, similarity)
     parts = math.ceil(dim / PART)
-    for rung, unit_roundoff, terms in ((SINGLE, 2.0**-24, min(PART, dim) + parts), (DOUBLE, 2.0**-53, dim)):
+    for precision, unit_roundoff, terms in (
+        (Precision.FLOAT32, 2.0**-24, min(PART, dim) + parts),
+        (Precision.FLOAT64, 2.0**-53, dim),
+    ):
         # gamma of the sum (Higham, section 3.1), and one rounding of each operand
         theory = (terms + 2) * unit_roundoff / (1 - terms * unit_roundoff)
         for of_query, own, others in ((True, queries, gallery), (False, gallery, queries)):
-            error = tiles.error(torch.arange(len(own)), rung, of_query=of_query)
+            error = tiles.error(torch.arange(len(own)), precision, of_query=of_query)
             least = theory * lengths(tiles, own, others)
-            assert bool((error >= least).all()), (rung, of_query)
+            assert bool((error >= least).all()), (precision, of_query)
             slack = 16 * unit_roundoff * lengths(tiles, own, others)
-            assert bool((error <= 1.05 * least + slack + 1e-13 * (rung == DOUBLE)).all()), (rung, of_query)
+            assert bool((error <= 1.05 * least + slack + 1e-13 * (precision == Precision.FLOAT64)).all()), (
+                precision,
+                of_query,
+            )
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -45,7 +52,7 @@ def test_of_a_product_in_half_precision(similarity, dim):
     queries, gallery = items(7, dim, 0), items(9, dim, 1)
     tiles = ScoreTiles(queries, gallery, similarity)
     unit_roundoff = 2.0**-8 if tiles.half == torch.bfloat16 else 2.0**-11
-    error = tiles.error(torch.arange(7), HALF)
+    error = tiles.error(torch.arange(7), Precision.HALF)
     # rounding either operand, and the result
     least = 3 * unit_roundoff * lengths(tiles, queries, gallery)
     assert bool((error >= least).all())
@@ -56,5 +63,5 @@ def test_of_a_product_in_half_precision(similarity, dim):
 def test_largest_error_is_that_of_some_query(similarity):
     queries, gallery = items(7, 64, 0), items(9, 64, 1)
     tiles = ScoreTiles(queries, gallery, similarity)
-    for rung in (HALF, SINGLE, DOUBLE):
-        assert tiles.largest_error(rung) == float(tiles.error(torch.arange(7), rung).max())
+    for precision in (Precision.HALF, Precision.FLOAT32, Precision.FLOAT64):
+        assert tiles.largest_error(precision) == float(tiles.error(torch.arange(7), precision).max())

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fewshot_callbacks.functional.kernels import use
-from fewshot_callbacks.functional.similarity import PAIRS_AT_ONCE, ScoreTiles
+from fewshot_callbacks.engine.options import use
+from fewshot_callbacks.engine.scores.products import PAIRS_AT_ONCE, ScoreTiles
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])

@@ -4,9 +4,9 @@ import time
 import pytest
 import torch
 
-from fewshot_callbacks.functional import compiled_walk
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
-from fewshot_callbacks.functional.workers import Task, run_tasks
+from fewshot_callbacks.engine.cpu import tiles as compiled_walk
+from fewshot_callbacks.engine.threads import Task, run_tasks
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.functional.test_compiled import engine
 from tests.functional.test_retrieval import made
 
@@ -174,7 +174,7 @@ class TestThreadsOfTheCaller:
         def fail(*_):
             raise error("in a tile")
 
-        monkeypatch.setattr(compiled_walk.CompiledWalk, "count", fail)
+        monkeypatch.setattr(compiled_walk.NumbaTiles, "count", fail)
         before = alive()
         for pilot in (False, True):
             with engine(threads=threads, layout=(32, 32, 10_000), pilot=pilot):

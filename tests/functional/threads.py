@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fewshot_callbacks.functional.processes import Processes
+from fewshot_callbacks.distributed.processes import Processes
 
 PATIENCE = 60.0
 """Seconds after which a process that waits for another gives up: nothing must hang."""

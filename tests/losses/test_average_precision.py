@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxtyping import config
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -212,14 +211,6 @@ def test_a_batch_without_a_relevant_pair():
     assert value == 0
     assert embeddings.grad is not None
     assert (embeddings.grad == 0).all()
-
-
-@pytest.fixture
-def as_users_run_it():
-    """Without the checks of types, which tests have switched on and users have not."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

@@ -1,0 +1,117 @@
+"""Processes that talk through `torch.distributed`, also where its backend knows no CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewshot_callbacks.distributed.processes import ALONE, Processes, to_the_end
+
+T = TypeVar("T")
+
+_made: list[tuple[Any, Any]] = []
+"""the group of all processes, and the one made beside it to talk on the CPU"""
+_all: list[tuple[Any, Processes]] = []
+"""the group of all processes, and the words in which it talks"""
+
+
+class TorchProcesses(Processes):
+    """The processes of `torch.distributed`, for `evaluate_retrieval(..., processes=...)`.
+
+    Embeddings are kept on the CPU, and travel there. NCCL knows no CPU: a gloo group is made beside it, once.
+
+    Args:
+        group: a group whose backend knows the CPU; by default one of all processes.
+
+    Examples:
+        >>> from fewshot_callbacks.metrics import TorchProcesses
+        >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        >>> TorchProcesses().count
+        1
+        >>> torch.distributed.destroy_process_group()
+    """
+
+    def __init__(self, group: Any | None = None) -> None:
+        self._group = cpu_group() if group is None else group
+        self.rank = torch.distributed.get_rank(self._group)
+        self.count = torch.distributed.get_world_size(self._group)
+
+    def _gather(self, mine: Any) -> list[Any]:
+        everyone: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(everyone, mine, group=self._group)
+        return everyone
+
+    def _swap(self, mine: Sequence[Tensor], to: int | None, theirs: Sequence[Tensor], source: int | None) -> None:
+        def of_all(rank: int) -> int:
+            return torch.distributed.get_global_rank(self._group, rank)
+
+        under_way = [
+            torch.distributed.irecv(tensor, of_all(source), group=self._group, tag=tag)
+            for tag, tensor in enumerate(theirs)
+            if source is not None and tensor.numel()
+        ]
+        under_way += [
+            torch.distributed.isend(tensor, of_all(to), group=self._group, tag=tag)
+            for tag, tensor in enumerate(mine)
+            if to is not None and tensor.numel()
+        ]
+        for work in under_way:
+            if work is not None:
+                work.wait()
+
+    def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sum of each number over all processes, without the numbers of all in each."""
+        total = torch.from_numpy(np.array(values, np.int64))
+        with to_the_end():
+            self.gather(None)  # if one has failed, the others learn of it here
+            torch.distributed.all_reduce(total, group=self._group)
+        return total.numpy()
+
+
+def all_processes() -> Processes:
+    """Those of `torch.distributed`, for `evaluate_retrieval(..., processes=...)`; this one alone where there are no others.
+
+    Where the backend knows no CPU (NCCL), all processes have to ask together the first time.
+
+    Examples:
+        >>> all_processes().count
+        1
+    """
+    if process_count() == 1:
+        return ALONE
+    everyone = torch.distributed.group.WORLD
+    if not _all or _all[0][0] is not everyone:  # another training has begun
+        _all[:] = [(everyone, TorchProcesses())]
+    return _all[0][1]
+
+
+def cpu_group() -> Any:
+    """A group of all processes whose backend knows the CPU. All of them have to ask for it together, the first time."""
+    everyone = torch.distributed.group.WORLD
+    if "cpu" in torch.distributed.get_backend_config(everyone):
+        return everyone
+    if not _made or _made[0][0] is not everyone:  # another training has begun
+        _made[:] = [(everyone, torch.distributed.new_group(backend="gloo"))]
+    return _made[0][1]
+
+
+def process_count() -> int:
+    """How many processes take part; 1 where nothing is distributed."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return 1
+
+
+def gather_objects(mine: T) -> list[T]:
+    """What each process holds, by rank, on every process; on one process a list of one."""
+    return all_processes().gather(mine)
+
+
+def broadcast_object(mine: T | None) -> T | None:
+    """What the first process holds, on every process."""
+    return gather_objects(mine)[0]

@@ -1,0 +1,163 @@
+"""Who may be retrieved for whom: classes, the item itself, groups, and the order in which the pass walks over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Queries and gallery ordered by class, so that the relevant items of a query lie side by side.
+
+    Classes are numbered by the number of their gallery items (then queries), so that neighbours in this order have
+    about as many relevant items. Everything that indexes into `query_order` or `gallery_order` is called a *place*.
+    """
+
+    query_order: Int[Tensor, "queries"]
+    """place -> index of the query"""
+    gallery_order: Int[Tensor, "gallery"]
+    """place -> index of the gallery item"""
+    query_class: Int[Tensor, "queries"]
+    """class number of each place of `query_order`, ascending"""
+    gallery_class: Int[Tensor, "gallery"]
+    """class number of each place of `gallery_order`, ascending"""
+    query_start: Int[Tensor, "classes1"]
+    """first place of each class among the queries; one more entry closes the last"""
+    gallery_start: Int[Tensor, "classes1"]
+    """first place of each class in the gallery; one more entry closes the last"""
+    exclusions: tuple[tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]], ...]
+    """pairs of codes by index: a candidate whose code equals the query's is neither a hit nor a miss"""
+    across_classes: bool
+    """whether an exclusion can meet a pair of different classes"""
+    part: Int[Tensor, "classes"] | None = None
+    """where items of different parts are no candidates for each other: the part of each class, ascending"""
+
+    @property
+    def classes(self) -> int:
+        """How many labels there are, queries' and gallery's together."""
+        return len(self.query_start) - 1
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a gallery item that it searches, itself included."""
+        queries, gallery = self.query_start.diff(), self.gallery_start.diff()
+        if self.part is None:
+            return int(queries.sum()) * int(gallery.sum())
+        parts = torch.zeros((2, int(self.part.max()) + 1), dtype=torch.int64, device=queries.device)
+        parts[0].index_add_(0, self.part, queries)
+        parts[1].index_add_(0, self.part, gallery)
+        return int((parts[0] * parts[1]).sum())
+
+    @property
+    def relevant_pairs(self) -> int:
+        """Pairs of one class, those of an item with itself included."""
+        return int((self.query_start.diff() * self.gallery_start.diff()).sum())
+
+    def share(self, queries: Int[Tensor, "some"], gallery: Int[Tensor, "others"]) -> Candidates:
+        """Some of the queries with some of the gallery, in the same classes; indices are those among these.
+
+        Args:
+            queries: indices.
+            gallery: indices.
+        """
+        query_class, gallery_class = torch.empty_like(self.query_class), torch.empty_like(self.gallery_class)
+        query_class[self.query_order], gallery_class[self.gallery_order] = self.query_class, self.gallery_class
+        own, others = query_class[queries], gallery_class[gallery]
+        query_order, gallery_order = own.argsort(stable=True), others.argsort(stable=True)
+        exclusions = tuple((of_query[queries], of_item[gallery]) for of_query, of_item in self.exclusions)
+        return Candidates(
+            query_order,
+            gallery_order,
+            own[query_order],
+            others[gallery_order],
+            starts_of(own, self.classes),
+            starts_of(others, self.classes),
+            exclusions,
+            self.across_classes,
+            self.part,
+        )
+
+    def excluded(self, queries: Tensor, gallery: Tensor) -> Bool[Tensor, "*pairs"]:
+        """Whether the pairs of these indices (broadcast against each other) are excluded."""
+        shape = torch.broadcast_shapes(queries.shape, gallery.shape)
+        result = torch.zeros(shape, dtype=torch.bool, device=queries.device)
+        for query_code, gallery_code in self.exclusions:
+            result |= query_code[queries] == gallery_code[gallery]
+        return result
+
+
+def find_candidates(
+    query_labels: Int[Tensor, "queries"],
+    gallery_labels: Int[Tensor, "gallery"],
+    *,
+    same_set: bool,
+    query_ids: Int[Tensor, "queries"] | None = None,
+    gallery_ids: Int[Tensor, "gallery"] | None = None,
+    query_groups: Int[Tensor, "queries"] | None = None,
+    gallery_groups: Int[Tensor, "gallery"] | None = None,
+    query_part: Int[Tensor, "queries"] | None = None,
+    query_place: Int[Tensor, "queries"] | None = None,
+) -> Candidates:
+    """Order the items by class and note who is excluded.
+
+    Args:
+        query_labels: any integers.
+        gallery_labels: any integers.
+        same_set: queries and gallery are the same items in the same order (leave-one-out).
+        query_ids: identity of each query; with `gallery_ids`, the same item is never a candidate of itself.
+        gallery_ids: identity of each gallery item.
+        query_groups: items of the query's own group are neither hit nor miss.
+        gallery_groups: group of each gallery item.
+        query_part: by default everything is searched; else each query searches the classes of its part alone. The
+            part of a class is that of its queries: no class may have queries in two, or no query at all.
+        query_place: where the queries are some of the gallery's items: the index of each there.
+    """
+    codes = torch.cat([query_labels, gallery_labels]).unique(return_inverse=True)[1]
+    query_code, gallery_code = codes[: len(query_labels)], codes[len(query_labels) :]
+    classes = int(codes.max()) + 1
+    queries_in = torch.bincount(query_code, minlength=classes)
+    gallery_in = torch.bincount(gallery_code, minlength=classes)
+    by_size = (gallery_in * (len(query_labels) + 1) + queries_in).argsort(stable=True)
+    part = None
+    if query_part is not None:
+        part = torch.zeros(classes, dtype=torch.int64, device=codes.device).scatter_(0, query_code, query_part)
+        by_size = by_size[part[by_size].argsort(stable=True)]
+        part = part[by_size]
+    number = torch.empty_like(by_size)
+    number[by_size] = torch.arange(classes, device=by_size.device)
+
+    query_order = number[query_code].argsort(stable=True)
+    gallery_order = number[gallery_code].argsort(stable=True)
+    exclusions = []
+    if same_set:
+        place = torch.arange(len(query_labels), device=codes.device)
+        exclusions.append((place, place))
+    elif query_place is not None:
+        exclusions.append((query_place, torch.arange(len(gallery_labels), device=codes.device)))
+    for query_key, gallery_key in ((query_ids, gallery_ids), (query_groups, gallery_groups)):
+        if query_key is not None and gallery_key is not None:
+            exclusions.append((query_key, gallery_key))
+    return Candidates(
+        query_order=query_order,
+        gallery_order=gallery_order,
+        query_class=number[query_code][query_order],
+        gallery_class=number[gallery_code][gallery_order],
+        query_start=_starts(queries_in[by_size]),
+        gallery_start=_starts(gallery_in[by_size]),
+        exclusions=tuple(exclusions),
+        across_classes=any(keys is not None for keys in (query_ids, query_groups)),
+        part=part,
+    )
+
+
+def _starts(counts: Tensor) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def starts_of(classes: Int[Tensor, "items"], number: int) -> Int[Tensor, "classes1"]:
+    """Where each of so many classes begins in items ordered by class."""
+    return _starts(torch.bincount(classes, minlength=number))

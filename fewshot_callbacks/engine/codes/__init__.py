@@ -1,0 +1,1 @@
+"""Binary codes: packing, and ranks from Hamming distances."""

@@ -1,0 +1,254 @@
+"""Binary codes: packed to bits, compared by the number of bits in which they differ, ranked from counts alone.
+
+There are only as many distances as bits, and so nothing has to be sorted or compared with thresholds: how many relevant and
+how many other candidates are at each distance is all that ranks, ties and operating points need. The tie-aware metrics of
+codes follow from this histogram in closed form (He, Cakir, Adel Bargal and Sclaroff, "Hashing as tie-aware learning to
+rank", CVPR 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.engine.candidates import Candidates
+from fewshot_callbacks.engine.codes.packing import Codes
+from fewshot_callbacks.engine.options import Progress, compiled_kernels
+from fewshot_callbacks.engine.pooled.bins import ThresholdBins
+from fewshot_callbacks.engine.pooled.histogram import PooledRequest
+from fewshot_callbacks.engine.pooled.intervals import Ints, from_above
+from fewshot_callbacks.engine.pooled.tally import Located
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.engine.threads import Task, available_threads, run_tasks
+
+
+class HammingScores:
+    """Scores of codes: minus the number of bits in which they differ. The key of a pair is its score."""
+
+    similarity: Literal["hamming"] = "hamming"
+    zero_vectors = (0, 0)
+
+    @staticmethod
+    def to_score(key: float) -> float:
+        """The key itself."""
+        return key
+
+    @staticmethod
+    def to_key(score: float) -> float:
+        """The score itself."""
+        return score
+
+
+class HammingPass:
+    """One way through all pairs of codes, like `ranks.RankingPass`.
+
+    Args:
+        queries: packed codes.
+        gallery: packed codes of as many bits; the very codes of the queries for one set.
+        candidates: who may be retrieved.
+        memory_bytes: budget beyond the codes.
+        progress: called with the pairs that are done and the pairs that there are.
+        processes: who else takes some of the queries past the whole gallery.
+    """
+
+    def __init__(
+        self,
+        queries: Codes,
+        gallery: Codes,
+        candidates: Candidates,
+        memory_bytes: int,
+        progress: Progress | None = None,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.queries, self.gallery, self.candidates = queries, gallery, candidates
+        self.memory_bytes, self.progress, self.processes = memory_bytes, progress, processes
+        self.scores = HammingScores()
+        self.pairs = candidates.pairs
+        self.distinct_rows = len(np.unique(gallery.words.numpy(), axis=0))
+        # by distance: relevant pairs, and all others
+        self.relevant = np.zeros(queries.bits + 1, np.int64)
+        self.negatives = np.zeros(queries.bits + 1, np.int64)
+
+    def run(self, look: HammingCounts | None = None) -> Iterator[RankBlock]:
+        """Walk over all pairs once and yield the ranks, some queries at a time."""
+        del look  # all that it needs is counted here
+        candidates, done = self.candidates, 0
+        order, classes = candidates.query_order.numpy(), candidates.query_class.numpy()
+        starts = candidates.gallery_start.numpy()
+        most = int((starts[classes + 1] - starts[classes]).max()) if len(classes) else 0
+        per_query = 64 * (self.queries.bits + 1) + 160 * (
+            most + 1
+        )  # counters and sums at each distance; ranks and metrics
+        rows = int(max(1, min(2**14, self.memory_bytes // 4 // per_query)))
+        gallery = np.ascontiguousarray(self.gallery.words.numpy()[candidates.gallery_order.numpy()].T)
+        first, last = self._ranges()
+        codes = [
+            (query.numpy(), item.numpy()[candidates.gallery_order.numpy()]) for query, item in candidates.exclusions
+        ]
+        for start in range(0, len(order), rows):
+            some = order[start : start + rows]
+            of_block = classes[start : start + rows]
+            counts, relevant = (np.zeros((len(some), self.queries.bits + 1), np.int32) for _ in range(2))
+            excluded = np.array([query[some] for query, _ in codes], np.int64).reshape(len(codes), len(some))
+            excluding = np.array([item for _, item in codes], np.int64).reshape(len(codes), gallery.shape[1])
+            self._count(
+                self.queries.words.numpy()[some], gallery, first[of_block], last[of_block], starts[of_block],
+                starts[of_block + 1], excluded, excluding, counts, relevant,
+            )  # fmt: skip
+            self.relevant += relevant.sum(axis=0, dtype=np.int64)
+            self.negatives += (counts - relevant).sum(axis=0, dtype=np.int64)
+            done += int((last[of_block] - first[of_block]).sum())
+            if self.progress is not None:
+                self.progress(done, self.pairs)
+            yield _ranks(torch.from_numpy(some), torch.from_numpy(relevant), torch.from_numpy(counts - relevant))
+
+    def best_matches(self) -> None:
+        """Ranking all matches of a query costs no more than ranking the best."""
+
+    def _ranges(self) -> tuple[Ints, Ints]:
+        """For each class, which places of the gallery its queries search: those of the classes of its part."""
+        candidates = self.candidates
+        starts = candidates.gallery_start.numpy()
+        classes = len(starts) - 1
+        if candidates.part is None:
+            return np.zeros(classes, np.int64), np.full(classes, starts[-1])
+        part = candidates.part.numpy()  # ascending
+        return starts[np.searchsorted(part, part)], starts[np.searchsorted(part, part, side="right")]
+
+    def _count(self, *arrays: NDArray[Any]) -> None:
+        """Fill the counters, some queries on each thread."""
+        per_query, whole = {0, 2, 3, 4, 5, 8, 9}, {1, 7}
+        rows = len(arrays[0])
+
+        def part(some: slice) -> list[NDArray[Any]]:
+            return [
+                array[some] if place in per_query else array if place in whole else np.ascontiguousarray(array[:, some])
+                for place, array in enumerate(arrays)
+            ]
+
+        if compiled_kernels() is None:
+            for start in range(0, rows, 64):
+                _count_in_torch(self.queries.bits, *part(slice(start, start + 64)))
+            return
+        from fewshot_callbacks.engine.codes.hamming_kernel import count_distances  # noqa: PLC0415 - needs numba
+
+        def work(some: slice, _: None) -> None:
+            count_distances(*part(some))
+
+        threads = available_threads()
+        size = max(16, math.ceil(rows / (8 * threads)))
+        tasks = [Task(frozenset(), partial(work, slice(start, start + size)), 1) for start in range(0, rows, size)]
+        run_tasks(tasks, [None] * min(threads, len(tasks)), lambda _: None)
+
+
+class HammingCounts:
+    """What is known of all pairs of codes, whatever their query: everything.
+
+    Args:
+        walk: a pass that has been run.
+        request: what will be asked.
+    """
+
+    def __init__(self, walk: HammingPass, request: PooledRequest) -> None:
+        self.walk, self.request = walk, request
+        self.relevant, self.negatives = walk.processes.summed(np.stack([walk.relevant, walk.negatives]))
+
+    def cells(self) -> ThresholdBins:
+        """Each distance at which there are relevant pairs is a single key."""
+        relevant, negatives = self.relevant[::-1], self.negatives[::-1]  # ascending keys
+        held = relevant > 0
+        keys = np.arange(-len(relevant) + 1, 1, dtype=np.float64)[held]
+        accepted = from_above(negatives)[held]
+        return ThresholdBins(
+            low=keys,
+            high=keys,
+            single=np.ones(len(keys), bool),
+            positives=relevant[held],
+            tp=from_above(relevant)[held],
+            fewest_fp=accepted,
+            most_fp=accepted,
+            tied=negatives[held],
+            relevant=int(relevant.sum()),
+            negatives=int(negatives.sum()),
+        )
+
+    def accepted(self, key: float) -> tuple[int, int]:
+        """True and false positives at a threshold."""
+        within = np.arange(len(self.relevant)) <= -key
+        return int(self.relevant[within].sum()), int(self.negatives[within].sum())
+
+    def locate(self, rank: int) -> Located:
+        """The score of the negative that `rank - 1` others follow from above."""
+        reached = np.cumsum(self.negatives)
+        distance = int(np.searchsorted(reached, rank))
+        return Located(-distance, -distance, int(reached[distance]), int(reached[distance] - self.negatives[distance]))
+
+
+def _ranks(
+    queries: Int[Tensor, "queries"], relevant: Int[Tensor, "queries levels"], negatives: Int[Tensor, "queries levels"]
+) -> RankBlock:
+    """The ranks of the relevant items, from the number of items at each distance."""
+    # ascending keys: the farthest first
+    relevant, negatives = relevant.flip(1).long(), negatives.flip(1).long()
+    so_far = relevant.cumsum(1)
+    number = so_far[:, -1]
+    width = int(number.max()) if len(number) else 0
+    column = torch.arange(width).expand(len(queries), width).contiguous()
+    valid = column < number[:, None]
+    level = torch.searchsorted(so_far, column, right=True).clamp(max=relevant.shape[1] - 1)
+    own = relevant.gather(1, level)
+    through = so_far.gather(1, level)
+    above = negatives.sum(1, keepdim=True) - negatives.cumsum(1)
+    return RankBlock(
+        queries=queries,
+        relevant=number,
+        valid=valid,
+        negatives_above=above.gather(1, level),
+        negatives_tied=negatives.gather(1, level),
+        relevant_above=number[:, None] - through,
+        relevant_tied=own,
+        place_in_tie=column - (through - own) + 1,
+    )
+
+
+def _count_in_torch(
+    bits: int,
+    queries: NDArray[Any],
+    gallery: NDArray[Any],
+    first: Ints,
+    last: Ints,
+    begin: Ints,
+    end: Ints,
+    excluded: Ints,
+    excluding: Ints,
+    counts: NDArray[Any],
+    relevant: NDArray[Any],
+) -> None:
+    """`kernels.bits.count_distances` in plain PyTorch: the product of codes of -1 and +1 is bits - 2 distance."""
+
+    def signs(words: NDArray[Any]) -> Tensor:
+        unpacked = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :bits]
+        return torch.from_numpy(unpacked).float().mul_(2).sub_(1)
+
+    left, bounds = signs(queries), [torch.from_numpy(array)[:, None] for array in (first, last, begin, end)]
+    for start in range(0, gallery.shape[1], 4096):
+        part = slice(start, start + 4096)
+        distance = (
+            (bits - left @ signs(np.ascontiguousarray(gallery[:, part].T)).T).div_(2).round_().long()
+        )  # whole numbers, which float32 holds
+        place = torch.arange(start, start + distance.shape[1])
+        candidate = (place >= bounds[0]) & (place < bounds[1])
+        for of_query, of_item in zip(excluded, excluding, strict=True):
+            candidate &= torch.from_numpy(of_query)[:, None] != torch.from_numpy(of_item[part])
+        for table, chosen in ((counts, candidate), (relevant, candidate & (place >= bounds[2]) & (place < bounds[3]))):
+            found = torch.zeros(table.shape, dtype=torch.int32).scatter_add_(1, distance, chosen.to(torch.int32))
+            np.add(table, found.numpy(), out=table)

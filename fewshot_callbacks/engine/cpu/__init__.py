@@ -1,0 +1,1 @@
+"""Score tiles made and counted on the CPU with compiled kernels."""

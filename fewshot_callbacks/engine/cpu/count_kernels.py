@@ -1,0 +1,585 @@
+"""The counting kernel compiled for the CPU.
+
+It gives the counts of `reference`, to the last one, from the same proved bounds; what it adds is that a pair which an
+estimate leaves open is decided on the spot: by a float64 product of the two vectors, and where that is not enough by
+their key. All kernels release the interpreter's lock and run on one thread each; the pass starts as many as it may use.
+
+How a pair is placed among R thresholds without a search: the interval from the lowest to the highest threshold of a query is
+cut into cells. A table says for each cell how many thresholds lie below it, and whether one lies so near that an
+estimate in the cell may be on the wrong side of it (then the number is stored as its complement, below zero). The cell of
+an estimate and that of a threshold come from the same monotone arithmetic, so a smaller cell means a smaller number,
+however the division into cells was rounded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.engine.cpu.exact_kernels import (  # noqa: F401 - one door to all compiled kernels
+    Pairs,
+    Vectors,
+    block_keys,
+    class_keys,
+    close_score,
+    key,
+    keys,
+    squares,
+)
+
+FEW = 96
+"""So many thresholds are compared faster than searched."""
+RUN = 256
+"""Columns that are handled at once: their tables and counters stay in the second cache."""
+
+_kernel = numba.njit(nogil=True, cache=True, error_model="numpy")
+# a call would push every field of every array that it is given
+_inlined = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
+# sums of integers that float64 holds are exact in any order, and a proved bound holds for any order
+_any_order = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+
+
+class Side(NamedTuple):
+    """The items along one side of a tile. A side that asks nothing has no thresholds."""
+
+    items: NDArray[np.int64]  # (items,) into the vectors
+    weight: NDArray[np.int64]  # (items,) how many equal items each stands for
+    relevant: NDArray[np.int64]  # (items,)
+    thresholds: NDArray[np.float64]  # (items, relevant) ascending
+    hits: NDArray[np.int32]  # (items, relevant + 1)
+    ties: NDArray[np.int32]  # (items, relevant + 1)
+    operand: NDArray[np.floating]  # (items, components) what is multiplied, item after item as they are here
+    rounding: NDArray[np.float64]  # (items,) error of a float64 product of operands
+
+
+class Margins(NamedTuple):
+    """What an estimate is compared with, and the tables."""
+
+    reach: NDArray[np.float64]  # (items,) an estimate further than this from a threshold is surely on its side of it
+    origin: NDArray[np.floating]  # (items,)
+    scale: NDArray[np.floating]  # (items,)
+    table: NDArray[np.signedinteger]  # (items, cells)
+
+
+class Pooled(NamedTuple):
+    """What is recorded of all pairs, whatever their query: a histogram, and which pairs have the highest estimates."""
+
+    histogram: NDArray[
+        np.int64
+    ]  # (bins + 1,) the first bin is for what lies below all others, and for what is no candidate
+    origin: float
+    scale: float
+    floor: float  # a screen records no value below this one
+    cut: float  # pairs with estimates from here on are collected
+    values: NDArray[np.float64]  # (capacity,) their estimates
+    rows: NDArray[np.int32]  # (capacity,) their queries
+    columns: NDArray[np.int32]  # (capacity,) and their gallery items
+    weights: NDArray[np.int64]  # (capacity,) how many pairs each stands for; empty where that is the same for all
+    filled: NDArray[np.int64]  # (3,) pairs collected; pairs left open by the estimate; keys computed
+
+
+# -------------------------------------------------------------------------------------- relevant pairs near some keys
+
+
+@_kernel
+def near_keys(estimates, queries, members, error, pairs, same_set, low, high, many, gaps, out):
+    """The keys of those pairs that may lie in one of some intervals; the others are counted between these.
+
+    Args:
+        estimates: (rows, columns) of the keys.
+        queries: (rows,) indices.
+        members: (columns,) indices.
+        error: (rows,) of the estimates.
+        pairs: the vectors.
+        same_set: a query is no candidate for itself.
+        low: (intervals,) ascending, where they begin.
+        high: (intervals,) and end.
+        many: stop at a row before which more than this share of the pairs needed their keys.
+        gaps: (intervals + 1,) counters of the pairs below the first, between the first and the second, ...
+        out: (rows * columns,) where the keys are put.
+
+    Returns:
+        How many keys, and how many rows were looked at.
+    """
+    rows, columns = estimates.shape
+    filled = 0
+    for r in range(rows):
+        if filled > 1024 and filled > many * r * columns:
+            return filled, r
+        reach = np.float64(error[r])
+        for c in range(columns):
+            if same_set and members[c] == queries[r]:
+                continue
+            value = np.float64(estimates[r, c])
+            begun = _begun(low, value + reach)
+            if begun == 0 or high[begun - 1] < value - reach:
+                gaps[begun] += 1
+                continue
+            value, closer = close_score(pairs, queries[r], members[c])
+            begun = _begun(low, value + closer)
+            if begun == 0 or high[begun - 1] < value - closer:
+                gaps[begun] += 1
+                continue
+            out[filled] = key(pairs, queries[r], members[c])
+            filled += 1
+    return filled, rows
+
+
+@_inlined
+def _begun(low, value):
+    """How many ascending numbers are not above a value."""
+    first, last = 0, low.shape[0]
+    while first < last:
+        middle = (first + last) // 2
+        if low[middle] <= value:
+            first = middle + 1
+        else:
+            last = middle
+    return first
+
+
+# ------------------------------------------------------------------------------------------------------ rows of one side
+
+
+@_kernel
+def row_scales(values, of_zeros, out):
+    """For each row the largest power of two not above its largest component; `of_zeros` for a row of zeros."""
+    for i in range(values.shape[0]):
+        row = values[i]
+        largest = row[0] * 0
+        for k in range(row.shape[0]):
+            largest = max(largest, abs(row[k]))
+        out[i] = of_zeros if largest == 0 else math.ldexp(1.0, math.frexp(np.float64(largest))[1] - 1)
+
+
+@_kernel
+def row_hashes(bits, odd, out):
+    """A number of 64 bits for each row, the same for equal rows."""
+    for i in range(bits.shape[0]):
+        row = bits[i]
+        total = np.int64(0)
+        for k in range(row.shape[0]):
+            pattern = np.int64(row[k])
+            total += (pattern ^ (pattern >> 29)) * odd[k]
+        out[i] = total
+
+
+@_kernel
+def operand(values, index, scale, factor, out):
+    """Chosen rows in float32: divided by a power of two, then multiplied with a factor, rounded after each."""
+    for i in range(index.shape[0]):
+        row = values[index[i]]
+        inverse = 1.0 / scale[index[i]]
+        multiplier = np.float32(factor[index[i]])
+        for k in range(row.shape[0]):
+            out[i, k] = np.float32(np.float64(row[k]) * inverse) * multiplier
+
+
+# ------------------------------------------------------------------------------------------------------------- margins
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _cell(value, origin, scale, cells):
+    """Which cell a value lies in: monotone in the value, 0 for what lies below the origin, at most cells - 1."""
+    place = np.float32((value - origin) * scale)
+    # in this order of arguments what is not a number lies below as well
+    return np.int32(min(np.float32(cells - 2), max(np.float32(-1), place)) + np.float32(1))
+
+
+@_kernel
+def margins(side, error, out):
+    """Fill the tables of one side, for estimates that are off by at most `error` of each item."""
+    cells = out.table.shape[1]
+    ends = np.empty(2, out.origin.dtype)
+    for i in range(side.items.shape[0]):
+        relevant = side.relevant[i]
+        entries = out.table[i]
+        if relevant == 0:
+            out.reach[i] = 0.0
+            out.origin[i] = 1e30
+            out.scale[i] = 1.0
+            entries[:] = 0
+            continue
+        thresholds = side.thresholds[i]
+        largest = max(abs(thresholds[0]), abs(thresholds[relevant - 1]))
+        # a little more than the error, so that rounding these sums changes nothing
+        reach = error[i] * (1 + 1e-6) + largest * 2.0**-51 + 2.0**-125
+        out.reach[i] = reach
+        out.origin[i] = thresholds[0] - reach
+        out.scale[i] = min((cells - 3) / (thresholds[relevant - 1] - thresholds[0] + 2 * reach), 1e30)
+        origin, scale = out.origin[i], out.scale[i]
+        cell = 0
+        for k in range(relevant):
+            # rounding is monotone: what an estimate reaches, it reaches rounded
+            ends[0], ends[1] = thresholds[k] - reach, thresholds[k] + reach
+            start = _cell(ends[0], origin, scale, cells)
+            stop = _cell(ends[1], origin, scale, cells) + 1
+            entries[cell:start] = k
+            entries[max(cell, start) : stop] = ~k
+            cell = max(cell, stop)
+        entries[cell:] = relevant
+
+
+# ------------------------------------------------------------------------------------------------------------ counting
+
+
+@_inlined
+def _below(thresholds, relevant, value):
+    """How many of the ascending thresholds are smaller than the value."""
+    low = 0
+    high = relevant
+    while high - low > FEW:
+        middle = (low + high) >> 1
+        if thresholds[np.uint64(middle)] < value:
+            low = middle + 1
+        else:
+            high = middle
+    # a few are compared all at once: a branch that nobody can foresee costs more
+    rest = thresholds[low:high]
+    count = np.int64(low)
+    for k in range(rest.shape[0]):
+        count += rest[k] < value
+    return count
+
+
+@_inlined
+def _not_above(thresholds, relevant, value):
+    return _below(thresholds, relevant, np.nextafter(value, np.inf))
+
+
+@_any_order
+def _operand_product(left, right):
+    total = 0.0
+    for k in range(left.shape[0]):
+        total += np.float64(left[k]) * np.float64(right[k])
+    return total
+
+
+@_inlined
+def _place(side, item, value, error, weight):
+    """Count a candidate whose score is known up to an error; False if a threshold is too near."""
+    relevant = side.relevant[item]
+    thresholds = side.thresholds[item]
+    below = _below(thresholds, relevant, value - error)
+    if below < relevant and thresholds[below] <= value + error:
+        return False
+    side.hits[item, below] += weight
+    return True
+
+
+@_inlined
+def _place_key(side, item, value, weight):
+    """Count a candidate whose key is known."""
+    relevant = side.relevant[item]
+    below = _below(side.thresholds[item], relevant, value)
+    not_above = _not_above(side.thresholds[item], relevant, value)
+    side.hits[item, below] += weight
+    if not_above > below:
+        side.ties[item, below] -= weight
+        side.ties[item, not_above] += weight
+
+
+@_inlined
+def _collect(pooled, value, query, item, weight):
+    """Note a pair whose estimate is among the highest."""
+    place = pooled.filled[0]
+    if place < pooled.values.shape[0]:
+        pooled.values[place] = value
+        pooled.rows[place] = query
+        pooled.columns[place] = item
+        if place < pooled.weights.shape[0]:
+            pooled.weights[place] = weight
+    pooled.filled[0] = place + 1
+
+
+@_inlined
+def _resolve(pairs, rows, i, columns, j, row_open, column_open, screened, pooled, weight):
+    """Decide a pair that its estimate left open; `screened`: nothing has been recorded of it yet."""
+    query, item = rows.items[i], columns.items[j]
+    # the operands lie next to each other in memory, the vectors far apart
+    value = _operand_product(rows.operand[i], columns.operand[j])
+    if screened:
+        if value >= pooled.floor:
+            pooled.histogram[_cell(value, pooled.origin, pooled.scale, pooled.histogram.shape[0])] += weight
+        if value >= pooled.cut:
+            _collect(pooled, value, query, item, weight)
+    if row_open and _place(rows, i, value, rows.rounding[i], columns.weight[j]):
+        row_open = False
+    if column_open and _place(columns, j, value, columns.rounding[j], rows.weight[i]):
+        column_open = False
+    if not (row_open or column_open):
+        return
+    value, error = close_score(pairs, query, item)
+    if row_open and _place(rows, i, value, error, columns.weight[j]):
+        row_open = False
+    if column_open and _place(columns, j, value, error, rows.weight[i]):
+        column_open = False
+    if not (row_open or column_open):
+        return
+    value = key(pairs, query, item)
+    pooled.filled[2] += 1
+    if row_open:
+        _place_key(rows, i, value, columns.weight[j])
+    if column_open:
+        _place_key(columns, j, value, rows.weight[i])
+
+
+@_inlined
+def _span(half, first, width, before, after):
+    """The columns of a run that are negatives: those up to `before`, then those from `after` on."""
+    if half == 0:
+        return first, min(first + RUN, width, before)
+    return max(first, after), min(first + RUN, width)
+
+
+@_inlined
+def _sum_parts(estimates, r, start, stop, value):
+    """The estimates of a span: slices and unsigned places spare the compiler the thought of negative ones."""
+    part = estimates[0, r, start:stop]
+    for c in range(stop - start):
+        value[c] = part[c]
+    for p in range(1, estimates.shape[0]):
+        part = estimates[p, r, start:stop]
+        for c in range(stop - start):
+            value[c] += part[c]
+
+
+@_kernel
+def count(estimates, first_row, rows, row_margins, columns, column_margins, spans, both, weighted, pairs, pooled, cut):
+    """Count every candidate of a tile for its query, and for its column's item too where `both`.
+
+    Args:
+        estimates: (parts, tile rows, columns); the estimate of a pair is the sum over the parts.
+        first_row: the tile's first row in `rows`.
+        rows: the queries.
+        row_margins: their tables.
+        columns: the candidates; where `both`, queries as well.
+        column_margins: their tables.
+        spans: (tile rows, 2): columns from the first up to the second are no negatives of this row; where `both`, none
+            before the second is.
+        both: each pair counts for its two items.
+        weighted: some entry stands for several items.
+        pairs: the vectors.
+        pooled: what is recorded of all pairs.
+        cut: `pooled.cut` in the precision of the estimates, not rounded up.
+    """
+    _, height, width = estimates.shape
+    value = np.empty(RUN, estimates.dtype)
+    row_cell = np.empty(RUN, np.int32)
+    column_cell = np.empty(RUN, np.int32)
+    bins = np.empty(RUN, np.int32)
+    open_at = np.empty(2 * RUN, np.int32)
+    opened = 0
+    origin = value.dtype.type(pooled.origin)
+    scale = value.dtype.type(pooled.scale)
+    bin_count = pooled.histogram.shape[0]
+    row_cells, column_cells = row_margins.table.shape[1], column_margins.table.shape[1]
+    pair_factor = 2 if both else 1
+    runs = (width + RUN - 1) // RUN
+    for turn in range(runs * height):
+        # where columns ask too, their tables stay in the cache for all rows; else those of a row for all columns
+        run, r = (turn // height, turn % height) if both else (turn % runs, turn // runs)
+        first = run * RUN
+        i = first_row + r
+        row_weight, row_relevant = rows.weight[i], rows.relevant[i]
+        row_origin, row_scale = row_margins.origin[i], row_margins.scale[i]
+        for half in range(2):
+            start, stop = _span(half, first, width, spans[r, 0], spans[r, 1])
+            if start >= stop:
+                continue
+            length = stop - start
+            _sum_parts(estimates, r, start, stop, value)
+            highest = np.int32(0)
+            wanted = 0
+            for c in range(length):
+                row_cell[c] = _cell(value[c], row_origin, row_scale, row_cells)
+                highest = max(highest, row_cell[c])
+            for c in range(length):
+                bins[c] = _cell(value[c], origin, scale, bin_count)
+                wanted += value[c] >= cut
+            if both:
+                column_origin, column_scale = column_margins.origin[start:stop], column_margins.scale[start:stop]
+                for c in range(length):
+                    column_cell[c] = _cell(value[c], column_origin[c], column_scale[c], column_cells)
+                    highest = max(highest, column_cell[c])
+            if weighted:
+                for c in range(length):
+                    pooled.histogram[np.uint32(bins[c])] += pair_factor * row_weight * columns.weight[start + c]
+            else:
+                for c in range(length):
+                    pooled.histogram[np.uint32(bins[c])] += pair_factor
+            if highest == 0 and wanted == 0:
+                continue
+            table, hits = row_margins.table[i], rows.hits[i]
+            row_thresholds, row_reach = rows.thresholds[i], row_margins.reach[i]
+            for c in range(length):
+                entry = np.int64(table[np.uint32(row_cell[c])])
+                if entry < 0:
+                    entry = ~entry
+                    estimate = np.float64(value[c])
+                    while entry < row_relevant and row_thresholds[np.uint32(entry)] + row_reach < estimate:
+                        entry += 1
+                    if entry < row_relevant and row_thresholds[np.uint32(entry)] - row_reach <= estimate:
+                        open_at[opened] = c
+                        opened += 1
+                        continue
+                hits[np.uint32(entry)] += columns.weight[start + c] if weighted else 1
+            row_opened = opened
+            if both:
+                tables, column_hits = column_margins.table[start:stop], columns.hits[start:stop]
+                column_thresholds, column_reach = columns.thresholds[start:stop], column_margins.reach[start:stop]
+                column_relevant = columns.relevant[start:stop]
+                for c in range(length):
+                    entry = np.int64(tables[c, np.uint32(column_cell[c])])
+                    if entry < 0:
+                        entry = ~entry
+                        estimate, reach = np.float64(value[c]), column_reach[c]
+                        while entry < column_relevant[c] and column_thresholds[c, np.uint32(entry)] + reach < estimate:
+                            entry += 1
+                        if entry < column_relevant[c] and column_thresholds[c, np.uint32(entry)] - reach <= estimate:
+                            open_at[opened] = c
+                            opened += 1
+                            continue
+                    column_hits[c, np.uint32(entry)] += row_weight if weighted else 1
+            pooled.filled[1] += opened
+            for o in range(opened):
+                j = start + open_at[o]
+                _resolve(
+                    pairs, rows, i, columns, j, o < row_opened, o >= row_opened, False, pooled, np.int64(0)
+                )  # fmt: skip
+            opened = 0
+            if wanted:
+                for c in range(length):
+                    if value[c] >= cut:
+                        weight = pair_factor * row_weight * columns.weight[start + c]
+                        _collect(pooled, value[c], rows.items[i], columns.items[start + c], weight)
+
+
+@_kernel
+def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both, pairs, pooled):
+    """`count` where few candidates come near any threshold: look closer at those that do, and at nothing else.
+
+    Candidates below the lowest threshold of a query are not counted for it, since they beat nothing.
+
+    Args:
+        estimates: (tile rows, columns).
+        first_row: as in `count`, like what is not named here.
+        rows: the queries.
+        row_low: (rows,) an estimate below it is surely below all thresholds of the row, and of no interest to the pool.
+        columns: the candidates.
+        column_low: (columns,) the same for the columns; `inf` where they ask nothing.
+        spans: as in `count`.
+        both: as in `count`.
+        pairs: the vectors.
+        pooled: what is recorded of all pairs.
+    """
+    height, width = estimates.shape
+    pair_factor = 2 if both else 1
+    for r in range(height):
+        i = first_row + r
+        low = row_low[i]
+        for first in range(0, width, RUN):
+            for half in range(2):
+                start, stop = _span(half, first, width, spans[r, 0], spans[r, 1])
+                if start >= stop:
+                    continue
+                part, others_low = estimates[r, start:stop], column_low[start:stop]
+                passing = 0
+                for c in range(stop - start):
+                    passing += part[c] >= min(low, others_low[c])
+                if passing == 0:
+                    continue
+                for c in range(stop - start):
+                    if part[c] >= min(low, others_low[c]):
+                        j = start + c
+                        pooled.filled[1] += 1
+                        _resolve(
+                            pairs, rows, i, columns, j, rows.relevant[i] > 0, both and columns.relevant[j] > 0, True,
+                            pooled, pair_factor * rows.weight[i] * columns.weight[j],
+                        )  # fmt: skip
+
+
+@_kernel
+def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, edge_margins, hits, ties):
+    """Count every candidate of a tile against one list of keys, whatever its query.
+
+    Args:
+        estimates: (parts, tile rows, columns), as in `count`, like what is not named here.
+        first_row: as in `count`.
+        rows: the queries.
+        columns: the candidates.
+        spans: as in `count`.
+        both: as in `count`.
+        pairs: the vectors.
+        edges: a side of one item, whose thresholds are the keys.
+        edge_margins: its tables.
+        hits: (keys + 1,) counters of what lies above so many keys and ties with none.
+        ties: (keys + 1,) as in `reference.Counts`.
+    """
+    _, height, width = estimates.shape
+    pair_factor = 2 if both else 1
+    thresholds, relevant = edges.thresholds[0], edges.relevant[0]
+    origin, scale, table = edge_margins.origin[0], edge_margins.scale[0], edge_margins.table[0]
+    reach = edge_margins.reach[0]
+    cells = table.shape[0]
+    value = np.empty(RUN, estimates.dtype)
+    place = np.empty(RUN, np.int32)
+    inner = np.empty(RUN, np.int32)
+    weighted = rows.weight.max() > 1 or columns.weight.max() > 1
+    below, above = np.int64(table[0]), np.int64(table[cells - 1])
+    outer = not weighted and below >= 0 and above >= 0  # the first and the last cell leave nothing to decide
+    lowest = highest = 0
+    for r in range(height):
+        i = first_row + r
+        rounding = rows.rounding[i]
+        for first in range(0, width, RUN):
+            for half in range(2):
+                start, stop = _span(half, first, width, spans[r, 0], spans[r, 1])
+                if start >= stop:
+                    continue
+                length = stop - start
+                _sum_parts(estimates, r, start, stop, value)
+                for c in range(length):
+                    place[c] = _cell(value[c], origin, scale, cells)
+                some = length
+                if outer:
+                    some = 0
+                    for c in range(length):
+                        lowest += place[c] == 0
+                        highest += place[c] == cells - 1
+                    for c in range(length):
+                        inner[some] = c
+                        some += (place[c] != 0) & (place[c] != cells - 1)
+                for n in range(some):
+                    c = int(inner[n]) if outer else n
+                    entry = np.int64(table[np.uint32(place[c])])
+                    weight = pair_factor * rows.weight[i] * columns.weight[start + c]
+                    if entry < 0:
+                        k = ~entry
+                        estimate = np.float64(value[c])
+                        while k < relevant and thresholds[k] + reach < estimate:
+                            k += 1
+                        if k < relevant and thresholds[k] - reach <= estimate:
+                            query, item = rows.items[i], columns.items[start + c]
+                            score = _operand_product(rows.operand[i], columns.operand[start + c])
+                            k = _below(thresholds, relevant, score - rounding)
+                            if k < relevant and thresholds[k] <= score + rounding:
+                                score, error = close_score(pairs, query, item)
+                                k = _below(thresholds, relevant, score - error)
+                                if k < relevant and thresholds[k] <= score + error:
+                                    score = key(pairs, query, item)
+                                    k = _below(thresholds, relevant, score)
+                                    not_above = _not_above(thresholds, relevant, score)
+                                    if not_above > k:
+                                        ties[k] -= weight
+                                        ties[not_above] += weight
+                        hits[k] += weight
+                    else:
+                        hits[entry] += weight
+    if outer:
+        hits[below] += pair_factor * lowest
+        hits[above] += pair_factor * highest

@@ -1,0 +1,1 @@
+"""Counts of all pairs together, regardless of the query, at and between thresholds."""

@@ -1,0 +1,1 @@
+"""Score tiles made and counted in plain PyTorch, on any device."""

@@ -1,0 +1,193 @@
+"""The keys of queries and their relevant candidates, which everything else is compared with.
+
+For the ranks they are exact. For what is asked of all pairs together, whatever their query, they matter near a few
+scores alone: there an estimate tells which are needed, as it does for the pairs of different classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby, islice, pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.engine.candidates import Candidates
+from fewshot_callbacks.engine.pooled.intervals import Floats, Ints, ScoreIntervals
+from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.engine.threads import Task, run_tasks
+
+SCREENED_ROWS, SCREENED_COLUMNS = 128, 4096
+"""Relevant pairs that are looked at together, as long as the budget allows it."""
+SCREENED_SHARE = 0.125
+"""Share of the budget for these: an estimate, and room for an exact score and a copy of it."""
+HANDED_ON_BYTES = 500
+"""So many times fewer keys than bytes of the budget are handed on at once; each takes about 60 bytes meanwhile."""
+MANY_NEAR = 0.25
+"""Where more of them than these are close to what is asked, the keys of all cost less."""
+
+
+class RelevantScores:
+    """See the module.
+
+    Args:
+        scores: the scores.
+        candidates: who is relevant.
+        memory_bytes: budget for everything that is made on the way.
+        threads: how many work on them.
+        repeats: an entry stands for all equal items of a class.
+    """
+
+    def __init__(
+        self, scores: ScoreTiles, candidates: Candidates, memory_bytes: int, threads: int, *, repeats: bool
+    ) -> None:
+        self.scores, self.candidates, self.memory_bytes, self.threads = scores, candidates, memory_bytes, threads
+        self.same_set = scores.queries is scores.gallery
+        of_itself = self.same_set or not candidates.exclusions  # nobody but the item itself is excluded
+        self.compiled = scores.compiled is not None and not repeats and not candidates.across_classes and of_itself
+        of_column = threads * (SCREENED_ROWS * (4 + 8 + 8) + 4 * scores.dim)
+        self.handed_on = memory_bytes // HANDED_ON_BYTES
+        self.columns = min(SCREENED_COLUMNS, max(64, int(memory_bytes * SCREENED_SHARE / of_column)))
+        if self.compiled:
+            self._pairs, self._gallery = scores.pairs(), candidates.gallery_order.numpy()
+
+    def _class_keys(self, queries: Ints, first: int, start: Ints, stop: Ints, out: Floats) -> None:
+        assert self.scores.compiled is not None
+        self.scores.compiled.class_keys(self._pairs, queries, first, start, stop, self._gallery, self.same_set, out)
+
+    def of(
+        self, queries: Int[Tensor, "queries"], classes: Int[Tensor, "queries"], first: int | None = None
+    ) -> Float[Tensor, "queries columns"]:
+        """The keys of each query's relevant candidates, ascending, with +inf behind the last.
+
+        Args:
+            queries: indices of queries.
+            classes: their class numbers, ascending.
+            first: the place of the first among all, where the others follow it.
+        """
+        candidates, device = self.candidates, self.scores.device
+        if self.compiled:
+            opening, closing = candidates.gallery_start[classes], candidates.gallery_start[classes + 1]
+            keys = np.empty((len(queries), int((closing - opening).max())))
+            self._class_keys(queries.numpy(), -1 if first is None else first, opening.numpy(), closing.numpy(), keys)
+            keys.sort(axis=1)
+            return without_last_columns(torch.from_numpy(keys))
+        present, rows_of = classes.unique_consecutive(return_counts=True)
+        starts = candidates.gallery_start[present].tolist()
+        widths = candidates.gallery_start.diff()[present].tolist()
+        thresholds = torch.full((len(queries), max(widths, default=0)), torch.inf, dtype=torch.float64, device=device)
+        place = 0
+        shapes = zip(rows_of.tolist(), widths, starts, strict=True)
+        runs = ((shape, list(run)) for shape, run in groupby(shapes, key=lambda entry: entry[:2]))
+        for (rows, width), run in runs:
+            blocks = len(run)
+            if width:
+                begin = torch.tensor([start for _, _, start in run], device=device)
+                own = queries[place : place + blocks * rows].view(blocks, rows)
+                for part, offset in self._class_blocks(own, begin, width):
+                    thresholds[place + offset : place + offset + len(part), :width] = part
+            place += blocks * rows
+        return without_last_columns(thresholds.sort(dim=1).values)
+
+    def _class_blocks(
+        self, queries: Int[Tensor, "blocks rows"], first: Int[Tensor, "blocks"], width: int
+    ) -> Iterator[tuple[Float[Tensor, "queries columns"], int]]:
+        """Keys of queries x gallery of classes of one shape; excluded pairs are +inf. Also where the part begins."""
+        blocks, rows = queries.shape
+        gallery_order = self.candidates.gallery_order
+        per_vector = 8 * self.scores.dim * 8  # a few float64 copies of each vector
+        at_once = max(1, self.memory_bytes // 4 // (per_vector * (rows + width) + 32 * rows * width))
+        if at_once > 1 or blocks > 1:
+            at_once = min(at_once, max(1, 2**22 // (per_vector * (rows + width))) * 4)
+            for block in range(0, blocks, at_once):
+                some = queries[block : block + at_once]
+                gallery = gallery_order[first[block : block + at_once, None] + torch.arange(width, device=first.device)]
+                keys = self.scores.batched_keys(some, gallery)
+                excluded = self.candidates.excluded(some.unsqueeze(2), gallery.unsqueeze(1))
+                yield keys.masked_fill_(excluded, torch.inf).flatten(0, 1), block * rows
+            return
+        columns_at_once = max(16, self.memory_bytes // 8 // per_vector)
+        rows_at_once = max(1, min(columns_at_once, self.memory_bytes // 8 // (32 * width)))
+        start = int(first[0])
+        for row in range(0, rows, rows_at_once):
+            part = queries[0, row : row + rows_at_once]
+            parts = []
+            for column in range(0, width, columns_at_once):
+                gallery = gallery_order[start + column : start + min(column + columns_at_once, width)]
+                excluded = self.candidates.excluded(part.unsqueeze(1), gallery.unsqueeze(0))
+                parts.append(self.scores.keys(part, gallery).masked_fill_(excluded, torch.inf))
+            yield torch.cat(parts, dim=1), row
+
+    def near(self, intervals: ScoreIntervals) -> Iterator[tuple[Float[Tensor, "keys"], Int[Tensor, "keys"]]]:
+        """The keys of all relevant pairs that lie in some intervals, and one for all others between two of these.
+
+        Args:
+            intervals: of keys.
+
+        Yields:
+            Keys, and how many pairs each stands for. One that stands for others lies in the same gap as these.
+        """
+        low, high = (np.ascontiguousarray(ends) for ends in intervals.T)
+        spaces = [np.zeros(len(low) + 1, np.int64) for _ in range(self.threads)]
+        found: list[Floats] = []
+        for pieces in self._pieces():
+            tasks = [Task(frozenset(), partial(self._look, found, *piece, low, high), 1) for piece in pieces]
+            run_tasks(tasks, spaces[: len(tasks)], lambda _: None)
+            if sum(map(len, found)) >= self.handed_on:
+                yield _each_once(found)
+                found.clear()
+        if found:
+            yield _each_once(found)
+        gaps = np.sum(spaces, axis=0)
+        between = np.concatenate([[-np.inf], (high[:-1] + low[1:]) / 2, [np.inf]])
+        yield torch.from_numpy(between[gaps > 0]), torch.from_numpy(gaps[gaps > 0])
+
+    def _pieces(self) -> Iterator[list[tuple[Int[Tensor, "queries"], slice]]]:
+        """Queries of one class, and the places of some of their relevant candidates; as many as threads at a time."""
+        candidates = self.candidates
+        starts = zip(candidates.query_start.tolist(), candidates.gallery_start.tolist(), strict=True)
+        pieces = (
+            (queries, slice(start, min(start + self.columns, last)))
+            for (query, first), (last_query, last) in pairwise(starts)
+            for start in range(first, last, self.columns)
+            for queries in candidates.query_order[query:last_query].split(SCREENED_ROWS)
+            if last_query > query
+        )
+        while some := list(islice(pieces, self.threads)):
+            yield some
+
+    def _look(self, found: list[Floats], queries: Tensor, place: slice, low: Floats, high: Floats, gaps: Ints) -> None:
+        assert self.scores.compiled is not None
+        left = self.scores.operand(queries, Precision.FLOAT32, of_query=True)
+        right = self.scores.operand(self.candidates.gallery_order[place], Precision.FLOAT32, of_query=False)
+        part = self.scores.part
+        estimates = left[:, :part] @ right[:, :part].T  # (queries, members)
+        for start in range(part, left.shape[1], part):
+            estimates.addmm_(left[:, start : start + part], right[:, start : start + part].T)
+        keys = np.empty(estimates.numel())
+        index = queries.numpy()
+        filled, rows = self.scores.compiled.near_keys(
+            estimates.numpy(), index, self._gallery[place], self.scores.error(queries, Precision.FLOAT32).numpy(),
+            self._pairs, self.same_set, low, high, MANY_NEAR, gaps, keys,
+        )  # fmt: skip
+        found.append(keys[:filled].copy())
+        if rows < len(index):
+            rest = np.empty((len(index) - rows, place.stop - place.start))
+            begin, end = np.full(len(rest), place.start), np.full(len(rest), place.stop)
+            self._class_keys(index[rows:], -1, begin, end, rest)
+            found.append(rest[rest < np.inf])
+
+
+def _each_once(keys: Sequence[Floats]) -> tuple[Float[Tensor, "keys"], Int[Tensor, "keys"]]:
+    joined = torch.from_numpy(np.concatenate(keys))
+    return joined, torch.ones(1, dtype=torch.int64).expand(len(joined))
+
+
+def without_last_columns(ordered: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries fewer"]:
+    """Ascending rows without the columns that are +inf in all: with one set, the item itself is one in each row."""
+    most = int(ordered.isfinite().sum(dim=1).max()) if ordered.numel() else 0
+    return ordered[:, :most].contiguous()

@@ -1,0 +1,1 @@
+"""The exact score of a pair, and fast products that approximate it with a proved bound."""

@@ -1,0 +1,138 @@
+"""Threads that work off a list of tasks, no two of which change the same thing at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain, islice
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import torch
+
+from fewshot_callbacks.engine.options import compiled_kernels
+
+_available: list[int] = []
+
+
+def available_threads() -> int:
+    """How many threads a walk may start: those of torch, also while `own_threads` has taken them from it."""
+    return _available[-1] if _available else torch.get_num_threads()
+
+
+@contextmanager
+def own_threads() -> Iterator[None]:
+    """Torch keeps to one thread inside the block, since the walk starts its own, each of which multiplies for itself.
+
+    What is left to torch are many small operations. Threads that wait for each other between them cost more than they
+    bring, the more so where something else uses the processor too.
+    """
+    before = torch.get_num_threads()
+    _available.append(available_threads())
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        _available.pop()
+        torch.set_num_threads(before)
+
+
+def threads_for(device: torch.device) -> AbstractContextManager[None]:
+    """`own_threads` where the compiled kernels will count."""
+    compiled = device.type == "cpu" and compiled_kernels() is not None
+    return own_threads() if compiled else nullcontext()
+
+
+class Task(NamedTuple):
+    """Something to do."""
+
+    changes: frozenset[int]
+    """what no other task may change meanwhile"""
+    work: Callable[[Any], None]
+    """called with the working space of the thread"""
+    size: int
+    """how much is done when it is done"""
+
+
+def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int], None]) -> None:
+    """Work off the tasks with one thread for each space, and this thread alone where there is only one.
+
+    Args:
+        tasks: in the order in which to begin them, as far as what they change is free. They are taken one by one, and only
+            those are held that wait for others.
+        spaces: one for each thread.
+        done: called in the calling thread with the size of each finished task.
+
+    Raises:
+        BaseException: what a task or `done` raised, or an interrupt. The threads have stopped by then.
+    """
+    coming = iter(tasks)
+    pending = list(islice(coming, 2))
+    if len(spaces) == 1 or len(pending) < 2:
+        for task in chain(pending, coming):
+            task.work(spaces[0])
+            done(task.size)
+        return
+    busy, free = set[int](), threading.Condition()
+    finished: SimpleQueue[int | BaseException | None] = SimpleQueue()
+
+    def next_task() -> Task | None:
+        with free:
+            while True:
+                for place, task in enumerate(pending):
+                    if busy.isdisjoint(task.changes):
+                        busy.update(task.changes)
+                        return pending.pop(place)
+                for task in coming:
+                    if busy.isdisjoint(task.changes):
+                        busy.update(task.changes)
+                        return task
+                    pending.append(task)
+                if not pending:
+                    return None
+                free.wait()
+
+    def work(space: Any) -> None:
+        torch.set_num_threads(1)  # of this thread's own products; the caller has set its own
+        try:
+            with torch.no_grad():
+                while (task := next_task()) is not None:
+                    task.work(space)
+                    with free:
+                        busy.difference_update(task.changes)
+                        free.notify_all()
+                    finished.put(task.size)
+            finished.put(None)
+        except BaseException as error:
+            finished.put(error)
+
+    threads = [threading.Thread(target=work, args=(space,), daemon=True) for space in spaces]
+    before = torch.get_num_threads()
+    try:
+        for thread in threads:
+            thread.start()
+        for size in _sizes(finished, len(threads)):
+            done(size)
+    finally:
+        with free:
+            pending.clear()
+            coming = iter(())
+            busy.clear()
+            free.notify_all()
+        for thread in threads:
+            if thread.ident is not None:  # an interrupt may come before all have started
+                thread.join()
+        torch.set_num_threads(before)  # some libraries have one number for all threads
+
+
+def _sizes(finished: SimpleQueue[int | BaseException | None], threads: int) -> Iterator[int]:
+    """The sizes of finished tasks, until each thread has put None; what a thread has put as an error is raised."""
+    while threads:
+        result = finished.get()
+        if isinstance(result, BaseException):
+            raise result
+        if result is None:
+            threads -= 1
+        else:
+            yield result

@@ -1,0 +1,199 @@
+"""Two runs side by side by how their steps moved the embeddings: tables 3 to 10 of the distance-ratio paper."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fewshot_callbacks.functional.dynamics.history import RATIOS, DynamicsHistory
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SIGNIFICANT = 0.01
+"""The paper prints p-values below this in bold."""
+
+FEW = 20
+"""Fewer measured steps than these show next to nothing."""
+
+TITLES = {
+    "norm_ratio": "norm ratio",
+    "con_alpha": "con-alpha",
+    "div_alpha": "div-alpha",
+    "con_div": "con-div",
+}
+
+
+@dataclass(frozen=True)
+class MeasureComparison:
+    """One measure of two runs.
+
+    Attributes:
+        geometric_means: of its values, run by run; NaN without one.
+        good_shares: share of good steps (see `RATIOS`), run by run; None for phi, for which none is good or bad.
+        steps: how many measured steps count, run by run; those where the measure is undefined do not.
+        mann_whitney_p: two-sided Mann-Whitney U test of the values. NaN where a run has none.
+        fisher_p: two-sided Fisher's exact test of the numbers of good and other steps; None for phi.
+    """
+
+    geometric_means: tuple[float, float]
+    good_shares: tuple[float, float] | None
+    steps: tuple[int, int]
+    mann_whitney_p: float
+    fisher_p: float | None
+
+
+@dataclass(frozen=True)
+class DynamicsComparison:
+    """How two runs differ in the way that their steps moved the embeddings; `print` shows the paper's table.
+
+    Attributes:
+        names: of the runs.
+        measures: by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
+    """
+
+    names: tuple[str, str]
+    measures: dict[str, MeasureComparison]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; what is no number is None."""
+        return {
+            "names": list(self.names),
+            "measures": {name: without_nan(asdict(measure)) for name, measure in self.measures.items()},
+        }
+
+    def table(self) -> Table:
+        """The table, to print with rich: columns as in the paper; p-values below 0.01 are bold, with a star."""
+        from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only for those who print
+        from rich.table import Table  # noqa: PLC0415
+
+        steps = [next(iter(self.measures.values())).steps[run] for run in (0, 1)]
+        table = Table(
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            caption=(
+                f"{steps[0]:,} and {steps[1]:,} measured steps. Geometric means; share of good steps: con-alpha < 1, "
+                f"div-alpha > 1, con-div < 1. * p < {SIGNIFICANT}"
+                + ("" if min(steps) >= FEW else ". So few steps show little: measure more often (every_n_steps)")
+            ),
+        )
+        table.add_column("", no_wrap=True)
+        for name in self.names:
+            table.add_column(f"{name}\nmean", justify="right", no_wrap=True)
+            table.add_column("\ngood", justify="right", no_wrap=True)
+        table.add_column("Mann-\nWhitney p", justify="right", no_wrap=True)
+        table.add_column("Fisher's\nexact p", justify="right", no_wrap=True)
+        for name, measure in self.measures.items():
+            shares = measure.good_shares
+            cells = [
+                cell
+                for run in (0, 1)
+                for cell in (
+                    f"{measure.geometric_means[run]:.5f}",
+                    "" if shares is None else f"{shares[run]:.5f}",
+                )
+            ]
+            table.add_row(TITLES[name], *cells, p_value(measure.mann_whitney_p), p_value(measure.fisher_p))
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console  # noqa: PLC0415 - only for those who print
+
+        console = Console(width=80, no_color=True, force_terminal=False, color_system=None)
+        with console.capture() as capture:
+            console.print(self.table())
+        return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+
+
+def compare_dynamics(
+    run_a: DynamicsHistory | str | Path, run_b: DynamicsHistory | str | Path, *, names: tuple[str, str] = ("A", "B")
+) -> DynamicsComparison:
+    """Compare two runs by the measures of their steps, with the tests of the paper.
+
+    Args:
+        run_a: the history of a run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote.
+        run_b: of another run.
+        names: of both, for the table.
+
+    Returns:
+        Geometric means, shares of good steps, p-values. The tests take the steps of a run as independent draws, as the
+        paper does; neighbouring steps are not quite, and one run says nothing of another seed.
+
+    Raises:
+        ValueError: if a run has no measured step, or they were centred differently.
+        FileNotFoundError: if a file is not there.
+
+    References:
+        Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", tables 3 to 10.
+        Mann, Whitney, "On a test of whether one of two random variables is stochastically larger than the other", 1947.
+
+    Examples:
+        >>> from fewshot_callbacks.functional.dynamics.step import StepDynamics
+        >>> scaled = DynamicsHistory(tuple(range(9)), tuple(StepDynamics(1.1, 0.5 + i / 100, 1.0, 1.1) for i in range(9)))
+        >>> moved = DynamicsHistory(tuple(range(9)), tuple(StepDynamics(1.0, 0.9 + i / 100, 0.9, 1.1) for i in range(9)))
+        >>> comparison = compare_dynamics(scaled, moved, names=("softmax", "DR"))
+        >>> comparison.measures["div_alpha"].good_shares, comparison.measures["norm_ratio"].mann_whitney_p < 0.01
+        ((0.0, 1.0), True)
+    """
+    first, second = (run if isinstance(run, DynamicsHistory) else DynamicsHistory.load(run) for run in (run_a, run_b))
+    for name, run in zip(names, (first, second), strict=True):
+        if len(run) == 0:
+            raise ValueError(
+                f"compare_dynamics: run {name!r} has no measured step. Attach TrainingDynamicsMonitor, and let "
+                "every_n_steps be smaller than the number of optimiser steps."
+            )
+    if first.centering != second.centering:
+        raise ValueError(
+            f"compare_dynamics: run {names[0]!r} was centred by {first.centering!r} and run {names[1]!r} by "
+            f"{second.centering!r}, so their values cannot be compared. Measure both with the same centering."
+        )
+    return DynamicsComparison(names, {name: _compared(first, second, name) for name in RATIOS})
+
+
+def _compared(first: DynamicsHistory, second: DynamicsHistory, name: str) -> MeasureComparison:
+    from scipy.stats import fisher_exact, mannwhitneyu  # noqa: PLC0415 - half a second that only a comparison needs
+
+    a, b = (_finite(run.values(name)) for run in (first, second))
+    some = len(a) > 0 and len(b) > 0
+    means = tuple(float(values.log().mean().exp()) for values in (a, b))
+    mann_whitney = float(mannwhitneyu(a.numpy(), b.numpy(), alternative="two-sided").pvalue) if some else math.nan
+    good = RATIOS[name]
+    shares = fisher = None
+    if good is not None:
+        counts = [int((values < 1).sum() if good == "below 1" else (values > 1).sum()) for values in (a, b)]
+        table = [[count, len(values) - count] for count, values in zip(counts, (a, b), strict=True)]
+        fisher = float(fisher_exact(table).pvalue) if some else math.nan
+        shares = tuple(
+            count / len(values) if len(values) else math.nan for count, values in zip(counts, (a, b), strict=True)
+        )
+    return MeasureComparison(means, shares, (len(a), len(b)), mann_whitney, fisher)  # type: ignore[arg-type]
+
+
+def _finite(values: Tensor) -> Tensor:
+    return values[values.isfinite()]
+
+
+def p_value(p: float | None) -> str:
+    """As the paper prints it: five decimals, or the power of ten that it lies below; a star where it is significant.
+
+    Examples:
+        >>> p_value(0.61722), p_value(0.00244), p_value(3.2e-11), p_value(None), p_value(0.0)
+        ('0.61722', '[bold]0.00244*[/]', '[bold]<1e-10*[/]', '', '[bold]<1e-300*[/]')
+    """
+    if p is None or math.isnan(p):
+        return "" if p is None else "nan"
+    shown = f"{p:.5f}" if p >= 1e-4 else f"<1e{-300 if p == 0 else math.ceil(math.log10(p))}"
+    return f"[bold]{shown}*[/]" if p < SIGNIFICANT else shown
+
+
+def without_nan(value: Any) -> Any:
+    """Plain values with None in the place of NaN, which JSON does not know."""
+    if isinstance(value, dict):
+        return {name: without_nan(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [without_nan(part) for part in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,137 @@
+"""The measures of the steps of one training, in memory and on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fewshot_callbacks.functional.dynamics.step import Centering, StepDynamics
+
+RATIOS: dict[str, Literal["above 1", "below 1"] | None] = {
+    "norm_ratio": None,
+    "con_alpha": "below 1",
+    "div_alpha": "above 1",
+    "con_div": "below 1",
+}
+"""The four measures that the paper compares, and where a step counts as good."""
+
+
+FILE_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DynamicsHistory:
+    """The measured steps of a run.
+
+    Attributes:
+        steps: numbers of the optimiser steps, counted from 1.
+        measures: what each did.
+        centering: of all of them.
+
+    Raises:
+        ValueError: if there are not as many steps as measures.
+
+    Examples:
+        >>> history = DynamicsHistory((100, 200), (StepDynamics(1.1, 0.9, 1.0, 1.2), StepDynamics(1.0, 0.8, 0.9, 1.1)))
+        >>> history.values("con_div")
+        tensor([0.8333, 0.8182], dtype=torch.float64)
+    """
+
+    steps: tuple[int, ...] = ()
+    measures: tuple[StepDynamics, ...] = ()
+    centering: Centering = "points"
+
+    def __post_init__(self) -> None:
+        if len(self.steps) != len(self.measures):
+            raise ValueError(
+                f"{len(self.steps)} steps came with {len(self.measures)} measures. Pass one for each step."
+            )
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[tuple[int, StepDynamics]]:
+        return iter(zip(self.steps, self.measures, strict=True))
+
+    def values(self, name: str) -> Float[Tensor, "steps"]:
+        """One measure of all steps.
+
+        Args:
+            name: of a field or property of `StepDynamics`.
+
+        Returns:
+            float64; NaN where it is undefined.
+        """
+        return torch.tensor([getattr(measure, name) for measure in self.measures], dtype=torch.float64)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists by name, for JSON; a value that is no number is None."""
+        columns = ("alpha", "norm_ratio", "psi_con", "psi_div")
+        return {
+            "format": FILE_FORMAT,
+            "centering": self.centering,
+            "steps": list(self.steps),
+            **{
+                name: [None if math.isnan(value) else value for value in self.values(name).tolist()] for name in columns
+            },
+            "undefined": [list(measure.undefined) for measure in self.measures],
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> DynamicsHistory:
+        """What `to_dict` gave.
+
+        Raises:
+            ValueError: if it is something else.
+        """
+        try:
+            if state["format"] != FILE_FORMAT:
+                raise ValueError(f"format {state['format']!r} is unknown")
+            columns: list[Any] = [state[name] for name in ("alpha", "norm_ratio", "psi_con", "psi_div")]
+            measures = []
+            for *row, why in zip(*columns, state["undefined"], strict=True):
+                alpha, phi, psi_con, psi_div = (math.nan if value is None else float(value) for value in row)
+                measures.append(StepDynamics(alpha, phi, psi_con, psi_div, tuple(why)))
+            return cls(tuple(state["steps"]), tuple(measures), state["centering"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"This is no history of training dynamics ({type(error).__name__}: {error}). TrainingDynamicsMonitor "
+                "writes one, training_dynamics.json."
+            ) from error
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON, whole or not at all.
+
+        Args:
+            path: the file; its folder is made.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.part")
+        beside.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> DynamicsHistory:
+        """Read what `save` wrote.
+
+        Args:
+            path: the file.
+
+        Raises:
+            FileNotFoundError: if there is none.
+            ValueError: if it is something else.
+        """
+        try:
+            state = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.from_dict(state if isinstance(state, dict) else {})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error

@@ -1,0 +1,186 @@
+"""What one optimiser step did to an episode: the measures of training of the distance-ratio paper, and their history."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional.episodes.splitting import split_episodes
+
+Centering = Literal["points", "coordinates"]
+"""What is subtracted from each embedding before alpha and phi are taken: `"points"`: the average embedding, as the text
+of the paper says; `"coordinates"`: the mean of the embedding's own coordinates, as the authors' published program does."""
+
+EPSILON = 1e-10
+"""Added to squared distances, so that a query on its prototype gives a finite ratio."""
+
+LEAST_ALPHA = 1e-6
+"""A scale below this is none: the embeddings collapsed, or turned around, in one step."""
+
+
+@dataclass(frozen=True)
+class StepDynamics:
+    """How the embeddings of one episode moved in one optimiser step.
+
+    Attributes:
+        alpha: the scale that best explains the new embeddings by the old ones, `<X_o, X_n> / |X_o|^2`.
+        norm_ratio: phi, `|X_n - alpha X_o| / |X_n - X_o|` in [0, 1]: near 0 the step only rescaled the space, at 1 the
+            scale had no part in it.
+        psi_con: geometric mean over queries of (new / old) distance to the prototype of their class.
+        psi_div: geometric mean over queries and other classes of (new / old) distance to the prototypes of these.
+        undefined: why values are NaN; empty when none is.
+    """
+
+    alpha: float
+    norm_ratio: float
+    psi_con: float
+    psi_div: float
+    undefined: tuple[str, ...] = ()
+
+    @property
+    def con_alpha(self) -> float:
+        """`psi_con / alpha`; below 1 queries came closer to their class than the scale alone explains."""
+        return self.psi_con / self._scale
+
+    @property
+    def div_alpha(self) -> float:
+        """`psi_div / alpha`; above 1 queries went further from the other classes than the scale alone explains."""
+        return self.psi_div / self._scale
+
+    @property
+    def con_div(self) -> float:
+        """`psi_con / psi_div`; below 1 queries came closer to their class relative to the others."""
+        return self.psi_con / self.psi_div
+
+    @property
+    def _scale(self) -> float:
+        return self.alpha if self.alpha >= LEAST_ALPHA else math.nan
+
+
+def training_dynamics(
+    before: Any,
+    after: Any,
+    labels: Any,
+    *,
+    shots: int,
+    episodes: int = 1,
+    centering: Centering = "points",
+) -> StepDynamics:
+    """Measure what an optimiser step did to the embeddings of an episode.
+
+    Args:
+        before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
+            class are its support.
+        after: the same rows right after it.
+        labels: the class of each row, any integers or words.
+        shots: support rows of each class.
+        episodes: how many episodes, one after the other, the rows hold; alpha and phi are taken over all rows.
+        centering: see `Centering`. Distances between embeddings do not depend on it.
+
+    Returns:
+        The measures, computed in float64. Distances are those to the means of the support, whatever represents a class
+        in the loss. Where a value is no number, `undefined` says why: nothing moved, or something is not finite (all
+        values); the embeddings lay in one point before the step, all of them or those of an episode (the ratios); alpha is 0
+        or less (the ratios to alpha); there is one class (psi_div).
+
+    Raises:
+        ValueError: if before and after have different shapes, or the rows do not form episodes.
+
+    References:
+        Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", section 3.1 and appendix C.
+
+    Examples:
+        A step that doubles the space, and nothing else:
+
+        >>> import torch
+        >>> before, labels = torch.randn(12, 8), torch.arange(4).repeat(3)
+        >>> step = training_dynamics(before, 2 * before, labels, shots=1)
+        >>> round(step.alpha, 6), round(step.norm_ratio, 6), round(step.con_alpha, 6), round(step.con_div, 6)
+        (2.0, 0.0, 1.0, 1.0)
+    """
+    call = "training_dynamics"
+    before, after = as_tensor(before, "before", call), as_tensor(after, "after", call)
+    if before.shape != after.shape:
+        raise ValueError(
+            f"training_dynamics compares the same rows before and after a step; got shapes {tuple(before.shape)} and "
+            f"{tuple(after.shape)}. Embed one batch twice."
+        )
+    check_centering(centering, "training_dynamics")
+    before, after = (_exact(embeddings) for embeddings in (before, after))
+    labels = as_labels(labels, "labels", call).codes.to(before.device)
+    old, new = (_class_distances(embeddings, labels, shots, episodes) for embeddings in (before, after))
+    if not (before.isfinite().all() and after.isfinite().all()):
+        return StepDynamics(math.nan, math.nan, math.nan, math.nan, ("embeddings are not finite (NaN or Inf)",))
+    undefined = []
+
+    dim = 0 if centering == "points" else 1
+    x_old, x_new = (embeddings - embeddings.mean(dim=dim, keepdim=True) for embeddings in (before, after))
+    # a mean may round, so that equal rows do not tell by the length of what is left of them
+    collapsed = bool((before == before[:1]).all())
+    norm = x_old.square().sum()
+    alpha = float((x_old * x_new).sum() / norm) if norm > 0 and not collapsed else math.nan
+    moved = torch.linalg.vector_norm(x_new - x_old)
+    if moved == 0:  # no step, which is neither good nor bad
+        nothing = "the step moved no embedding, so there is nothing to measure"
+        return StepDynamics(math.nan, math.nan, math.nan, math.nan, (nothing,))
+    if math.isnan(alpha):
+        undefined.append("all embeddings were one point before the step (collapsed), so there is no scale alpha")
+    elif alpha < LEAST_ALPHA:
+        undefined.append(f"the step left nothing of the old embeddings to scale (alpha is {alpha:.3g})")
+    phi = math.nan
+    if not math.isnan(alpha):
+        phi = min(1.0, float(torch.linalg.vector_norm(x_new - alpha * x_old) / moved))
+
+    ratios = 0.5 * (new.log() - old.log())  # (episodes, ways, queries, ways): ln psi
+    ways = ratios.shape[1]
+    same = torch.eye(ways, dtype=torch.bool, device=ratios.device)[:, None].expand(ratios.shape[1:])
+    psi_con = float(ratios[:, same].mean().exp())
+    psi_div = float(ratios[:, ~same].mean().exp()) if ways > 1 else math.nan
+    # Squared distances that are all no larger than what is added to them leave ratios of EPSILON alone.
+    without_distances = int((old <= 2 * EPSILON).flatten(1).all(dim=1).sum())
+    if without_distances:
+        psi_con = psi_div = math.nan
+        undefined.append(
+            f"all embeddings of {without_distances} of {episodes} episodes were one point before the step (collapsed), so "
+            "there are no distances to compare with"
+        )
+    if ways == 1:
+        undefined.append("the episode has one class, so no query has another to go away from")
+    return StepDynamics(alpha, phi, psi_con, psi_div, tuple(undefined))
+
+
+def check_centering(centering: str, owner: str) -> None:
+    """Refuse a centering that there is not.
+
+    Args:
+        centering: its name.
+        owner: who was given it, for the message.
+
+    Raises:
+        ValueError: it is none of `Centering`.
+    """
+    if centering not in get_args(Centering):
+        raise ValueError(
+            f"{owner}: there is no centering={centering!r}. Choose 'points', the average embedding (the text of the paper), "
+            "or 'coordinates', each embedding's own mean (the authors' program)."
+        )
+
+
+def _exact(embeddings: Tensor) -> Tensor:
+    embeddings = embeddings.detach()
+    return (embeddings.cpu() if embeddings.device.type == "mps" else embeddings).double()
+
+
+def _class_distances(embeddings: Tensor, labels: Tensor, shots: int, episodes: int) -> Tensor:
+    """Squared distance of each query to each prototype of its episode, plus `EPSILON`: (episodes, ways, queries, ways)."""
+    support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
+    prototypes = support.mean(dim=2)  # (episodes, ways, dim)
+    ways, queries = query.shape[1:3]
+    distances = torch.cdist(query.flatten(1, 2), prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.square().add(EPSILON).reshape(-1, ways, queries, ways)

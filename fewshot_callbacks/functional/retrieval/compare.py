@@ -1,0 +1,96 @@
+"""Two evaluations of the same queries, compared query by query: what is better, and what is chance."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, over_splits
+from fewshot_callbacks.functional.retrieval.report import RetrievalReport
+from fewshot_callbacks.functional.statistics.class_means import class_means
+from fewshot_callbacks.functional.statistics.intervals import (
+    UNKNOWN,
+    Difference,
+    Interval,
+    normal_quantile,
+    paired_difference_interval,
+)
+
+
+def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence: float = 0.95) -> dict[str, Difference]:
+    """The difference of every metric of two evaluations of the same queries, with its interval.
+
+    Each query is compared with itself, so that what makes a query easy or hard for both is no part of the uncertainty: the
+    interval is that of the mean of the differences, robust to the dependence of queries of one class. Grouped Recall is
+    compared group by group. Pooled values (F1, recall at a precision, thresholds) have no interval.
+
+    Args:
+        first: one evaluation.
+        second: another of the same queries in the same order, say by another model.
+        confidence: of the intervals.
+
+    Returns:
+        Metric -> first, second and the interval of first minus second; the metrics that both have.
+
+    Raises:
+        ValueError: if the two are not of the same queries.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> labels = torch.arange(200) % 20
+        >>> clean = torch.nn.functional.one_hot(labels).float()
+        >>> good, bad = (evaluate_retrieval(clean + noise * torch.randn(200, 20), labels) for noise in (0.2, 1.0))
+        >>> compare_reports(good, bad)["mAP"].is_beyond_chance
+        True
+    """
+    normal_quantile(confidence)
+    labels = first.query_labels
+    if not torch.equal(labels, second.query_labels) or first.label_names != second.label_names:
+        raise ValueError(
+            f"compare_reports: the first evaluation has {len(labels)} queries, the second {len(second.query_labels)}, "
+            "and their labels are not the same in the same order. Evaluate the same items with both models."
+        )
+    values, others = first.metrics(), second.metrics()
+    grouped = _grouped(first.grouped, second.grouped, confidence)
+    differences = {}
+    for name in (name for name in values if name in others):
+        interval = UNKNOWN
+        if name in first.per_query:
+            interval = _paired(first.per_query[name], second.per_query[name], labels, confidence, macro=False)
+        elif name.startswith("macro_"):
+            of_queries = name.removeprefix("macro_")
+            interval = _paired(
+                first.per_query[of_queries], second.per_query[of_queries], labels, confidence, macro=True
+            )
+        elif name in grouped:
+            interval = grouped[name]
+        differences[name] = Difference(values[name], others[name], interval)
+    return differences
+
+
+def _paired(
+    first: Float[Tensor, "queries"],
+    second: Float[Tensor, "queries"],
+    labels: Int[Tensor, "queries"],
+    confidence: float,
+    *,
+    macro: bool,
+) -> Interval:
+    differences = first.double() - second.double()
+    if macro:
+        return paired_difference_interval(class_means(differences, labels)[1], confidence=confidence)
+    return paired_difference_interval(differences, labels, confidence)
+
+
+def _grouped(first: GroupedRecall | None, second: GroupedRecall | None, confidence: float) -> dict[str, Interval]:
+    if first is None or second is None or first.per_group.keys() != second.per_group.keys():
+        return {}
+    intervals = {}
+    for k, values in first.per_group.items():
+        others = second.per_group[k]
+        if first.labels == second.labels and first.unmatched == second.unmatched:  # the same groups
+            splits = (paired_difference_interval(split, confidence=confidence) for split in values - others)
+            intervals[f"grouped_recall@{k}"] = over_splits(splits)
+    return intervals

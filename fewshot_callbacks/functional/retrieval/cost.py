@@ -1,0 +1,85 @@
+"""What an evaluation will cost, before it is started."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fewshot_callbacks.engine.budget import choose_layout, least_bytes
+from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, check_memory, memory_or_default
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The size of an exact evaluation of all queries against the whole gallery."""
+
+    queries: int
+    gallery: int
+    dim: int
+    pairs: int
+    """query-candidate pairs, each of which is scored"""
+    floating_point_operations: int
+    """of the matrix product: one multiplication and one addition for each component of each pair"""
+    query_bytes: int
+    """what the queries' embeddings take, in float32"""
+    gallery_bytes: int
+    """what the gallery's embeddings take, in float32; with one set they are the queries'"""
+    matrix_bytes: int
+    """what the matrix of all similarities would take, in float32; it is never made"""
+    memory_bytes: int
+    """the budget beyond the embeddings"""
+    needed_bytes: int
+    """what counters and tiles take of it; the rest serves to keep what would be made anew for each tile"""
+    least_bytes: int
+    """the smallest budget that can be kept"""
+    tile: tuple[int, int]
+    """queries x gallery items that are scored at once"""
+    tiles: int
+
+
+def plan_evaluation(
+    queries: int, gallery: int, dim: int, *, memory_mb: float | None = DEFAULT_MEMORY_MB, relevant: int = 64
+) -> EvaluationPlan:
+    """Count pairs, operations, memory and tiles of an evaluation.
+
+    Args:
+        queries: number of queries; for one set (leave-one-out) equal to `gallery`.
+        gallery: number of gallery items.
+        dim: components of an embedding.
+        memory_mb: budget beyond the embeddings, in MB; None is the default.
+        relevant: relevant items of a typical query; many of them make tiles narrower.
+
+    Raises:
+        ValueError: if a number is not positive (`relevant`: negative).
+
+    Examples:
+        >>> plan = plan_evaluation(158_652, 158_652, 512)
+        >>> f"{plan.pairs:,} pairs, {plan.matrix_bytes / 1e9:.1f} GB avoided"
+        '25,170,457,104 pairs, 100.7 GB avoided'
+    """
+    memory_mb = memory_or_default(memory_mb)
+    check_memory("plan_evaluation", memory_mb)
+    for name, value in (("queries", queries), ("gallery", gallery), ("dim", dim)):
+        if value <= 0:
+            raise ValueError(f"plan_evaluation: {name}={value} must be positive.")
+    if relevant < 0:
+        raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
+    memory_bytes = int(memory_mb * 10**6)
+    least = least_bytes(queries, gallery, dim, relevant)
+    size = choose_layout(max(memory_bytes, least), queries, gallery, dim, relevant)
+    pairs = queries * gallery
+    return EvaluationPlan(
+        queries=queries,
+        gallery=gallery,
+        dim=dim,
+        pairs=pairs,
+        floating_point_operations=2 * pairs * dim,
+        query_bytes=4 * dim * queries,
+        gallery_bytes=4 * dim * gallery,
+        matrix_bytes=4 * pairs,
+        memory_bytes=memory_bytes,
+        needed_bytes=size.bytes,
+        least_bytes=least,
+        tile=(min(size.rows, queries), min(size.columns, gallery)),
+        tiles=math.ceil(queries / size.rows) * math.ceil(gallery / size.columns),
+    )

@@ -1,0 +1,134 @@
+"""How much better an embedding serves the classes it was trained on than those it has never seen.
+
+Recall@K falls with the number of classes that are searched, so its difference between a training and a validation set
+mixes overfitting with the number of classes. Grouped Recall@K searches a fixed number of classes at a time, and its
+difference does not (Zhdanov and Karpukhin, who propose to read the gap from it).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fewshot_callbacks.functional.retrieval.report import RetrievalReport
+from fewshot_callbacks.functional.statistics.intervals import Difference, independent_difference_interval
+
+
+@dataclass(frozen=True)
+class GeneralizationGap:
+    """Recall of training classes minus recall of validation classes. A gap above zero beyond its interval: overfitting.
+
+    Or the training classes are the easier ones: then an untrained network shows the gap as well.
+    """
+
+    grouped: dict[int, Difference]
+    """K -> Grouped Recall@K of training classes, of validation classes, and the interval of the difference"""
+    recall: dict[int, Difference]
+    """K -> the same of plain Recall@K, which depends on the number of classes, too"""
+    group_size: int
+    """classes in a group of Grouped Recall"""
+    classes: tuple[int, int]
+    """training and validation classes that were measured"""
+    items_per_class: tuple[float, float]
+    """mean number of items of these"""
+    confidence: float
+    """of the intervals"""
+
+    @property
+    def is_overfitting(self) -> bool:
+        """Whether Grouped Recall at the smallest K is larger on training classes, beyond its interval."""
+        return self.grouped[min(self.grouped)].interval.low > 0
+
+    def metrics(self) -> dict[str, float]:
+        """All values under the names they are logged with, the primary one first."""
+        values: dict[str, float] = {}
+        for metric, differences in (("grouped_recall", self.grouped), ("recall", self.recall)):
+            for k, difference in differences.items():
+                name = f"{metric}@{k}"
+                values |= {
+                    name: difference.value,
+                    f"{name}_low": difference.interval.low,
+                    f"{name}_high": difference.interval.high,
+                    f"train_{name}": difference.first,
+                    f"val_{name}": difference.second,
+                }
+        return values
+
+    def in_words(self) -> str:
+        """What it means, in a sentence or two."""
+        k = min(self.grouped)
+        grouped, plain = self.grouped[k], self.recall[k]
+        gap = f"{grouped.value:+.3f} [{grouped.interval.low:+.3f}, {grouped.interval.high:+.3f}]"
+        level = f"{self.confidence:.0%} interval"
+        if math.isnan(grouped.interval.low):
+            verdict = f"The gap of {grouped.value:+.3f} has no interval, so nothing is said of it"
+        elif grouped.interval.low > 0:
+            verdict = f"The gap of {gap} is beyond its {level}: overfitting, unless an untrained network shows it, too"
+        elif grouped.interval.high < 0:
+            verdict = f"The gap of {gap} is below zero, beyond its {level}: the validation classes are easier"
+        else:
+            verdict = f"The gap of {gap} is within chance ({self.confidence:.0%})"
+        return (
+            f"Grouped Recall@{k} among {self.group_size} classes: {grouped.first:.3f} on training classes, "
+            f"{grouped.second:.3f} on validation classes. {verdict}. (Plain Recall@{k}: {plain.first:.3f} among "
+            f"{self.classes[0]} training classes, {plain.second:.3f} among {self.classes[1]} validation classes.)"
+        )
+
+
+def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -> GeneralizationGap:
+    """The gap between two reports, of training and of validation classes.
+
+    Both sets should hold about as many items of a class: recall rises with these.
+
+    Args:
+        training: of items of training classes, embedded as in an evaluation.
+        validation: of classes that the model has not seen.
+
+    Returns:
+        Differences for each K that both reports have; the sets are taken as independent.
+
+    Raises:
+        ValueError: if a report has no Grouped Recall, or the two have no K in common.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> labels = torch.arange(100).repeat_interleave(5)
+        >>> seen = torch.nn.functional.one_hot(labels).float()
+        >>> unseen = torch.randn(500, 20, generator=torch.Generator().manual_seed(0))
+        >>> gap = generalization_gap(*(evaluate_retrieval(part, labels) for part in (seen, unseen)))
+        >>> gap.is_overfitting, gap.grouped[1].first
+        (True, 1.0)
+    """
+    for name, report in (("training", training), ("validation", validation)):
+        if report.grouped is None:
+            raise ValueError(
+                f"generalization_gap: the {name} report has no Grouped Recall. Its notes: {' '.join(report.notes) or '-'} "
+                "Evaluate both sets with one group_size, of which each holds at least two groups: use a smaller group_size, "
+                "or more classes."
+            )
+    assert training.grouped is not None
+    assert validation.grouped is not None
+    grouped = training.grouped.minus(validation.grouped)
+    assert training.grouped.group_size is not None  # which `minus` refuses
+    ks = sorted(set(grouped) & set(training.recall_at) & set(validation.recall_at))
+    if not ks:
+        raise ValueError(
+            f"generalization_gap: the reports share no K: Grouped Recall at {sorted(training.grouped.at)} and "
+            f"{sorted(validation.grouped.at)}, Recall at {sorted(training.recall_at)} and {sorted(validation.recall_at)}."
+        )
+    recall = {}
+    for k in ks:
+        name = f"recall@{k}"
+        first, second = training.mean[name], validation.mean[name]
+        intervals = training.intervals[name], validation.intervals[name]
+        interval = independent_difference_interval(first, intervals[0], second, intervals[1])
+        recall[k] = Difference(first, second, interval)
+    return GeneralizationGap(
+        grouped={k: grouped[k] for k in ks},
+        recall=recall,
+        group_size=training.grouped.group_size,
+        classes=(training.classes, validation.classes),
+        items_per_class=(training.gallery / training.classes, validation.gallery / validation.classes),
+        confidence=training.grouped.confidence,
+    )

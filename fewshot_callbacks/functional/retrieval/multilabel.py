@@ -1,0 +1,405 @@
+"""Items with several labels each: a candidate is relevant if it shares a label, the more labels the more.
+
+That is how image hashing is evaluated on sets such as NUS-WIDE: mAP of what shares at least one label, and nDCG with the
+number of shared labels as the grade.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.engine.candidates import Candidates, find_candidates
+from fewshot_callbacks.engine.codes.packing import pack_codes
+from fewshot_callbacks.engine.options import Progress
+from fewshot_callbacks.engine.precision import full_precision
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.engine.scores.products import ScoreTiles, Similarity
+from fewshot_callbacks.functional._inputs import check_embeddings, exclusion_codes
+from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties, depends_on_ties
+from fewshot_callbacks.functional.retrieval.report import QueryMeans, notes_on, or_none
+from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, RetrievalSettings
+from fewshot_callbacks.functional.statistics.class_means import exact_mean
+from fewshot_callbacks.functional.statistics.intervals import Interval, clustered_mean_interval, normal_quantile
+
+Gain = Literal["exponential", "linear"]
+"""Gain of nDCG for a grade: 2^grade - 1 (Burges et al., 2005), or the grade itself (Järvelin and Kekäläinen, 2002)."""
+
+_CALL = "evaluate_multilabel"
+
+BYTES_PER_PAIR = 150
+"""Scores, grades, gains and their sorted copies: 147 were measured, for 20,000 items that have one in ten of 20 labels."""
+
+
+@dataclass(frozen=True)
+class MultilabelReport(QueryMeans):
+    """What `evaluate_multilabel` found. Means are over the queries that share a label with some candidate."""
+
+    mean: dict[str, float]
+    """metric of each query -> its mean over the queries: `mAP`, `map@r`, `r_precision`, `mrr`, `recall@1`, `ndcg@10`, ..."""
+    intervals: dict[str, Interval]
+    """metric -> interval of its mean, robust to the dependence of queries with the same labels"""
+    queries: int
+    gallery: int
+    labels: int
+    """columns of the targets"""
+    queries_without_match: int
+    """queries that share no label with any candidate: left out of every mean"""
+    queries_with_ties: int
+    """queries with a relevant item that ties with an irrelevant one: where the rule for ties decides"""
+    similarity: Similarity
+    ties: Ties
+    ndcg_gain: Gain
+    notes: tuple[str, ...]
+    """what a reader of the numbers should know"""
+    per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
+    """metric -> its value for each query; NaN for a query without a match"""
+    seconds: float = field(compare=False)
+    """how long the evaluation took"""
+
+    def metrics(self) -> dict[str, float]:
+        """All values under the names they are logged with, the primary one first."""
+        return dict(self.mean)
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        """All that a user should be told, as `RetrievalReport.messages`."""
+        return self.notes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as numbers, strings, lists and dictionaries that JSON can hold (NaN becomes None)."""
+        return {
+            "metrics": {name: or_none(value) for name, value in self.mean.items()},
+            "intervals": {name: [or_none(end) for end in interval] for name, interval in self.intervals.items()},
+            "queries": self.queries,
+            "gallery": self.gallery,
+            "labels": self.labels,
+            "queries_without_match": self.queries_without_match,
+            "queries_with_ties": self.queries_with_ties,
+            "similarity": self.similarity,
+            "ties": self.ties,
+            "ndcg_gain": self.ndcg_gain,
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def evaluate_multilabel(
+    embeddings: Any,
+    targets: Any,
+    gallery: Any = None,
+    gallery_targets: Any = None,
+    *,
+    similarity: Similarity = "cosine",
+    recall_k: int | Sequence[int] = (1, 5, 10),
+    ir_recall_k: int | Sequence[int] = (),
+    map_k: int | Sequence[int | tuple[int, Divisor]] = (),
+    precision_k: int | Sequence[int] = (),
+    ndcg_k: int | Sequence[int] = (10,),
+    ndcg_gain: Gain = "exponential",
+    ties: Ties = "expected",
+    query_ids: Any | None = None,
+    gallery_ids: Any | None = None,
+    query_groups: Any | None = None,
+    gallery_groups: Any | None = None,
+    confidence: float = 0.95,
+    memory_mb: float | None = DEFAULT_MEMORY_MB,
+    progress: Progress | None = None,
+) -> MultilabelReport:
+    """Exact retrieval metrics of items with several labels each: mAP, MAP@R, Recall@K, graded nDCG@k and the others.
+
+    As `evaluate_retrieval`, but a candidate is relevant if it shares a label with the query; its grade is the number of
+    shared labels. nDCG@k has the discount log2(rank + 1) and the best order of the query's own candidates as divisor
+    (Järvelin and Kekäläinen, 2002). Candidates with equal scores share the mean of their gains: the mean over their orders
+    (McSherry and Najork, 2008).
+
+    Args:
+        embeddings: (queries, dim) vectors, or (queries, bits) codes of two values where `similarity="hamming"`.
+        targets: (queries, labels) zeros and ones: which labels an item has.
+        gallery: (gallery, dim) likewise; by default the queries themselves, each without itself.
+        gallery_targets: (gallery, labels) likewise.
+        similarity: `cosine`, `dot`, `euclidean` or `hamming`.
+        recall_k: the K of Recall@K, the share of queries with a relevant item among the first K.
+        ir_recall_k: the k of information retrieval's Recall@k, the share of a query's relevant items that are among the
+            first k. Named `ir_recall@10`.
+        map_k: AP@k, each as k or (k, divisor): `min` divides by min(R, k), `relevant` by R, `found`, as papers on hashing
+            do, by the relevant items among the first k. Named `map@10_min`.
+        precision_k: the K of Precision@K, the share of relevant items among the first K.
+        ndcg_k: the k of nDCG@k. Named `ndcg@10`, with a linear gain `ndcg@10_linear`.
+        ndcg_gain: what a candidate of a grade is worth: `exponential`, 2^grade - 1, or `linear`, the grade.
+        ties: what equal scores count as: `expected` (the mean over their orders), `optimistic` or `pessimistic`.
+        query_ids: (queries,) identity of each query; with `gallery_ids`, the same item in both sets is no candidate.
+        gallery_ids: (gallery,) identity of each gallery item.
+        query_groups: (queries,) for instance the video of each frame: candidates of the query's own group are neither
+            hit nor miss.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
+        confidence: of the intervals.
+        memory_mb: bound on the memory used beyond the embeddings, in MB; None is the default.
+        progress: called with the pairs that are done and the pairs that there are.
+
+    Returns:
+        A frozen report with values in [0, 1], larger is better. Queries without a match are left out of every mean and
+        counted in it.
+
+    Raises:
+        ValueError: if shapes or types do not fit, embeddings hold NaN or Inf, a set is empty, or no query has a match.
+
+    Examples:
+        >>> import torch
+        >>> targets = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 1], [0, 0, 1]])
+        >>> codes = torch.tensor([[1, 1, 1, 1], [1, 1, 1, -1], [1, 1, -1, -1], [-1, -1, -1, -1]])
+        >>> report = evaluate_multilabel(codes, targets, similarity="hamming", ndcg_k=(2,), map_k=((2, "found"),))
+        >>> round(report.ndcg_at[2], 3), report.mean["map@2_found"], round(report.map_at_r, 3)
+        (0.975, 1.0, 1.0)
+    """
+    started = time.perf_counter()
+    settings = RetrievalSettings.of(
+        similarity=similarity,
+        recall_k=recall_k,
+        ir_recall_k=ir_recall_k,
+        map_k=map_k,
+        precision_k=precision_k,
+        ndcg_k=ndcg_k,
+        group_size=None,
+        ties=ties,
+        memory_mb=memory_mb,
+    )
+    settings.check(_CALL)
+    check_gain(_CALL, ndcg_gain)
+    normal_quantile(confidence)  # a wrong confidence is refused before the work, not after it
+    codes = {
+        "query_ids": query_ids,
+        "gallery_ids": gallery_ids,
+        "query_groups": query_groups,
+        "gallery_groups": gallery_groups,
+    }
+    sets = _Sets.of(embeddings, targets, gallery, gallery_targets, similarity, codes)
+    queries, items, own = sets.queries, sets.items, sets.own
+    metrics = multilabel_metrics(settings, ndcg_gain)
+    values = {name: torch.full((len(queries),), torch.nan, dtype=torch.float64) for name in metrics}
+    tied = 0
+    rows = int(max(1, min(1024, settings.memory_mb * 10**6 // (BYTES_PER_PAIR * len(items)))))
+    with full_precision():
+        tiles = None if similarity == "hamming" else ScoreTiles(queries, items, similarity)
+        for block in _blocks(sets, tiles, rows):
+            for name, metric in metrics.items():
+                values[name][block.ranks.queries] = metric(block)
+            tied += int(depends_on_ties(block.ranks).sum())
+            if progress is not None:
+                progress((int(block.ranks.queries[-1]) + 1) * len(items), len(queries) * len(items))
+        zero_vectors = 0 if tiles is None else max(tiles.zero_vectors)
+    matched = ~values["mAP"].isnan()
+    if not bool(matched.any()):
+        raise ValueError(_no_match(sets))
+    clusters = own[matched].unique(dim=0, return_inverse=True)[1]
+    notes = notes_on(
+        queries=len(queries),
+        without_match=int((~matched).sum()),
+        tied=tied,
+        zero_vectors=zero_vectors,
+        collapsed=bool((queries == queries[0]).all()) and bool((items == queries[0]).all()),
+    )
+    return MultilabelReport(
+        mean={name: exact_mean(value[matched]) for name, value in values.items()},
+        intervals={
+            name: clustered_mean_interval(value[matched], clusters, confidence) for name, value in values.items()
+        },
+        queries=len(queries),
+        gallery=len(items),
+        labels=own.shape[1],
+        queries_without_match=int((~matched).sum()),
+        queries_with_ties=tied,
+        similarity=similarity,
+        ties=ties,
+        ndcg_gain=ndcg_gain,
+        notes=tuple(notes),
+        per_query=values,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def check_gain(call: str, gain: str) -> None:
+    """Refuse an unknown gain of nDCG, and name the known ones."""
+    if gain not in get_args(Gain):
+        raise ValueError(f"{call}: ndcg_gain={gain!r} is unknown. Choose one of {', '.join(get_args(Gain))}.")
+
+
+def multilabel_metrics(settings: RetrievalSettings, ndcg_gain: Gain) -> dict[str, Callable[[_Block], Tensor]]:
+    """The metrics of each query by name: those of `evaluate_retrieval`, but nDCG, which is graded here."""
+
+    def of_ranks(block: _Block, metric: Callable[[RankBlock], Tensor]) -> Tensor:
+        return metric(block.ranks)
+
+    names = replace(settings, ndcg_k=()).per_query()
+    metrics: dict[str, Callable[[_Block], Tensor]] = {
+        name: partial(of_ranks, metric=metric) for name, metric in names.items()
+    }
+    suffix = "" if ndcg_gain == "exponential" else f"_{ndcg_gain}"
+    for k in settings.ndcg_k:
+        metrics[f"ndcg@{k}{suffix}"] = partial(_graded_ndcg, k=k, gain=ndcg_gain, ties=settings.ties)
+    return metrics
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """Checked inputs."""
+
+    queries: Float[Tensor, "queries dim"]
+    items: Float[Tensor, "gallery dim"]
+    """the very tensor of the queries with one set"""
+    own: Float[Tensor, "queries labels"]
+    """targets of the queries"""
+    others: Float[Tensor, "gallery labels"]
+    """targets of the gallery"""
+    candidates: Candidates
+    """who is excluded; what is relevant follows from the targets"""
+
+    @classmethod
+    def of(
+        cls, embeddings: Any, targets: Any, gallery: Any, gallery_targets: Any, similarity: Similarity, codes: Any
+    ) -> _Sets:
+        """Check what `evaluate_multilabel` was given; `codes` are its ids and groups by the name of the argument."""
+        if (gallery is None) != (gallery_targets is None):
+            raise ValueError(
+                f"{_CALL}: gallery and gallery_targets belong together. Pass both, or neither for leave-one-out."
+            )
+        same_set = gallery is None
+        queries = _vectors(embeddings, similarity, "embeddings")
+        items = queries if same_set else _vectors(gallery, similarity, "gallery")
+        if queries.shape[1] != items.shape[1]:
+            raise ValueError(
+                f"{_CALL}: embeddings of {queries.shape[1]} components cannot be compared with a gallery of "
+                f"{items.shape[1]}. Both must come from the same model."
+            )
+        if not same_set:
+            common = torch.promote_types(queries.dtype, items.dtype)
+            queries, items = queries.to(common), items.to(common)
+        own = _targets(targets, len(queries), "targets")
+        others = own if same_set else _targets(gallery_targets, len(items), "gallery_targets")
+        if own.shape[1] != others.shape[1]:
+            raise ValueError(
+                f"{_CALL}: targets have {own.shape[1]} labels, gallery_targets {others.shape[1]}. Column j must be the "
+                "same label in both."
+            )
+        checked = exclusion_codes(_CALL, same_set, len(queries), len(items), **codes)
+        one_class = torch.zeros(max(len(queries), len(items)), dtype=torch.int64)
+        candidates = find_candidates(one_class[: len(queries)], one_class[: len(items)], same_set=same_set, **checked)
+        return cls(queries, items, own, others, candidates)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some queries with all candidates; what is no candidate has key -inf and grade 0."""
+
+    ranks: RankBlock
+    keys: Float[Tensor, "queries gallery"]
+    grades: Float[Tensor, "queries gallery"]
+    """number of shared labels"""
+
+
+def _vectors(value: Any, similarity: Similarity, name: str) -> Tensor:
+    vectors = as_tensor(value, name, _CALL).detach().cpu()
+    if similarity != "hamming":
+        check_embeddings(vectors, name, _CALL)
+        return vectors if vectors.dtype == torch.float64 else vectors.float()
+    pack_codes(vectors, name, _CALL)  # refuses what is no code
+    return (vectors > 0).float() * 2 - 1
+
+
+def _targets(value: Any, items: int, name: str) -> Float[Tensor, "items labels"]:
+    targets = as_tensor(value, name, _CALL).detach().cpu()
+    if targets.ndim != 2 or len(targets) != items or not targets.shape[1]:
+        raise ValueError(
+            f"{_CALL}: {name} have shape {tuple(targets.shape)}; one row of zeros and ones for each of the {items} items is "
+            "wanted, a column for each label. For a single label each use evaluate_retrieval."
+        )
+    if not bool(((targets == 0) | (targets == 1)).all()):
+        raise ValueError(f"{_CALL}: {name} must hold zeros and ones only: whether an item has the label of a column.")
+    return targets.float()
+
+
+def _no_match(sets: _Sets) -> str:
+    same_set = sets.items is sets.queries
+    shared = int(((sets.own.sum(dim=0) > 0) & (sets.others.sum(dim=0) > same_set)).sum())
+    where = "another item" if same_set else "an item of the gallery"
+    fact = "are those of two items or more" if same_set else "occur in both sets"
+    return (
+        f"{_CALL}: none of the {len(sets.own)} queries shares a label with {where} that ids or groups do not exclude "
+        f"({shared} of {sets.own.shape[1]} labels {fact}), so nothing can be retrieved. Check that column j of all targets "
+        "is the same label, and that a group is not a whole class."
+    )
+
+
+def _blocks(sets: _Sets, tiles: ScoreTiles | None, rows: int) -> Iterator[_Block]:
+    columns = torch.arange(len(sets.items))
+    for index in torch.arange(len(sets.queries)).split(rows):
+        # products of codes of -1 and +1 are bits - 2 distance; whole numbers, which float32 holds
+        keys = (sets.queries[index] @ sets.items.T).double() if tiles is None else tiles.keys(index, columns)
+        grades = (sets.own[index] @ sets.others.T).double()  # (queries, gallery)
+        if sets.candidates.exclusions:
+            excluded = sets.candidates.excluded(index[:, None], columns[None])
+            keys.masked_fill_(excluded, -torch.inf)
+            grades.masked_fill_(excluded, 0.0)
+        yield _Block(_ranks(index, keys, grades > 0), keys, grades)
+
+
+def _ranks(
+    queries: Int[Tensor, "queries"], keys: Float[Tensor, "queries gallery"], relevant: Bool[Tensor, "queries gallery"]
+) -> RankBlock:
+    number = relevant.sum(dim=1)
+    width = int(number.max())
+    ordered = keys.masked_fill(~relevant, torch.inf).sort(dim=1).values
+    thresholds = ordered[:, :width].contiguous()
+    negatives = keys.masked_fill(relevant, -torch.inf).sort(dim=1).values
+    column = torch.arange(width).expand_as(thresholds)
+    reached = torch.searchsorted(negatives, thresholds)
+    passed = torch.searchsorted(negatives, thresholds, right=True)
+    below = torch.searchsorted(thresholds, thresholds)
+    not_above = torch.searchsorted(thresholds, thresholds, right=True).minimum(number[:, None])
+    return RankBlock(
+        queries=queries,
+        relevant=number,
+        valid=column < number[:, None],
+        negatives_above=keys.shape[1] - passed,
+        negatives_tied=passed - reached,
+        relevant_above=number[:, None] - not_above,
+        relevant_tied=not_above - below,
+        place_in_tie=column - below + 1,
+    )
+
+
+def _gains(grades: Float[Tensor, "queries gallery"], gain: Gain) -> Float[Tensor, "queries gallery"]:
+    """The gain of each candidate, times a factor of the query, which cancels in nDCG."""
+    if gain == "linear":
+        return grades
+    # Scaled by 2^-largest grade of the query: 2^grade overflows beyond 1,023 shared labels. exp2 of a whole number is
+    # exact, so that one rounding is left, the same as without the scale.
+    most = grades.amax(dim=1, keepdim=True)
+    return torch.exp2(grades - most) - torch.exp2(-most)
+
+
+def _graded_ndcg(block: _Block, *, k: int, gain: Gain, ties: Ties) -> Float[Tensor, "queries"]:
+    gains, keys = _gains(block.grades, gain), block.keys
+    ideal = gains.sort(dim=1, descending=True).values
+    if ties != "expected":  # inside a tie the best come first, or last
+        order = gains.argsort(dim=1, descending=ties == "optimistic", stable=True)
+        gains, keys = gains.gather(1, order), keys.gather(1, order)
+    order = keys.argsort(dim=1, descending=True, stable=True)
+    gains, keys = gains.gather(1, order), keys.gather(1, order)
+    if ties == "expected":
+        first = torch.nn.functional.pad(keys[:, 1:] != keys[:, :-1], (1, 0), value=True)
+        group = first.cumsum(dim=1) - 1
+        total = torch.zeros_like(gains).scatter_add_(1, group, gains)
+        size = torch.zeros_like(gains).scatter_add_(1, group, torch.ones_like(gains))
+        gains = (total / size.clamp(min=1)).gather(1, group)
+    discount = torch.log2(torch.arange(2, min(k, gains.shape[1]) + 2, dtype=torch.float64))
+    best = (ideal[:, :k] / discount).sum(dim=1)
+    return torch.where(best > 0, (gains[:, :k] / discount).sum(dim=1) / best, torch.nan)

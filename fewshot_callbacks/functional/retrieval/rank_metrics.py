@@ -1,0 +1,448 @@
+"""Ranking metrics of each query, from the counts of the pass alone.
+
+Equal keys have no order, so a metric is the mean over all orders of each tied group, in closed form
+(`ties="expected"`; McSherry and Najork, "Computing Information Retrieval Performance Measures Efficiently in the
+Presence of Tied Scores", ECIR 2008), or its value where the relevant items come first in each group (`"optimistic"`)
+or last (`"pessimistic"`).
+
+Every sum runs over the relevant items of one query from the least to the most similar, one after the other, so that
+neither the other queries of a block nor its padding change a bit of it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.engine.ranks import RankBlock
+
+Ties = Literal["expected", "optimistic", "pessimistic"]
+
+Divisor = Literal["min", "relevant", "found"]
+"""What AP@k divides by: `min` is min(R, k), `relevant` is R, `found` is the number of relevant items in the top k."""
+
+TERMS_AT_ONCE = 1024
+
+
+def check_ties(ties: str) -> None:
+    """Refuse an unknown rule for ties, and name the known ones."""
+    if ties not in get_args(Ties):
+        raise ValueError(f"ties={ties!r} is unknown. Choose one of {', '.join(get_args(Ties))}.")
+
+
+def check_divisor(divisor: str) -> None:
+    """Refuse an unknown divisor of AP@k, and name the known ones."""
+    if divisor not in get_args(Divisor):
+        raise ValueError(f"divisor={divisor!r} is unknown. Choose one of {', '.join(get_args(Divisor))}.")
+
+
+# --------------------------------------------------------------------------------------------------- average precision
+
+
+def average_precision(
+    ranks: RankBlock, ties: Ties = "expected", cut: Int[Tensor, "queries"] | None = None
+) -> Float[Tensor, "queries"]:
+    """Sum of the precisions at the ranks of the relevant items, divided by the number of relevant items R.
+
+    Args:
+        ranks: the ranks of some queries.
+        ties: the rule for equal keys.
+        cut: only ranks up to this one count; with `cut = R` this is MAP@R (Musgrave, Belongie and Lim,
+            "A Metric Learning Reality Check", ECCV 2020). By default all ranks count: average precision.
+
+    Returns:
+        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    """
+    return _precision_sum(ranks, ties, cut) / _or_nan(ranks.relevant)
+
+
+def average_precision_at_k(
+    ranks: RankBlock, k: int, divisor: Divisor = "min", ties: Ties = "expected"
+) -> Float[Tensor, "queries"]:
+    """AP@k: the sum of the precisions at the ranks of the relevant items among the first k, divided as `divisor` says.
+
+    Args:
+        ranks: the ranks of some queries.
+        k: how far to look, at least 1.
+        divisor: `"min"` divides by min(R, k), the largest value that the sum can have; `"relevant"` by R;
+            `"found"` by the number of relevant items among the first k, as papers on hashing do.
+        ties: the rule for equal keys. With `"found"` the expected value is that of the ratio, and the optimistic order
+            need not have the larger value: one more relevant item at rank k lowers a mean of high precisions.
+
+    Returns:
+        One value in [0, 1] for each query; 0 where none was found; NaN for a query without a relevant candidate.
+    """
+    cut = torch.full_like(ranks.relevant, k)
+    if divisor != "found":
+        count = ranks.relevant.clamp(max=k) if divisor == "min" else ranks.relevant
+        return _precision_sum(ranks, ties, cut) / _or_nan(count)
+    found = (_within(ranks, cut, ties) & ranks.valid).sum(dim=1)
+    value = _precision_sum(ranks, ties, cut) / found.clamp(min=1)
+    if ties == "expected":
+        _expect_ratio(value, ranks, cut)
+    return value.masked_fill(ranks.relevant == 0, torch.nan)
+
+
+def _precision_sum(ranks: RankBlock, ties: Ties, cut: Int[Tensor, "queries"] | None) -> Float[Tensor, "queries"]:
+    found = _found(ranks).double()
+    rank = found + ranks.negatives_above
+    if ties == "pessimistic":
+        rank += ranks.negatives_tied
+    outside = ~ranks.valid if cut is None else ~ranks.valid | (rank > cut[:, None])
+    precision = found.div_(rank).masked_fill_(outside, 0.0)
+    if ties == "expected" and bool((tied := _tied(ranks)).any()):
+        group = _tied_groups(ranks, tied)
+        above, relevant_above = group.above.double(), group.relevant_above.double()  # k, m
+        size, relevant = group.size.double(), group.relevant.double()  # n, r
+        reached = size if cut is None else (cut[group.query] - above).clamp(min=0).minimum(size)
+        # sum over the places i = 1 ... reached of (m + 1 + (i - 1) (r - 1) / (n - 1)) / (k + i), for r items of which
+        # each is at each place with probability 1 / n
+        harmonic = _harmonic_between(above, reached)
+        others = (relevant - 1) / (size - 1)
+        total = (relevant_above + 1) * harmonic + others * (reached - (above + 1) * harmonic)
+        precision.masked_fill_(tied, 0.0)
+        precision[group.query, group.column] = total * (relevant / size)
+    return _sum_columns(precision)
+
+
+def _expect_ratio(value: Float[Tensor, "queries"], ranks: RankBlock, cut: Int[Tensor, "queries"]) -> None:
+    """Put the expected ratio of precisions and found items where the number found depends on the order of a tie.
+
+    Only the tied group that the cut divides makes the number found random. Of its n candidates, r of them relevant, d lie
+    inside the cut; h of these are relevant, with the hypergeometric distribution, and given h each set of h of the d
+    places is as likely as any other. So, with k candidates above the group, m of them relevant, and A the expected sum of
+    the precisions of these m,
+
+        E[ratio] = sum over h of P(h) / (m + h) * (A + h / d * sum_{i=1..d} (m + 1 + (i-1) (h-1)/(d-1)) / (k + i)).
+    """
+    group = _tied_groups(ranks, _tied(ranks))
+    inside = cut[group.query] - group.above
+    group = group.where((inside > 0) & (inside < group.size))
+    if not len(group.query):
+        return
+    before = cut.clone()
+    before[group.query] = group.above
+    sum_above = _precision_sum(ranks, "expected", before)[group.query]  # A
+    (above, m, drawn, size, relevant), back = _distinct(
+        group.above, group.relevant_above, cut[group.query] - group.above, group.size, group.relevant
+    )
+    mean = _hypergeometric_means(m, drawn, size, relevant)
+    d, k = drawn.double(), above.double()
+    harmonic = _harmonic_between(k, d)
+    rest = (d - (k + 1) * harmonic) / (d - 1).clamp(min=1)
+    group_part = ((m + 1) * harmonic * mean.share + rest * mean.pairs) / d
+    value[group.query] = sum_above * mean.inverse[back] + group_part[back]
+
+
+class _RatioMeans(NamedTuple):
+    """Means over the number h of relevant items that are drawn; a term with m + h = 0 counts as 0."""
+
+    inverse: Tensor
+    """of 1 / (m + h)"""
+    share: Tensor
+    """of h / (m + h)"""
+    pairs: Tensor
+    """of h (h - 1) / (m + h)"""
+
+
+def _hypergeometric_means(m: Tensor, drawn: Tensor, size: Tensor, relevant: Tensor) -> _RatioMeans:
+    """Sums over h from its most probable value outwards, up to where its probability falls below 1e-30 of that."""
+    negatives = size - relevant
+    low, high = (drawn - negatives).clamp(min=0), drawn.minimum(relevant)
+    mode = ((drawn + 1) * (relevant + 1)).div(size + 2, rounding_mode="floor").maximum(low).minimum(high)
+    sums = [torch.zeros_like(m, dtype=torch.float64) for _ in range(4)]
+
+    def add(h: Tensor, weight: Tensor) -> None:
+        inverse = weight / (m + h).clamp(min=1)
+        sums[0].add_(weight)
+        sums[1].add_(inverse.masked_fill(m + h == 0, 0.0))
+        sums[2].add_(inverse * h)
+        sums[3].add_(inverse * (h * (h - 1)))
+
+    add(mode, torch.ones_like(sums[0]))
+    for step in (1, -1):
+        h, weight = mode, torch.ones_like(sums[0])
+        while True:
+            lower = h if step == 1 else h - 1  # P(lower + 1) / P(lower) = more / fewer
+            more = ((relevant - lower) * (drawn - lower)).double()
+            fewer = ((lower + 1) * (negatives - drawn + lower + 1)).double()
+            ended = (h >= high) if step == 1 else (h <= low)
+            weight = weight * torch.where(ended, 0.0, more / fewer if step == 1 else fewer / more)
+            weight = weight.masked_fill(ended | (weight < 1e-30), 0.0)
+            if not bool(weight.any()):
+                break
+            h = (h + step).clamp(min=0)
+            add(h, weight)
+    return _RatioMeans(sums[1] / sums[0], sums[2] / sums[0], sums[3] / sums[0])
+
+
+# ------------------------------------------------------------------------------------------------------ the first k ranks
+
+
+def hits_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """The (expected) number of relevant items among the first k; divided by k this is precision@k.
+
+    Args:
+        ranks: the ranks of some queries.
+        k: how far to look, for each query; with `k = R`, `hits / R` is R-precision.
+        ties: the rule for equal keys.
+
+    Returns:
+        One value in [0, R] for each query; 0 for a query without a relevant candidate.
+    """
+    inside = _within(ranks, k, ties) & ranks.valid
+    if ties != "expected" or not bool((tied := _tied(ranks)).any()):
+        return inside.sum(dim=1).double()
+    group = _tied_groups(ranks, tied)
+    reached = (k[group.query] - group.above).clamp(min=0).minimum(group.size).double()
+    hits = (inside & ~tied).double()
+    hits[group.query, group.column] = group.relevant.double() * reached / group.size.double()
+    return _sum_columns(hits)
+
+
+def precision_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """Precision@k: the (expected) number of relevant items among the first k, divided by k.
+
+    Args:
+        ranks: the ranks of some queries.
+        k: how far to look, at least 1. The divisor is k also where a query has fewer than k candidates: the places that
+            stay empty count as misses.
+        ties: the rule for equal keys.
+
+    Returns:
+        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    """
+    hits = hits_within(ranks, torch.full_like(ranks.relevant, k), ties)
+    return (hits / k).masked_fill(ranks.relevant == 0, torch.nan)
+
+
+def ir_recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """Recall@k of information retrieval: the (expected) share of a query's relevant items that are among the first k.
+
+    Args:
+        ranks: the ranks of some queries.
+        k: how far to look, at least 1. With R > k relevant items the largest possible value is k / R.
+        ties: the rule for equal keys.
+
+    Returns:
+        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    """
+    return hits_within(ranks, torch.full_like(ranks.relevant, k), ties) / _or_nan(ranks.relevant)
+
+
+def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """Recall@K of metric learning (CMC@K): whether a relevant item is among the first k; its probability under ties.
+
+    Returns:
+        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    """
+    if ranks.valid.shape[1] == 0:
+        return torch.full(ranks.relevant.shape, torch.nan, dtype=torch.float64, device=ranks.relevant.device)
+    above, negatives, relevant = _best_group(ranks)
+    last = above + negatives if ties == "pessimistic" else above
+    found = (last < k).double()
+    open_rows = (found > 0) & (negatives > 0) & (ranks.relevant > 0)
+    if ties == "expected" and bool(open_rows.any()):
+        (drawn, n, r), back = _distinct((k - above)[open_rows], negatives[open_rows], relevant[open_rows])
+        # no relevant item among those drawn: C(n + r - drawn, r) / C(n + r, r), a product of min(drawn, r) factors
+        fewer, more = drawn.minimum(r), drawn.maximum(r)
+        missed = torch.ones_like(fewer, dtype=torch.float64)
+        for step in range(int(fewer.max())):
+            chance = (n + r - more - step).clamp(min=0).double() / (n + r - step).clamp(min=1)
+            missed = torch.where(step < fewer, missed * chance, missed)
+        found[open_rows] = (1 - missed)[back]
+    return found.masked_fill(ranks.relevant == 0, torch.nan)
+
+
+def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """1 / rank of the first relevant item; its mean over the queries is the mean reciprocal rank (MRR).
+
+    Args:
+        ranks: the ranks of some queries.
+        ties: the rule for equal keys. In a tied group of n candidates, r of them relevant, the first of these r is at place
+            x with probability C(n - x, r - 1) / C(n, r), the negative hypergeometric distribution.
+
+    Returns:
+        One value in (0, 1] for each query; NaN for a query without a relevant candidate.
+    """
+    if ranks.valid.shape[1] == 0:
+        return torch.full(ranks.relevant.shape, torch.nan, dtype=torch.float64, device=ranks.relevant.device)
+    above, negatives, relevant = _best_group(ranks)
+    first = above + negatives if ties == "pessimistic" else above
+    value = 1 / (first + 1).double()
+    open_rows = (negatives > 0) & (ranks.relevant > 0)
+    if ties == "expected" and bool(open_rows.any()):
+        (a, n, r), back = _distinct(above[open_rows], negatives[open_rows], relevant[open_rows])
+        value[open_rows] = _expected_reciprocal(a, n, r)[back]
+    return value.masked_fill(ranks.relevant == 0, torch.nan)
+
+
+def _expected_reciprocal(above: Tensor, negatives: Tensor, relevant: Tensor) -> Float[Tensor, "cases"]:
+    """E[1 / (above + X)], where X is the place of the first relevant item in its group."""
+    a, n, r = above.double(), negatives.double(), relevant.double()
+    # above = 0: r / (n + 1) * (1 / r + ... + 1 / (r + n)); r = 1: each place is as likely as any other
+    first_group = above == 0
+    harmonic = _harmonic_between(torch.where(first_group, r - 1, a), n + 1)
+    value = torch.where(first_group, r, 1.0) / (n + 1) * harmonic
+    rows = ((above > 0) & (relevant > 1)).nonzero().flatten()
+    rows = rows[
+        (negatives / relevant.double())[rows].argsort(stable=True)
+    ]  # those that need as many terms side by side
+    for part in rows.split(TERMS_AT_ONCE):
+        value[part] = _sum_of_reciprocals(a[part], n[part], r[part])
+    return value
+
+
+def _sum_of_reciprocals(a: Tensor, n: Tensor, r: Tensor) -> Float[Tensor, "cases"]:
+    """The sum over the places, as far as their probability matters; P(x + 1) / P(x) = (n - x + 1) / (n + r - x)."""
+    total = torch.zeros_like(a)
+    chance = r / (n + r)  # P(1)
+    going = torch.arange(len(a), device=a.device)
+    offset = torch.arange(TERMS_AT_ONCE, dtype=torch.float64, device=a.device)
+    start = 1
+    while len(going):
+        place = start + offset
+        ratio = (n[going, None] - place + 1).clamp_(min=0).div_((n + r)[going, None] - place)
+        ratio[(n + r)[going, None] <= place] = 0.0
+        probability = torch.cat([chance[going, None], ratio], dim=1).cumprod(dim=1)  # the last is of the next start
+        terms = probability[:, :-1] / (a[going, None] + place)
+        total[going] = torch.cat([total[going, None], terms], dim=1).cumsum(dim=1)[:, -1]
+        chance[going] = probability[:, -1]
+        start += TERMS_AT_ONCE
+        going = going[chance[going] * n[going] > 1e-20]
+    return total
+
+
+def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """nDCG@k with binary relevance: the sum of 1 / log2(rank + 1) over the relevant items among the first k, divided by
+    the same sum of the ideal order, which has min(R, k) relevant items first.
+
+    Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", ACM TOIS 2002; the gain 2^rel - 1 and
+    this discount are those of Burges et al., "Learning to rank using gradient descent", ICML 2005.
+
+    Args:
+        ranks: the ranks of some queries.
+        k: how far to look, at least 1.
+        ties: the rule for equal keys.
+
+    Returns:
+        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    """  # noqa: D205 - the definition is one sentence
+    if ranks.valid.shape[1] == 0:
+        return torch.full(ranks.relevant.shape, torch.nan, dtype=torch.float64, device=ranks.relevant.device)
+    rank = _found(ranks) + ranks.negatives_above
+    if ties != "optimistic":
+        rank += ranks.negatives_tied  # expected: where the group has no negatives, this adds nothing
+    rank.masked_fill_(~ranks.valid, 0)
+    length = min(k, int(rank.max()))
+    places = torch.arange(1, length + 1, dtype=torch.float64, device=rank.device)
+    discount = torch.cat([places.new_zeros(1), 1 / torch.log2(places + 1), places.new_zeros(1)])
+    prefix = discount.cumsum(dim=0)  # prefix[i]: the sum of the first i
+    gain = discount[rank.clamp_(max=length + 1)]
+    if ties == "expected" and bool((tied := _tied(ranks)).any()):
+        group = _tied_groups(ranks, tied)
+        start, end = group.above.clamp(max=length), (group.above + group.size).clamp(max=length)
+        gain.masked_fill_(tied, 0.0)
+        gain[group.query, group.column] = group.relevant.double() * (
+            (prefix[end] - prefix[start]) / group.size.double()
+        )
+    ideal = prefix[ranks.relevant.clamp(max=length)]
+    # from the first rank on, as the ideal is summed: a perfect order has exactly 1
+    return _sum_columns(gain.flip(1)) / ideal.masked_fill(ranks.relevant == 0, torch.nan)
+
+
+def depends_on_ties(ranks: RankBlock) -> Bool[Tensor, "queries"]:
+    """Whether some relevant item of the query ties with a negative, so that the rule for ties matters."""
+    return _tied(ranks).any(dim=1)
+
+
+# ----------------------------------------------------------------------------------------------------------------- parts
+
+
+def _found(ranks: RankBlock) -> Int[Tensor, "queries columns"]:
+    """How many relevant items are found down to this one: they stand in ascending order of their keys."""
+    columns = torch.arange(ranks.valid.shape[1], device=ranks.relevant.device)
+    return ranks.relevant[:, None] - columns
+
+
+def _within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties) -> Bool[Tensor, "queries columns"]:
+    """Whether the item is among the first k, with the relevant items of a tied group first (pessimistic: last)."""
+    rank = _found(ranks).add_(ranks.negatives_above)
+    if ties == "pessimistic":
+        rank += ranks.negatives_tied
+    return rank <= k[:, None]
+
+
+def _tied(ranks: RankBlock) -> Bool[Tensor, "queries columns"]:
+    """Items that tie with a negative."""
+    return (ranks.negatives_tied > 0) & ranks.valid
+
+
+class _TiedGroups(NamedTuple):
+    """Groups of equal keys with relevant items and negatives, once each."""
+
+    query: Int[Tensor, "groups"]
+    """row of the block"""
+    column: Int[Tensor, "groups"]
+    """column of one relevant item of the group"""
+    above: Int[Tensor, "groups"]
+    """candidates with a larger key"""
+    relevant_above: Int[Tensor, "groups"]
+    size: Int[Tensor, "groups"]
+    """candidates in the group"""
+    relevant: Int[Tensor, "groups"]
+    """relevant candidates in the group"""
+
+    def where(self, keep: Bool[Tensor, "groups"]) -> _TiedGroups:
+        return _TiedGroups(*(values[keep] for values in self))
+
+
+def _tied_groups(ranks: RankBlock, tied: Bool[Tensor, "queries columns"]) -> _TiedGroups:
+    query, column = at = (tied & (ranks.place_in_tie == 1)).nonzero(as_tuple=True)
+    relevant_above, relevant = ranks.relevant_above[at], ranks.relevant_tied[at]
+    above, size = relevant_above + ranks.negatives_above[at], relevant + ranks.negatives_tied[at]
+    return _TiedGroups(query, column, above, relevant_above, size, relevant)
+
+
+def _best_group(ranks: RankBlock) -> tuple[Int[Tensor, "queries"], Int[Tensor, "queries"], Int[Tensor, "queries"]]:
+    """Of the most similar relevant item: candidates above it (all negative), negatives tied, relevant tied."""
+    best = (ranks.relevant - 1).clamp(min=0)[:, None]  # it stands last
+    counts = (ranks.negatives_above, ranks.negatives_tied, ranks.relevant_tied)
+    above, negatives, relevant = (values.gather(1, best).squeeze(1) for values in counts)
+    return above, negatives, relevant
+
+
+def _distinct(*counts: Int[Tensor, "cases"]) -> tuple[list[Tensor], Int[Tensor, "cases"]]:
+    """The distinct tuples of counts, and for each case the number of its tuple."""
+    number = torch.zeros_like(counts[0])
+    for values in counts:  # numbers stay below the number of cases, so that the product does not overflow
+        values = values - values.min()  # noqa: PLW2901
+        number = (number * (values.max() + 1) + values).unique(return_inverse=True)[1]
+    first = torch.full_like(number, len(number)).scatter_reduce_(
+        0, number, torch.arange(len(number), device=number.device), "amin"
+    )
+    first = first[: int(number.max()) + 1]
+    return [values[first] for values in counts], number
+
+
+def _harmonic_between(k: Float[Tensor, "groups"], n: Float[Tensor, "groups"]) -> Float[Tensor, "groups"]:
+    """1 / (k + 1) + ... + 1 / (k + n), without the loss of digits of a difference of two large sums."""
+    near = torch.digamma(k.clamp(max=40) + n + 1) - torch.digamma(k.clamp(max=40) + 1)
+    # the expansion of H_m around ln(m + 1/2); what it leaves out is below 1e-14 from k = 40 on
+    start, end = 1 / (k + 0.5), 1 / (k + n + 0.5)
+    far = torch.log1p(n * start)
+    for power, factor in ((2, 1 / 24), (4, -7 / 960), (6, 31 / 8064)):
+        far = far + factor * (end**power - start**power)
+    return torch.where(n == 1, 1 / (k + 1), torch.where(k < 40, near, far))
+
+
+def _sum_columns(values: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries"]:
+    """Sums from the first column to the last, so that columns of zeros do not change their bits."""
+    return values.cumsum(dim=1)[:, -1] if values.shape[1] else values.new_zeros(len(values))
+
+
+def _or_nan(count: Tensor) -> Float[Tensor, "queries"]:
+    return count.double().masked_fill(count == 0, torch.nan)

@@ -1,0 +1,333 @@
+"""Intervals of means of metrics, and of differences of such means, that hold the truth as often as they say.
+
+A metric lies between 0 and 1, and near 1 its values are skewed: most classes are perfect, a few are not. An interval
+mean ± 1.96 standard errors then holds the truth too rarely, and none at all where every class is perfect. What is used
+instead, here and in every report:
+
+- The standard error is that of the jackknife over the independent units, that is classes, groups of classes or episodes
+  (for clusters: CR3 of MacKinnon and White, 1985, and Bell and McCaffrey, 2002). Leaving out one unit at a time also
+  counts that units of different size weigh differently.
+- Its degrees of freedom are Satterthwaite's (1946), from the fourth moment of the units' contributions: a variance that
+  rests on three imperfect classes of a hundred is known no better than that. They are never more than the effective
+  number of units (Kish, 1965) minus one.
+- A mean in [0, 1] has its t interval on the logit scale, which cannot leave [0, 1] and is skewed as the estimate is.
+- Where all units have the same value there is nothing to estimate a variance from. The interval is then the one of
+  Gaffke (2005) for values between 0 and 1, which for units that are all perfect is that of Clopper and Pearson (1934).
+- A paired difference has a t interval that is corrected for skewness (Hall, 1992); the difference of two independent
+  means is put together from their two intervals (Zou and Donner, 2008).
+
+Units are taken as independent of each other. `benchmarks/interval_coverage.py` measures how often all of these hold the
+truth, and benchmarks/README.md has the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.functional._labels import check_labels
+from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional.statistics.class_means import class_means
+
+SAME = 1e-12
+"""Two means of metrics that differ by less are equal: rounding is 1e-16 of them, and one query of a million 1e-6."""
+OUTSIDE = 1e-6
+"""By how much rounding may carry a metric that was computed in float32 outside its range."""
+
+
+class Interval(NamedTuple):
+    """Both ends of a confidence interval. The estimate need not lie in the middle."""
+
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the distance between the ends."""
+        return (self.high - self.low) / 2
+
+
+UNKNOWN = Interval(math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of two sets, or of two evaluations of one set."""
+
+    first: float
+    second: float
+    interval: Interval
+    """of first minus second; NaN where nothing is known of it"""
+
+    @property
+    def value(self) -> float:
+        """First minus second."""
+        return self.first - self.second
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Whether the interval of the difference leaves out zero."""
+        return self.interval.low > 0 or self.interval.high < 0
+
+
+def normal_quantile(confidence: float) -> float:
+    """How many standard errors an interval of this confidence reaches to either side: 1.96 for 0.95."""
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence} is no probability between 0 and 1. Pass for instance 0.95.")
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
+def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Interval:
+    """Interval of the mean of independent values between 0 and 1: t interval on the logit scale.
+
+    See the head of this file. Neither the order of the values nor anything else but the values changes a bit of it.
+
+    Args:
+        values: independent values in [0, 1], such as the recall of each group.
+        confidence: share of such intervals that hold the true mean.
+        parts: independent parts that each value is a mean of, such as the classes of a group. They are counted where every
+            value is 0 or 1, since then every part is; elsewhere the values alone tell how much they vary.
+
+    Returns:
+        Both ends; NaN for fewer than two values.
+
+    Raises:
+        ValueError: if a value is not in [0, 1], or `confidence` is no probability.
+
+    Examples:
+        >>> import torch
+        >>> low, high = mean_interval(torch.tensor([0.5, 0.7, 0.6, 0.8]))
+        >>> round(low, 3), round(high, 3)
+        (0.429, 0.821)
+        >>> low, high = mean_interval(torch.ones(10))
+        >>> round(low, 3), round(high, 3)
+        (0.692, 1.0)
+        >>> low, high = mean_interval(torch.ones(10), parts=10)
+        >>> round(low, 3), round(high, 3)
+        (0.964, 1.0)
+    """
+    values = _doubles(values, "values", "mean_interval")
+    return _of_metric(values.tolist(), [1] * len(values), confidence, parts)
+
+
+def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95) -> Interval:
+    """Interval of a mean of values between 0 and 1 that are dependent inside clusters (the queries of one class).
+
+    See the head of this file. Neither the order of the values nor the names of the clusters change a bit of it.
+
+    Args:
+        values: one value in [0, 1] for each query; queries with NaN are left out.
+        clusters: the class of each query, any integers or words.
+        confidence: share of such intervals that hold the true mean.
+
+    Returns:
+        Both ends; NaN where there are fewer than two clusters.
+
+    Raises:
+        ValueError: if a value is not in [0, 1], or `confidence` is no probability.
+
+    Examples:
+        >>> import torch
+        >>> values, classes = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
+        >>> clustered_mean_interval(values, classes).half_width > mean_interval(values).half_width
+        True
+    """
+    call = "clustered_mean_interval"
+    values = _doubles(values, "values", call)
+    _, means, sizes = class_means(values, check_labels(clusters, len(values), "clusters", "values", call))
+    return _of_metric(means.tolist(), sizes.tolist(), confidence)
+
+
+def macro_mean_interval(
+    values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float = 0.95
+) -> Interval:
+    """Interval of the macro mean, with the classes as the independent units (see `mean_interval`).
+
+    Args:
+        values: one value in [0, 1] for each query; NaN where it has none.
+        labels: the class of each query, any integers.
+        confidence: share of such intervals that hold the true mean.
+
+    Returns:
+        Both ends; NaN where fewer than two classes have a query with a value.
+    """
+    return mean_interval(class_means(values, labels)[1], confidence)
+
+
+def paired_difference_interval(differences: Any, clusters: Any | None = None, confidence: float = 0.95) -> Interval:
+    """Interval of the mean of differences of a metric: t interval, corrected for skewness (Hall, 1992).
+
+    Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. See the
+    head of this file.
+
+    Args:
+        differences: one value of the first minus one of the second, in [-1, 1]; NaN is left out.
+        clusters: the class of each, any integers or words, if they are dependent inside classes.
+        confidence: share of such intervals that hold the true difference.
+
+    Returns:
+        Both ends; NaN for fewer than two differences, or clusters.
+
+    Raises:
+        ValueError: if a difference is not in [-1, 1], or `confidence` is no probability.
+
+    Examples:
+        >>> import torch
+        >>> low, high = paired_difference_interval(torch.tensor([0.1, 0.2, 0.15, 0.1, 0.2]))
+        >>> round(low, 3), round(high, 3)
+        (0.088, 0.212)
+    """
+    normal_quantile(confidence)
+    call = "paired_difference_interval"
+    differences = _doubles(differences, "differences", call)
+    if clusters is None:
+        means, sizes = differences[~differences.isnan()].tolist(), None
+    else:
+        clusters = check_labels(clusters, len(differences), "clusters", "differences", call)
+        _, of_clusters, counts = class_means(differences, clusters)
+        means, sizes = of_clusters.tolist(), counts.tolist()
+    if len(means) < 2:
+        return UNKNOWN
+    _check_range(means, -1)
+    mean, error, freedom, skewness = _jackknife(means, sizes or [1] * len(means))
+    if not error:
+        low, high = _of_equal_units((1 + mean) / 2, len(means), confidence)
+        return Interval(2 * low - 1, 2 * high - 1)
+    quantile = _t_quantile(confidence, freedom)
+    low, high = (mean - error * _hall(end, skewness) for end in (quantile, -quantile))
+    return Interval(max(-1.0, low), min(1.0, high))
+
+
+def independent_difference_interval(first: float, interval: Interval, second: float, other: Interval) -> Interval:
+    """Interval of the difference of two independent means, from their intervals: MOVER (Zou and Donner, 2008).
+
+    Args:
+        first: one mean.
+        interval: of the first.
+        second: the other mean.
+        other: its interval, of the same confidence.
+
+    Returns:
+        Both ends of the interval of first minus second; NaN where one of the two is unknown.
+
+    Examples:
+        >>> low, high = independent_difference_interval(0.9, Interval(0.8, 0.94), 0.7, Interval(0.67, 0.73))
+        >>> round(low, 3), round(high, 3)
+        (0.096, 0.25)
+    """
+    value = first - second
+    below = math.hypot(first - interval.low, other.high - second)
+    above = math.hypot(interval.high - first, second - other.low)
+    return Interval(value - below, value + above)
+
+
+def share_interval(mean: float, error: float, freedom: float, units: int, confidence: float) -> Interval:
+    """Interval of a mean in [0, 1]: t interval on the logit scale, or Gaffke's where all units have the same value.
+
+    Args:
+        mean: the estimate.
+        error: its standard error; 0 where all units have the same value.
+        freedom: degrees of freedom of the standard error.
+        units: independent values that the mean is of.
+        confidence: share of such intervals that hold the true mean.
+    """
+    from scipy.special import expit, logit  # noqa: PLC0415 - what is never evaluated needs no SciPy
+
+    if not error or not 0 < mean < 1:
+        return _of_equal_units(mean, units, confidence)
+    reach = _t_quantile(confidence, freedom) * error / (mean * (1 - mean))  # the derivative of logit is 1 / p (1 - p)
+    return Interval(float(expit(logit(mean) - reach)), float(expit(logit(mean) + reach)))
+
+
+def _of_metric(means: list[float], sizes: Sequence[int], confidence: float, parts: int = 1) -> Interval:
+    normal_quantile(confidence)
+    if len(means) < 2:
+        return UNKNOWN
+    _check_range(means, 0)
+    mean, error, freedom, _ = _jackknife(means, sizes)
+    units = len(means) * parts if mean in (0.0, 1.0) else len(means)
+    return share_interval(mean, error, freedom, units, confidence)
+
+
+def _doubles(values: Any, name: str, call: str) -> Float[Tensor, "n"]:
+    """Values in float64 on the CPU, also those of a list."""
+    return (
+        as_tensor(values if isinstance(values, Tensor) else np.asarray(values, np.float64), name, call).double().cpu()
+    )
+
+
+def _check_range(values: list[float], lowest: int) -> None:
+    """Clip what rounding has carried outside [lowest, 1], and refuse what is no such metric."""
+    if not all(lowest - OUTSIDE <= value <= 1 + OUTSIDE for value in values):
+        what, range_ = ("Metrics lie in", "[0, 1]") if lowest == 0 else ("Differences of metrics lie in", "[-1, 1]")
+        found = f"{min(values):g} to {max(values):g}"
+        raise ValueError(
+            f"{what} {range_}; found {found}. Scale them, or use paired_difference_interval for differences."
+        )
+    values[:] = [min(max(value, lowest), 1.0) for value in values]
+
+
+class _Estimate(NamedTuple):
+    mean: float
+    error: float
+    """standard error of the mean; 0 where all units have the same value"""
+    freedom: float
+    """degrees of freedom of the standard error"""
+    skewness: float
+    """of the mean: that of the units over the root of their number"""
+
+
+def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
+    """The mean over all queries from those of the units, and how well it is known.
+
+    Every sum is rounded once, so that the order of the units does not change a bit.
+
+    Args:
+        means: of the queries of each unit.
+        sizes: how many queries it has.
+    """
+    units, queries = len(means), sum(sizes)
+    shares = [size / queries for size in sizes]
+    mean = math.fsum(size * value for size, value in zip(sizes, means, strict=True)) / queries
+    # leaving out a unit moves the mean by so much
+    moves = [share * (value - mean) / (1 - share) for share, value in zip(shares, means, strict=True)]
+    largest = max(map(abs, moves))
+    if max(abs(value - mean) for value in means) <= SAME:
+        return _Estimate(mean, 0.0, 1.0, 0.0)
+    scaled = [move / largest for move in moves]  # their fourth powers underflow otherwise
+    second, third, fourth = (math.fsum(move**power for move in scaled) for power in (2, 3, 4))
+    effective = 1 / math.fsum(share * share for share in shares)
+    # A variance with f degrees of freedom has a relative variance of 2 / f. That of sum x^2 is at most about sum x^4 over
+    # its square, which is what few large moves among many small ones give: f = 2 for one of them, 4 for two.
+    freedom = max(1.0, min(effective - 1, 2 * second * second / fourth))
+    return _Estimate(mean, largest * math.sqrt((units - 1) / units * second), freedom, third / second**1.5)
+
+
+def _of_equal_units(value: float, units: int, confidence: float) -> Interval:
+    """Gaffke's interval for equal values in [0, 1].
+
+    To each side the mean is that of the values and one more at the end of the range, under weights that are uniform on the
+    simplex; the weight of the others is below (alpha / 2)^(1 / units) with a probability of alpha / 2.
+    """
+    weight = ((1 - confidence) / 2) ** (1 / units)
+    return Interval(value * weight, 1 - (1 - value) * weight)
+
+
+def _t_quantile(confidence: float, freedom: float) -> float:
+    from scipy.special import stdtrit  # noqa: PLC0415 - what is never evaluated needs no SciPy
+
+    return float(stdtrit(freedom, (1 + confidence) / 2))
+
+
+def _hall(quantile: float, skewness: float) -> float:
+    """What a quantile of the corrected t statistic is in standard errors: the inverse of Hall's cubic transformation."""
+    if abs(skewness) < 1e-6:  # nothing to correct, and the formula would cancel
+        return quantile
+    return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
