@@ -1,13 +1,20 @@
 """The icons as a LightningDataModule."""
 
 from dataclasses import replace
-from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 from fewshot_callbacks.data._episodic import EpisodicDataModule, LabelledSplit, Split
+from fewshot_callbacks.data._settings import with_settings
 from fewshot_callbacks.data.icons.augmentation import Background, IconAugmentation
 from fewshot_callbacks.data.icons.splits import IconThemes, SplitBy, check_settings, load_splits
 
+if TYPE_CHECKING:
+    Chosen = int  # what is found in the attribute: `_complete_settings` has put a number there
+else:
+    Chosen = int | None  # what may be given
 
+
+@with_settings
 class IconThemesDataModule(EpisodicDataModule):
     """The icons as episodes to train on and as whole splits, or fixed episodes, to evaluate on.
 
@@ -17,16 +24,11 @@ class IconThemesDataModule(EpisodicDataModule):
     Args:
         split: "classes" (validate and test on names never seen), "themes" (on the same names, drawn by artists never
             seen) or "both".
-        ways: Classes in a training episode.
-        shots: Support images of each class.
-        queries: Query images of each class; without it up to 5, as many as the smallest class allows: shots + queries is
+        queries: Query images of each class; by default up to 5, as many as the smallest class allows: shots + queries is
             at most `min_families` with `split="classes"`, else `min_images`.
-        episodes: Training episodes in an epoch, over all processes.
-        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
-        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
-            which `episodes` then counts those of an epoch.
-        items_per_class: Images of each class in such a batch.
-        batch_size: Images in an evaluation batch.
+        test_queries: Query images of each class in an evaluation episode; by default as `queries`.
+        seed: Of the training episodes and the augmentation.
+        num_workers: Worker processes of each loader; the images are in memory, so 0 is usually fastest.
         augment: Whether training batches are augmented; see `IconAugmentation`.
         background: Of augmented training images: "white", or "random" for a colour of each image's own.
         size: Height and width of the images, in pixels.
@@ -37,16 +39,6 @@ class IconThemesDataModule(EpisodicDataModule):
         test_share: Share that is tested on.
         symbolic: Whether symbolic icons and those of one colour count.
         roots: Folders that hold themes, instead of those of the specification.
-        seed: Of the training episodes and the augmentation.
-        num_workers: Worker processes of each loader; the images are in memory, so 0 is usually fastest.
-        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
-            with batch statistics needs it.
-        test_ways: Classes in an evaluation episode.
-        test_shots: Support images of each class in an evaluation episode.
-        test_queries: Query images of each class in an evaluation episode; without it as `queries`.
-        test_episodes: Length of the fixed lists.
-        test_seed: Of the fixed lists.
-        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range, or the classes are too small for the episodes. Themes are looked for in
@@ -61,76 +53,36 @@ class IconThemesDataModule(EpisodicDataModule):
         Use fewer of them, or min_families=10.
     """
 
-    in_channels: int = 3
+    in_channels: ClassVar[int] = 3
 
-    def __init__(
-        self,
-        *,
-        split: SplitBy = "classes",
-        ways: int = 20,
-        shots: int = 1,
-        queries: int | None = None,
-        episodes: int = 100,
-        episodes_per_batch: int = 1,
-        classes_per_batch: int | None = None,
-        items_per_class: int = 4,
-        batch_size: int = 512,
-        augment: bool = True,
-        background: Background = "white",
-        size: int = 32,
-        min_families: int = 6,
-        min_images: int = 3,
-        split_seed: int = 0,
-        val_share: float = 0.2,
-        test_share: float = 0.25,
-        symbolic: bool = False,
-        roots: list[str] | None = None,
-        seed: int = 0,
-        num_workers: int = 0,
-        episodic_evaluation: bool = False,
-        test_ways: int = 5,
-        test_shots: int = 1,
-        test_queries: int | None = None,
-        test_episodes: int = 600,
-        test_seed: int = 0,
-        val_episodes: int | None = None,
-    ) -> None:
-        check_settings(size, min_families, split, val_share, test_share, min_images)
-        smallest, option = (min_families, "min_families") if split == "classes" else (min_images, "min_images")
-        super().__init__(
-            ways=ways,
-            shots=shots,
-            queries=_queries(shots, queries, smallest, option, ""),
-            episodes=episodes,
-            episodes_per_batch=episodes_per_batch,
-            classes_per_batch=classes_per_batch,
-            items_per_class=items_per_class,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            episodic_evaluation=episodic_evaluation,
-            test_ways=test_ways,
-            test_shots=test_shots,
-            test_queries=_queries(test_shots, test_queries, smallest, option, "test_"),
-            test_episodes=test_episodes,
-            test_seed=test_seed,
-            val_episodes=val_episodes,
-        )
-        self.save_hyperparameters()
-        self.augmentation = IconAugmentation(seed, background) if augment else None
-        self._load = partial(
-            load_splits,
-            size,
-            min_families,
-            by=split,
-            split_seed=split_seed,
-            val_share=val_share,
-            test_share=test_share,
-            min_images=min_images,
-            symbolic=symbolic,
-            roots=roots,
-        )
+    queries: Chosen = None  # type: ignore[assignment]
+    test_queries: Chosen = None  # type: ignore[assignment]
+    batch_size: int = 512
+    split: SplitBy = "classes"
+    augment: bool = True
+    background: Background = "white"
+    size: int = 32
+    min_families: int = 6
+    min_images: int = 3
+    split_seed: int = 0
+    val_share: float = 0.2
+    test_share: float = 0.25
+    symbolic: bool = False
+    roots: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_settings(self.size, self.min_families, self.split, self.val_share, self.test_share, self.min_images)
+        super().__post_init__()
+        self.augmentation = IconAugmentation(self.seed, self.background) if self.augment else None
         self._splits: dict[Split, IconThemes] | None = None
+
+    def _complete_settings(self) -> None:
+        super()._complete_settings()
+        by_classes = self.split == "classes"
+        smallest, option = (self.min_families, "min_families") if by_classes else (self.min_images, "min_images")
+        self.queries = _queries(self.shots, self.queries, smallest, option, "")
+        self.test_queries = _queries(self.test_shots, self.test_queries, smallest, option, "test_")
 
     @property
     def num_classes(self) -> int:
@@ -150,7 +102,17 @@ class IconThemesDataModule(EpisodicDataModule):
             ValueError: Too few themes are installed; says which packages hold some.
         """
         if self._splits is None:
-            self._splits = self._load()
+            self._splits = load_splits(
+                self.size,
+                self.min_families,
+                by=self.split,
+                split_seed=self.split_seed,
+                val_share=self.val_share,
+                test_share=self.test_share,
+                min_images=self.min_images,
+                symbolic=self.symbolic,
+                roots=self.roots,
+            )
         return self._splits[split]
 
     def prepare_data(self) -> None:
