@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks.data._glyph_drawing import SCRIPTS
-from fewshot_callbacks.data._icon_cache import installed_themes
-from fewshot_callbacks.data._icon_cache import load_drawing as load_icons
-from fewshot_callbacks.data._icon_drawing import RULES, DrawnIcons, svg_version
-from fewshot_callbacks.data._icon_files import families
-from fewshot_callbacks.data._icon_packages import described, packages_of
-from fewshot_callbacks.data._icon_sheet import icon_sheet
 from fewshot_callbacks.data.glyphs import SPLITS, glyph_sheet, load_drawing, load_splits
 from fewshot_callbacks.data.icons import load_splits as load_icon_splits
+from fewshot_callbacks.data.icons.cache import installed_themes
+from fewshot_callbacks.data.icons.cache import load_drawing as load_icons
+from fewshot_callbacks.data.icons.drawing import RULES, DrawnIcons, svg_version
+from fewshot_callbacks.data.icons.files import families
+from fewshot_callbacks.data.icons.packages import described, packages_of
+from fewshot_callbacks.data.icons.sheet import icon_sheet
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from fewshot_callbacks.data._settings import with_settings
 from fewshot_callbacks.data.class_balanced import ClassBalancedBatchSampler, check_batch_sizes
 from fewshot_callbacks.data.episodes import EpisodicBatchSampler
 from fewshot_callbacks.functional.episodes import ClassNames, check_episode_sizes
@@ -45,88 +46,54 @@ def coming_epoch(trainer: Trainer | None) -> int:
     return processed
 
 
-class EpisodicDataModule(LightningDataModule):
-    """Base: subclasses say what a split is (`_split`), this class says which batches it is served in.
+@with_settings
+class TrainingBatches:
+    """What a training batch is: episodes, or class-balanced batches.
 
-    Batches are tuples: images (float, images x channels x height x width) and labels (int64, 0 ... C-1 in the split).
+    Args:
+        ways: Classes in a training episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        episodes: Training episodes in an epoch, over all processes.
+        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
+        classes_per_batch: Train on batches of this many classes (`ClassBalancedBatchSampler`) instead of episodes;
+            `episodes` is then the number of these batches in an epoch.
+        items_per_class: Images of each class in such a batch.
+        seed: Of the training episodes.
     """
 
-    def __init__(
-        self,
-        *,
-        ways: int,
-        shots: int,
-        queries: int,
-        episodes: int,
-        episodes_per_batch: int,
-        classes_per_batch: int | None,
-        items_per_class: int,
-        batch_size: int,
-        seed: int,
-        num_workers: int,
-        episodic_evaluation: bool,
-        test_ways: int,
-        test_shots: int,
-        test_queries: int,
-        test_episodes: int,
-        test_seed: int,
-        val_episodes: int | None,
-    ) -> None:
-        super().__init__()
-        check_episode_sizes(
-            ways=ways, shots=shots, queries=queries, episodes=episodes, episodes_per_batch=episodes_per_batch
-        )
-        if classes_per_batch is not None:
-            check_batch_sizes(classes_per_batch, items_per_class)
-        val_episodes = test_episodes if val_episodes is None else val_episodes
-        check_episode_sizes(
-            test_ways=test_ways,
-            test_shots=test_shots,
-            test_queries=test_queries,
-            test_episodes=test_episodes,
-            val_episodes=val_episodes,
-        )
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}. Use batch_size >= 1.")
-        if num_workers < 0:
-            raise ValueError(f"num_workers is {num_workers}. Use 0 to load in the main process.")
-        self.ways = ways
-        self.shots = shots
-        self.queries = queries
-        self.episodes = episodes
-        self.episodes_per_batch = episodes_per_batch
-        self.classes_per_batch = classes_per_batch
-        self.items_per_class = items_per_class
-        self.batch_size = batch_size
-        self.seed = seed
-        self.num_workers = num_workers
-        self.episodic_evaluation = episodic_evaluation
-        self.test_ways = test_ways
-        self.test_shots = test_shots
-        self.test_queries = test_queries
-        self.test_episodes = test_episodes
-        self.test_seed = test_seed
-        self.val_episodes = val_episodes
+    ways: int = 20
+    shots: int = 1
+    queries: int = 5
+    episodes: int = 100
+    episodes_per_batch: int = 1
+    classes_per_batch: int | None = None
+    items_per_class: int = 4
+    seed: int = 0
 
-    @abstractmethod
-    def _split(self, name: Split) -> LabelledSplit:
-        """The data set and the labels of a split, loaded if they are not yet."""
-
-    def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
-        """`episodes` fresh episodes per epoch, or class-balanced batches, a function of (seed, epoch)."""
-        split = self._split("train")
+    def _check_training_batches(self) -> None:
+        check_episode_sizes(
+            ways=self.ways,
+            shots=self.shots,
+            queries=self.queries,
+            episodes=self.episodes,
+            episodes_per_batch=self.episodes_per_batch,
+        )
         if self.classes_per_batch is not None:
-            balanced = ClassBalancedBatchSampler(
+            check_batch_sizes(self.classes_per_batch, self.items_per_class)
+
+    def _training_sampler(self, split: LabelledSplit, epoch: int) -> BatchSampler:
+        if self.classes_per_batch is not None:
+            return ClassBalancedBatchSampler(
                 split.labels,
                 classes_per_batch=self.classes_per_batch,
                 items_per_class=self.items_per_class,
                 batches=self.episodes,
                 seed=self.seed,
                 class_names=split.class_names,
-                epoch=coming_epoch(self.trainer),
+                epoch=epoch,
             )
-            return self._batch_loader(split, balanced)
-        sampler = EpisodicBatchSampler(
+        return EpisodicBatchSampler(
             split.labels,
             ways=self.ways,
             shots=self.shots,
@@ -135,9 +102,100 @@ class EpisodicDataModule(LightningDataModule):
             episodes_per_batch=self.episodes_per_batch,
             seed=self.seed,
             class_names=split.class_names,
-            epoch=coming_epoch(self.trainer),
+            epoch=epoch,
         )
-        return self._batch_loader(split, sampler)
+
+
+@with_settings
+class EvaluationEpisodes:
+    """The fixed episodes to validate and test on.
+
+    Args:
+        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
+            with batch statistics needs it.
+        test_ways: Classes in an evaluation episode.
+        test_shots: Support images of each class in an evaluation episode.
+        test_queries: Query images of each class in an evaluation episode.
+        test_episodes: Number of fixed episodes.
+        test_seed: Of the fixed episodes.
+        val_episodes: Number of fixed episodes of the validation; `test_episodes` by default.
+    """
+
+    episodic_evaluation: bool = False
+    test_ways: int = 5
+    test_shots: int = 1
+    test_queries: int = 15
+    test_episodes: int = 600
+    test_seed: int = 0
+    val_episodes: int | None = None
+
+    def _check_evaluation_episodes(self) -> None:
+        check_episode_sizes(
+            test_ways=self.test_ways,
+            test_shots=self.test_shots,
+            test_queries=self.test_queries,
+            test_episodes=self.test_episodes,
+            val_episodes=self._number_of_episodes("val"),
+        )
+
+    def _number_of_episodes(self, name: Split) -> int:
+        return self.test_episodes if name == "test" or self.val_episodes is None else self.val_episodes
+
+    def _evaluation_sampler(self, name: Split, split: LabelledSplit) -> EpisodicBatchSampler:
+        return EpisodicBatchSampler(
+            split.labels,
+            ways=self.test_ways,
+            shots=self.test_shots,
+            queries=self.test_queries,
+            episodes=self._number_of_episodes(name),
+            seed=self.test_seed,
+            fixed=True,
+            class_names=split.class_names,
+        )
+
+
+@with_settings
+class EpisodicDataModule(EvaluationEpisodes, TrainingBatches, LightningDataModule):
+    """Base: subclasses say what a split is (`_split`), this class says which batches it is served in.
+
+    Batches are tuples: images (float, images x channels x height x width) and labels (int64, 0 ... C-1 in the split).
+
+    A subclass adds settings as this class does (`with_settings`). One with a constructor of its own gives what it adds
+    to `save_hyperparameters` as a dict, since Lightning saves the fields of a dataclass alone.
+
+    Args:
+        batch_size: Images in an evaluation batch.
+        num_workers: Worker processes of each loader.
+    """
+
+    batch_size: int = 128
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the settings, and keep them as they were given for checkpoints and loggers."""
+        LightningDataModule.__init__(self)
+        self.save_hyperparameters()
+        self._complete_settings()
+        self._check_training_batches()
+        self._check_evaluation_episodes()
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}. Use batch_size >= 1.")
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers is {self.num_workers}. Use 0 to load in the main process.")
+
+    def _complete_settings(self) -> None:
+        """Give a value to each setting whose default follows from others, before the checks."""
+        if self.val_episodes is None:
+            self.val_episodes = self.test_episodes
+
+    @abstractmethod
+    def _split(self, name: Split) -> LabelledSplit:
+        """The data set and the labels of a split, loaded if they are not yet."""
+
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, int]]:
+        """`episodes` fresh episodes per epoch, or class-balanced batches, a function of (seed, epoch)."""
+        split = self._split("train")
+        return self._loader(split, batch_sampler=self._training_sampler(split, coming_epoch(self.trainer)))
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, int]] | list[DataLoader[tuple[Tensor, int]]]:
         """Each validation image once, in order; with `episodic_evaluation`, fixed episodes.
@@ -156,42 +214,22 @@ class EpisodicDataModule(LightningDataModule):
 
         `GeneralizationGapMonitor` draws its training classes from it.
         """
-        return self._image_loader(self._plain_training_split())
+        return self._loader(self._plain_training_split(), batch_size=self.batch_size)
 
     def _plain_training_split(self) -> LabelledSplit:
         """The training split without augmentation."""
         return self._split("train")
 
-    def _image_loader(self, split: LabelledSplit) -> DataLoader[tuple[Tensor, int]]:
-        return DataLoader(
-            split.dataset,
-            batch_size=self.batch_size,
-            collate_fn=as_it_is,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-        )
-
     def _evaluation_loader(self, name: Split) -> DataLoader[tuple[Tensor, int]]:
         split = self._split(name)
         if not self.episodic_evaluation:
-            return self._image_loader(split)
-        sampler = EpisodicBatchSampler(
-            split.labels,
-            ways=self.test_ways,
-            shots=self.test_shots,
-            queries=self.test_queries,
-            episodes=self.val_episodes if name == "val" else self.test_episodes,
-            seed=self.test_seed,
-            fixed=True,
-            class_names=split.class_names,
-        )
-        return self._batch_loader(split, sampler)
+            return self._loader(split, batch_size=self.batch_size)
+        return self._loader(split, batch_sampler=self._evaluation_sampler(name, split))
 
-    def _batch_loader(self, split: LabelledSplit, sampler: BatchSampler) -> DataLoader[tuple[Tensor, int]]:
+    def _loader(self, split: LabelledSplit, **batches: Any) -> DataLoader[tuple[Tensor, int]]:
         return DataLoader(
             split.dataset,
-            batch_sampler=sampler,
+            **batches,
             collate_fn=as_it_is,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,

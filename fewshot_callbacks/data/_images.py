@@ -4,8 +4,9 @@ import copy
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -14,11 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
+from fewshot_callbacks.data._settings import with_settings
 from fewshot_callbacks.data.class_balanced import check_class_balance
 from fewshot_callbacks.functional.episodes import check_classes_suffice
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Transform = Callable[..., Float[Tensor, "channels height width"]]
 
@@ -113,16 +112,30 @@ class ImageFileSet(ImageSet):
             return image.convert(self._mode)
 
 
+@with_settings
 class ImageDataModule(EpisodicDataModule):
-    """Base: subclasses list the splits (`_listed`) and transform the images (`_transform`)."""
+    """Base: subclasses list the splits (`_listed`) and transform the images (`_transform`).
 
-    def __init__(self, *, image_size: int, augment: bool, **episodic: Any) -> None:
-        super().__init__(**episodic)
-        if image_size < 1:
-            raise ValueError(f"image_size is {image_size}. Use image_size >= 1.")
-        self.image_size = image_size
-        self.augment = augment
+    Args:
+        root: The folder that holds the data set.
+        image_size: Height and width of the images that the model sees, in pixels.
+    """
+
+    root: str | Path = field(kw_only=False)
+    image_size: int = 84
+
+    def __post_init__(self) -> None:
+        """Check the settings; `root` becomes a Path."""
+        self.root = str(self.root)  # what a checkpoint holds: with a Path it would not load
+        super().__post_init__()
+        self.root = Path(self.root)
+        if self.image_size < 1:
+            raise ValueError(f"image_size is {self.image_size}. Use image_size >= 1.")
         self._sets: Mapping[Split, ImageSet] | None = None
+
+    @property
+    def _root(self) -> Path:
+        return Path(self.root)
 
     @abstractmethod
     def _listed(self) -> Mapping[Split, ImageSet]:
@@ -130,7 +143,7 @@ class ImageDataModule(EpisodicDataModule):
 
     @abstractmethod
     def _transform(self, *, augment: bool) -> Transform:
-        """From a PIL image to what the model sees."""
+        """From a PIL image to what the model sees; `augment` for training images."""
 
     @property
     def num_classes(self) -> int:
@@ -158,7 +171,7 @@ class ImageDataModule(EpisodicDataModule):
         if why_not is not None:
             raise ValueError(f"There is no validation split: {why_not}")
         images = self._plain(split)
-        return images.with_transform(self._transform(augment=True)) if split == "train" and self.augment else images
+        return images.with_transform(self._transform(augment=True)) if split == "train" else images
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, int]] | list[DataLoader[tuple[Tensor, int]]]:
         """As in the other data modules; where there is no validation an empty list, which Lightning skips."""
@@ -221,42 +234,60 @@ def _labelled(images: ImageSet) -> LabelledSplit:
     return LabelledSplit(images, images.labels, images.class_names)
 
 
+@with_settings
 class PhotoDataModule(ImageDataModule):
     """Base for photographs.
 
     Training images get a random resized crop, a flip and a jitter; evaluation images are resized, and their centre is
     cut out.
+
+    Args:
+        resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
+            of just that size, whatever its shape was; a shorter side of 8/7 of `image_size` by default.
+        augment: Whether training images are augmented; if not, they are treated as evaluation images.
+        min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
+        flip: Probability of the horizontal flip.
+        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
+        mean: Of each channel, subtracted.
+        std: Of each channel, divided by.
     """
 
-    in_channels: int = 3
+    in_channels: ClassVar[int] = 3
 
-    def __init__(
-        self,
-        *,
-        image_size: int,
-        resize: int | tuple[int, int] | None,
-        augment: bool,
-        min_area: float,
-        flip: float,
-        jitter: float,
-        mean: tuple[float, float, float],
-        std: tuple[float, float, float],
-        **episodic: Any,
-    ) -> None:
-        super().__init__(image_size=image_size, augment=augment, **episodic)
-        resize = round(image_size * 8 / 7) if resize is None else resize
-        _check_photographs(image_size=image_size, resize=resize, min_area=min_area, flip=flip, jitter=jitter, std=std)
+    shots: int = 5
+    queries: int = 15
+    test_shots: int = 5
+    resize: int | tuple[int, int] | None = None
+    augment: bool = True
+    min_area: float = 0.35
+    flip: float = 0.5
+    jitter: float = 0.4
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # of ImageNet
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def __post_init__(self) -> None:
+        """Check the settings; `resize` becomes a size."""
+        super().__post_init__()
+        resize = round(self.image_size * 8 / 7) if self.resize is None else self.resize
+        if (resize if isinstance(resize, int) else min(resize)) < self.image_size:
+            raise ValueError(
+                f"resize is {resize}, smaller than image_size {self.image_size}, so the centre would be padded with "
+                f"black. Use resize >= {self.image_size}."
+            )
+        if not 0 < self.min_area <= 1:
+            raise ValueError(f"min_area is {self.min_area}; it is a part of the image's area. Use 0 < min_area <= 1.")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip is {self.flip}; it is a probability. Use 0 <= flip <= 1.")
+        if self.jitter < 0:
+            raise ValueError(f"jitter is {self.jitter}. Use 0 for no colour jitter.")
+        if min(self.std) <= 0:
+            raise ValueError(f"std is {self.std}; images are divided by it. Use positive numbers.")
         self.resize = resize
-        self.min_area = min_area
-        self.flip = flip
-        self.jitter = jitter
-        self.mean = mean
-        self.std = std
 
     def _transform(self, *, augment: bool) -> Transform:
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
-        if augment:
+        if augment and self.augment:
             moved = [
                 *self._before_the_crop(),
                 transforms.RandomResizedCrop(self.image_size, scale=(self.min_area, 1.0)),
@@ -278,30 +309,6 @@ class PhotoDataModule(ImageDataModule):
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
         return [transforms.Resize(self.resize), transforms.CenterCrop(self.image_size)]
-
-
-def _check_photographs(
-    *,
-    image_size: int,
-    resize: int | tuple[int, int],
-    min_area: float,
-    flip: float,
-    jitter: float,
-    std: tuple[float, float, float],
-) -> None:
-    if (resize if isinstance(resize, int) else min(resize)) < image_size:
-        raise ValueError(
-            f"resize is {resize}, smaller than image_size {image_size}, so the centre would be padded with black. Use "
-            f"resize >= {image_size}."
-        )
-    if not 0 < min_area <= 1:
-        raise ValueError(f"min_area is {min_area}; it is a part of the image's area. Use 0 < min_area <= 1.")
-    if not 0 <= flip <= 1:
-        raise ValueError(f"flip is {flip}; it is a probability. Use 0 <= flip <= 1.")
-    if jitter < 0:
-        raise ValueError(f"jitter is {jitter}. Use 0 for no colour jitter.")
-    if min(std) <= 0:
-        raise ValueError(f"std is {std}; images are divided by it. Use positive numbers.")
 
 
 def named(names: Sequence[str], noun: str) -> str:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 from fewshot_callbacks.data._episodic import Split
 from fewshot_callbacks.data._images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     ImageFileSet,
     PhotoDataModule,
     check_class_counts,
@@ -14,6 +12,7 @@ from fewshot_callbacks.data._images import (
     missing_files,
     required,
 )
+from fewshot_callbacks.data._settings import with_settings
 
 FOLDER = "CUB_200_2011"
 SOURCE = (
@@ -49,6 +48,7 @@ def cub_split(class_id: int) -> Split:
     return _SPLIT_OF_REMAINDER[(class_id - 1) % 4]
 
 
+@with_settings
 class CUBDataModule(PhotoDataModule):
     r"""CUB-200-2011 as it is published, with 100 training, 50 validation and 50 test classes (`cub_split`).
 
@@ -70,34 +70,6 @@ class CUBDataModule(PhotoDataModule):
         root: The folder that holds `CUB_200_2011`.
         partial: Use what is there of an incomplete set: missing images are left out, and so are classes without one.
             The split of the others stays the same.
-        image_size: Height and width of the images that the model sees, in pixels.
-        resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
-            of just that size, whatever its shape was; a shorter side of 8/7 of `image_size` without one.
-        augment: Whether training images are augmented; if not, they are treated as evaluation images.
-        min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
-        flip: Probability of the horizontal flip.
-        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
-        mean: Of each channel, subtracted.
-        std: Of each channel, divided by.
-        ways: Classes in a training episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
-        episodes: Training episodes in an epoch, over all processes.
-        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
-        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
-            which `episodes` then counts those of an epoch.
-        items_per_class: Images of each class in such a batch.
-        batch_size: Images in an evaluation batch.
-        seed: Of the training episodes.
-        num_workers: Worker processes of each loader.
-        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
-            with batch statistics needs it.
-        test_ways: Classes in an evaluation episode.
-        test_shots: Support images of each class in an evaluation episode.
-        test_queries: Query images of each class in an evaluation episode.
-        test_episodes: Length of the fixed lists.
-        test_seed: Of the fixed lists.
-        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
@@ -128,72 +100,12 @@ class CUBDataModule(PhotoDataModule):
         ((2, 3, 8, 8), [0, 1])
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        *,
-        partial: bool = False,
-        image_size: int = 84,
-        resize: int | tuple[int, int] | None = None,
-        augment: bool = True,
-        min_area: float = 0.35,
-        flip: float = 0.5,
-        jitter: float = 0.4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
-        ways: int = 5,
-        shots: int = 5,
-        queries: int = 15,
-        episodes: int = 100,
-        episodes_per_batch: int = 1,
-        classes_per_batch: int | None = None,
-        items_per_class: int = 4,
-        batch_size: int = 128,
-        seed: int = 0,
-        num_workers: int = 0,
-        episodic_evaluation: bool = False,
-        test_ways: int = 5,
-        test_shots: int = 5,
-        test_queries: int = 15,
-        test_episodes: int = 600,
-        test_seed: int = 0,
-        val_episodes: int | None = None,
-    ) -> None:
-        super().__init__(
-            image_size=image_size,
-            resize=resize,
-            augment=augment,
-            min_area=min_area,
-            flip=flip,
-            jitter=jitter,
-            mean=mean,
-            std=std,
-            ways=ways,
-            shots=shots,
-            queries=queries,
-            episodes=episodes,
-            episodes_per_batch=episodes_per_batch,
-            classes_per_batch=classes_per_batch,
-            items_per_class=items_per_class,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            episodic_evaluation=episodic_evaluation,
-            test_ways=test_ways,
-            test_shots=test_shots,
-            test_queries=test_queries,
-            test_episodes=test_episodes,
-            test_seed=test_seed,
-            val_episodes=val_episodes,
-        )
-        root = str(root)  # what a checkpoint holds: with a Path it would not load
-        self.save_hyperparameters()
-        self.root = Path(root)
-        self.partial = partial
+    ways: int = 5
+    partial: bool = False
 
     def _listed(self) -> dict[Split, ImageFileSet]:
-        folder = self.root / FOLDER
-        fix = f"Unpack {SOURCE} into {self.root}, or pass partial=True to use what is there."
+        folder = self._root / FOLDER
+        fix = f"Unpack {SOURCE} into {self._root}, or pass partial=True to use what is there."
         classes, paths, class_of = self._tables(folder)
         missing = set(missing_files(folder / "images", paths.values()))
         if missing and not self.partial:
@@ -212,13 +124,13 @@ class CUBDataModule(PhotoDataModule):
         counts = {split: len(set(names[split])) for split in CLASSES}
         if not self.partial:
             check_class_counts(counts, CLASSES, folder, fix)
-        check_no_split_is_empty(counts, folder, f"Unpack all of {SOURCE} into {self.root}.")
+        check_no_split_is_empty(counts, folder, f"Unpack all of {SOURCE} into {self._root}.")
         plain = self._transform(augment=False)
         return {split: ImageFileSet(files[split], names[split], plain, "RGB") for split in CLASSES}
 
     def _tables(self, folder: Path) -> tuple[dict[int, str], dict[int, str], dict[int, int]]:
         """Names of classes by their number, paths and classes of images by theirs."""
-        fix = f"Unpack {SOURCE} into {self.root}."
+        fix = f"Unpack {SOURCE} into {self._root}."
         required(folder / "images", fix)
         classes, paths, labels = (
             _numbered(required(folder / name, fix)) for name in ("classes.txt", "images.txt", "image_class_labels.txt")

@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 
 from fewshot_callbacks.data._episodic import Split
-from fewshot_callbacks.data._images import IMAGENET_MEAN, IMAGENET_STD, ImageSet, PhotoDataModule, Transform, named
+from fewshot_callbacks.data._images import ImageSet, PhotoDataModule, Transform, named
+from fewshot_callbacks.data._settings import with_settings
 
 
 class ImageFolderSet(ImageSet):
@@ -72,6 +73,7 @@ def _check_classes(root: Path, extensions: tuple[str, ...]) -> None:
         )
 
 
+@with_settings
 class ImageFolderDataModule(PhotoDataModule):
     """Your own images: `root/train/class/*.jpg`, `root/val/...` and `root/test/...`, with different classes in each.
 
@@ -91,34 +93,6 @@ class ImageFolderDataModule(PhotoDataModule):
         train_folder: The folder of the training classes, inside `root`.
         val_folder: The folder of the validation classes; None for no validation.
         test_folder: The folder of the test classes.
-        image_size: Height and width of the images that the model sees, in pixels.
-        resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
-            of just that size, whatever its shape was; a shorter side of 8/7 of `image_size` without one.
-        augment: Whether training images are augmented; if not, they are treated as evaluation images.
-        min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
-        flip: Probability of the horizontal flip.
-        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
-        mean: Of each channel, subtracted.
-        std: Of each channel, divided by.
-        ways: Classes in a training episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
-        episodes: Training episodes in an epoch, over all processes.
-        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
-        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
-            which `episodes` then counts those of an epoch.
-        items_per_class: Images of each class in such a batch.
-        batch_size: Images in an evaluation batch.
-        seed: Of the training episodes.
-        num_workers: Worker processes of each loader.
-        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
-            with batch statistics needs it.
-        test_ways: Classes in an evaluation episode.
-        test_shots: Support images of each class in an evaluation episode.
-        test_queries: Query images of each class in an evaluation episode.
-        test_episodes: Length of the fixed lists.
-        test_seed: Of the fixed lists.
-        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range. Folders are checked in `setup`: a missing one is a FileNotFoundError; a
@@ -133,70 +107,14 @@ class ImageFolderDataModule(PhotoDataModule):
         FileNotFoundError: There is no folder birds. It should hold the folders 'train' and 'test'.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        *,
-        train_folder: str = "train",
-        val_folder: str | None = "val",
-        test_folder: str = "test",
-        image_size: int = 84,
-        resize: int | tuple[int, int] | None = None,
-        augment: bool = True,
-        min_area: float = 0.35,
-        flip: float = 0.5,
-        jitter: float = 0.4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
-        ways: int = 20,
-        shots: int = 5,
-        queries: int = 15,
-        episodes: int = 100,
-        episodes_per_batch: int = 1,
-        classes_per_batch: int | None = None,
-        items_per_class: int = 4,
-        batch_size: int = 128,
-        seed: int = 0,
-        num_workers: int = 0,
-        episodic_evaluation: bool = False,
-        test_ways: int = 5,
-        test_shots: int = 5,
-        test_queries: int = 15,
-        test_episodes: int = 600,
-        test_seed: int = 0,
-        val_episodes: int | None = None,
-    ) -> None:
-        super().__init__(
-            image_size=image_size,
-            resize=resize,
-            augment=augment,
-            min_area=min_area,
-            flip=flip,
-            jitter=jitter,
-            mean=mean,
-            std=std,
-            ways=ways,
-            shots=shots,
-            queries=queries,
-            episodes=episodes,
-            episodes_per_batch=episodes_per_batch,
-            classes_per_batch=classes_per_batch,
-            items_per_class=items_per_class,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            episodic_evaluation=episodic_evaluation,
-            test_ways=test_ways,
-            test_shots=test_shots,
-            test_queries=test_queries,
-            test_episodes=test_episodes,
-            test_seed=test_seed,
-            val_episodes=val_episodes,
-        )
-        root = str(root)  # what a checkpoint holds: with a Path it would not load
-        self.save_hyperparameters()
-        self.root = Path(root)
-        self.folders: dict[Split, str | None] = {"train": train_folder, "val": val_folder, "test": test_folder}
+    train_folder: str = "train"
+    val_folder: str | None = "val"
+    test_folder: str = "test"
+
+    @property
+    def folders(self) -> dict[Split, str | None]:
+        """The folder of each split, inside `root`; None for no such split."""
+        return {"train": self.train_folder, "val": self.val_folder, "test": self.test_folder}
 
     def images(self, split: Split) -> ImageFolderSet:
         """The images of a split, as its loader transforms them.
@@ -215,19 +133,19 @@ class ImageFolderDataModule(PhotoDataModule):
 
     def _listed(self) -> dict[Split, ImageSet]:
         wanted = {split: name for split, name in self.folders.items() if name is not None}
-        if not self.root.is_dir():
+        if not self._root.is_dir():
             *others, last = map(repr, dict.fromkeys(wanted.values()))
             raise FileNotFoundError(
-                f"There is no folder {self.root}. It should hold the folders {', '.join(others)} and {last}."
+                f"There is no folder {self._root}. It should hold the folders {', '.join(others)} and {last}."
             )
         for split, name in wanted.items():
-            if not (self.root / name).is_dir():
+            if not (self._root / name).is_dir():
                 instead = " or val_folder=None to go without validation" if split == "val" else ""
                 raise FileNotFoundError(
-                    f"{self.root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{instead}."
+                    f"{self._root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{instead}."
                 )
         sets: dict[Split, ImageSet] = {
-            split: ImageFolderSet(self.root / name, self._transform(augment=False)) for split, name in wanted.items()
+            split: ImageFolderSet(self._root / name, self._transform(augment=False)) for split, name in wanted.items()
         }
         pairs: tuple[tuple[Split, Split], ...] = (("train", "val"), ("train", "test"), ("val", "test"))
         for one, other in pairs:

@@ -10,7 +10,7 @@ import os
 import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import matplotlib as mpl
 import numpy as np
@@ -24,6 +24,7 @@ from fewshot_callbacks.data._augmentation import move_at_random
 from fewshot_callbacks.data._cache import cache_folder, save_whole
 from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
 from fewshot_callbacks.data._glyph_drawing import FACES, SCRIPTS, VERSION, DrawnGlyphs, draw_glyphs
+from fewshot_callbacks.data._settings import with_settings
 
 SPLITS: dict[Split, tuple[str, ...]] = {
     "train": ("Latin", "symbols"),
@@ -243,6 +244,7 @@ def augment_glyphs(
     return (moved + noise * speckle).clamp(0, 1)
 
 
+@with_settings
 class GlyphDataModule(EpisodicDataModule):
     """The glyphs as episodes to train on and as whole splits, or fixed episodes, to evaluate on.
 
@@ -254,28 +256,12 @@ class GlyphDataModule(EpisodicDataModule):
     state.
 
     Args:
-        ways: Classes in a training episode.
-        shots: Support images of each class.
         queries: Query images of each class; shots + queries may be up to `min_faces`.
-        episodes: Training episodes in an epoch, over all processes.
-        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
-        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
-            which `episodes` then counts those of an epoch.
-        items_per_class: Images of each class in such a batch.
-        batch_size: Images in an evaluation batch.
+        seed: Of the training episodes and the augmentation.
+        num_workers: Worker processes of each loader; the images are in memory, so 0 is usually fastest.
         augment: Whether training batches are augmented; see `augment_glyphs`.
         size: Height and width of the images, in pixels.
         min_faces: A character that fewer faces hold is no class.
-        seed: Of the training episodes and the augmentation.
-        num_workers: Worker processes of each loader; the images are in memory, so 0 is usually fastest.
-        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
-            with batch statistics needs it.
-        test_ways: Classes in an evaluation episode.
-        test_shots: Support images of each class in an evaluation episode.
-        test_queries: Query images of each class in an evaluation episode.
-        test_episodes: Length of the fixed lists.
-        test_seed: Of the fixed lists.
-        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range.
@@ -287,58 +273,25 @@ class GlyphDataModule(EpisodicDataModule):
         ((25, 1, 32, 32), 5)
     """
 
-    in_channels: int = 1
+    in_channels: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        *,
-        ways: int = 20,
-        shots: int = 1,
-        queries: int = 5,
-        episodes: int = 100,
-        episodes_per_batch: int = 1,
-        classes_per_batch: int | None = None,
-        items_per_class: int = 4,
-        batch_size: int = 512,
-        augment: bool = True,
-        size: int = 32,
-        min_faces: int = 10,
-        seed: int = 0,
-        num_workers: int = 0,
-        episodic_evaluation: bool = False,
-        test_ways: int = 5,
-        test_shots: int = 1,
-        test_queries: int = 9,
-        test_episodes: int = 600,
-        test_seed: int = 0,
-        val_episodes: int | None = None,
-    ) -> None:
-        super().__init__(
-            ways=ways,
-            shots=shots,
-            queries=queries,
-            episodes=episodes,
-            episodes_per_batch=episodes_per_batch,
-            classes_per_batch=classes_per_batch,
-            items_per_class=items_per_class,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            episodic_evaluation=episodic_evaluation,
-            test_ways=test_ways,
-            test_shots=test_shots,
-            test_queries=test_queries,
-            test_episodes=test_episodes,
-            test_seed=test_seed,
-            val_episodes=val_episodes,
-        )
-        _check_drawing(size, min_faces)
-        self.save_hyperparameters()
-        self.augment = augment
-        self.image_size = size
-        self.min_faces = min_faces
+    batch_size: int = 512
+    test_queries: int = 9
+    augment: bool = True
+    size: int = 32
+    min_faces: int = 10
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        _check_drawing(self.size, self.min_faces)
         self._splits: dict[Split, GlyphSet] | None = None
         self._augmented_batches = 0
+
+    @property
+    def image_size(self) -> int:
+        """The same as `size`."""
+        return self.size
 
     @property
     def num_classes(self) -> int:
@@ -364,7 +317,7 @@ class GlyphDataModule(EpisodicDataModule):
             'Greek'
         """
         if self._splits is None:
-            self._splits = load_splits(self.image_size, self.min_faces)
+            self._splits = load_splits(self.size, self.min_faces)
         return self._splits[split]
 
     def prepare_data(self) -> None:

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from fewshot_callbacks.data._episodic import Split
 from fewshot_callbacks.data._images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     ImageSet,
     PhotoDataModule,
     Transform,
@@ -28,6 +26,7 @@ from fewshot_callbacks.data._images import (
     labels_of,
     required,
 )
+from fewshot_callbacks.data._settings import with_settings
 
 FOLDER = "LogoDet-3K"
 SOURCE = "LogoDet-3K.zip from the page of LogoDet-3K (https://github.com/Wangjing1551/LogoDet-3K-Dataset)"
@@ -161,6 +160,7 @@ class LogoSet(ImageSet):
             return image.crop(inside).convert("RGB")
 
 
+@with_settings
 class LogoDet3KDataModule(PhotoDataModule):
     """LogoDet-3K as it is published, each annotated box an image of its own.
 
@@ -193,34 +193,8 @@ class LogoDet3KDataModule(PhotoDataModule):
         split_seed: Of the draw.
         partial: Use what is there of an incomplete set: categories may be missing, and annotations without an image
             and files that cannot be read are left out and counted.
-        image_size: Height and width of the images that the model sees, in pixels.
-        resize: Side of the square that a training image is squeezed to before its random crop; 8/7 of `image_size`
-            without one.
-        augment: Whether training images are augmented; if not, they are treated as evaluation images.
-        min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
-        flip: Probability of the horizontal flip.
-        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
-        mean: Of each channel, subtracted.
-        std: Of each channel, divided by.
-        ways: Classes in a training episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
-        episodes: Training episodes in an epoch, over all processes.
-        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
-        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
-            which `episodes` then counts those of an epoch.
-        items_per_class: Images of each class in such a batch.
-        batch_size: Images in an evaluation batch.
-        seed: Of the training episodes.
-        num_workers: Worker processes of each loader.
-        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
-            with batch statistics needs it.
-        test_ways: Classes in an evaluation episode.
-        test_shots: Support images of each class in an evaluation episode.
-        test_queries: Query images of each class in an evaluation episode.
-        test_episodes: Length of the fixed lists.
-        test_seed: Of the fixed lists.
-        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
+        resize: Side of the square that a training image is squeezed to before its random crop; 8/7 of `image_size` by
+            default.
 
     Raises:
         ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
@@ -249,87 +223,30 @@ class LogoDet3KDataModule(PhotoDataModule):
         ((1, 3, 8, 8), 3)
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        *,
-        margin: float = 0.0,
-        min_boxes: int = 20,
-        val_share: float = 0.2,
-        test_share: float = 0.2,
-        split_seed: int = 0,
-        partial: bool = False,
-        image_size: int = 84,
-        resize: int | None = None,
-        augment: bool = True,
-        min_area: float = 0.6,
-        flip: float = 0.0,
-        jitter: float = 0.4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
-        ways: int = 20,
-        shots: int = 5,
-        queries: int = 15,
-        episodes: int = 100,
-        episodes_per_batch: int = 1,
-        classes_per_batch: int | None = None,
-        items_per_class: int = 4,
-        batch_size: int = 128,
-        seed: int = 0,
-        num_workers: int = 0,
-        episodic_evaluation: bool = False,
-        test_ways: int = 5,
-        test_shots: int = 5,
-        test_queries: int = 15,
-        test_episodes: int = 600,
-        test_seed: int = 0,
-        val_episodes: int | None = None,
-    ) -> None:
-        super().__init__(
-            image_size=image_size,
-            resize=resize,
-            augment=augment,
-            min_area=min_area,
-            flip=flip,
-            jitter=jitter,
-            mean=mean,
-            std=std,
-            ways=ways,
-            shots=shots,
-            queries=queries,
-            episodes=episodes,
-            episodes_per_batch=episodes_per_batch,
-            classes_per_batch=classes_per_batch,
-            items_per_class=items_per_class,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            episodic_evaluation=episodic_evaluation,
-            test_ways=test_ways,
-            test_shots=test_shots,
-            test_queries=test_queries,
-            test_episodes=test_episodes,
-            test_seed=test_seed,
-            val_episodes=val_episodes,
-        )
-        if not 0 <= margin < math.inf:
-            raise ValueError(f"margin is {margin}; it is a part of the box's side. Use 0 for none, 0.1 for a tenth.")
-        if min_boxes < 1:
-            raise ValueError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
-        if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
+    resize: int | None = None
+    min_area: float = 0.6
+    flip: float = 0.0
+    margin: float = 0.0
+    min_boxes: int = 20
+    val_share: float = 0.2
+    test_share: float = 0.2
+    split_seed: int = 0
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        super().__post_init__()
+        if not 0 <= self.margin < math.inf:
             raise ValueError(
-                f"val_share is {val_share} and test_share {test_share}; the rest is trained on. Use val_share >= 0 and "
-                f"test_share > 0 with a sum below 1."
+                f"margin is {self.margin}; it is a part of the box's side. Use 0 for none, 0.1 for a tenth."
             )
-        root = str(root)  # what a checkpoint holds: with a Path it would not load
-        self.save_hyperparameters()
-        self.root = Path(root)
-        self.margin = margin
-        self.min_boxes = min_boxes
-        self.val_share = val_share
-        self.test_share = test_share
-        self.split_seed = split_seed
-        self.partial = partial
+        if self.min_boxes < 1:
+            raise ValueError(f"min_boxes is {self.min_boxes}; a class has at least one box. Use min_boxes >= 1.")
+        if not (self.val_share >= 0 and self.test_share > 0 and self.val_share + self.test_share < 1):
+            raise ValueError(
+                f"val_share is {self.val_share} and test_share {self.test_share}; the rest is trained on. Use val_share "
+                f">= 0 and test_share > 0 with a sum below 1."
+            )
         self._counts: LogoCounts | None = None
 
     @property
@@ -349,8 +266,9 @@ class LogoDet3KDataModule(PhotoDataModule):
         return _squeezed_to(self.image_size)
 
     def _listed(self) -> dict[Split, LogoSet]:
-        folder = self.root / FOLDER
-        found = self._annotated(folder)
+        folder = self._root / FOLDER
+        fix = f"Unpack {SOURCE} into {self._root}, or pass partial=True to use what is there."
+        found = _annotated(folder, fix, partial=self.partial)
         sizes = Counter(name for _, name, _ in found.boxes)
         kept = [(file, name, box) for file, name, box in found.boxes if sizes[name] >= self.min_boxes]
         split_of = {
@@ -387,33 +305,6 @@ class LogoDet3KDataModule(PhotoDataModule):
             for split, items in members.items()
         }
 
-    def _annotated(self, folder: Path) -> "_Found":
-        fix = f"Unpack {SOURCE} into {self.root}, or pass partial=True to use what is there."
-        categories = sorted(entry for entry in required(folder, fix).iterdir() if entry.is_dir())
-        if not self.partial:
-            there = {category.name.casefold() for category in categories}
-            absent = [category for category in CATEGORIES if category.casefold() not in there]
-            if absent:
-                raise FileNotFoundError(
-                    f"{len(absent)} of the {len(CATEGORIES)} categories are not in {folder}; the first is "
-                    f"{absent[0]!r}. {fix}"
-                )
-        found = _Found([], 0, [], [])
-        for category in categories:
-            for brand in sorted(entry for entry in category.iterdir() if entry.is_dir()):
-                _read_brand(brand, found)
-        if found.missing and not self.partial:
-            raise FileNotFoundError(
-                f"{folder} holds {counted(len(found.missing), 'annotation')} without its image; the first is "
-                f"{found.missing[0]}. {fix}"
-            )
-        if found.unreadable and not self.partial:
-            raise ValueError(
-                f"{folder} holds {counted(len(found.unreadable), 'unreadable file')}; the first is "
-                f"{found.unreadable[0]}. {fix}"
-            )
-        return found
-
 
 @dataclass
 class _Found:
@@ -421,6 +312,32 @@ class _Found:
     broken_boxes: int
     missing: list[Path]  # annotations without an image
     unreadable: list[Path]
+
+
+def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
+    """All annotated boxes; refuses an incomplete set unless it may be `partial`."""
+    categories = sorted(entry for entry in required(folder, fix).iterdir() if entry.is_dir())
+    there = {category.name.casefold() for category in categories}
+    absent = [category for category in CATEGORIES if category.casefold() not in there]
+    if absent and not partial:
+        raise FileNotFoundError(
+            f"{len(absent)} of the {len(CATEGORIES)} categories are not in {folder}; the first is {absent[0]!r}. {fix}"
+        )
+    found = _Found([], 0, [], [])
+    for category in categories:
+        for brand in sorted(entry for entry in category.iterdir() if entry.is_dir()):
+            _read_brand(brand, found)
+    if found.missing and not partial:
+        raise FileNotFoundError(
+            f"{folder} holds {counted(len(found.missing), 'annotation')} without its image; the first is "
+            f"{found.missing[0]}. {fix}"
+        )
+    if found.unreadable and not partial:
+        raise ValueError(
+            f"{folder} holds {counted(len(found.unreadable), 'unreadable file')}; the first is "
+            f"{found.unreadable[0]}. {fix}"
+        )
+    return found
 
 
 def _read_brand(folder: Path, found: _Found) -> None:
@@ -463,7 +380,7 @@ def _box(thing: ElementTree.Element, width: int, height: int) -> tuple[int, int,
     return (left, top, right, bottom) if left < right and top < bottom else None
 
 
-def _squeezed_to(side: int | tuple[int, int]) -> list[Callable[[Any], Any]]:
+def _squeezed_to(side: Any) -> list[Callable[[Any], Any]]:
     from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
     return [transforms.Resize((side, side) if isinstance(side, int) else side)]

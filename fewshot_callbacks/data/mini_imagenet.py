@@ -6,8 +6,6 @@ from pathlib import Path
 
 from fewshot_callbacks.data._episodic import Split
 from fewshot_callbacks.data._images import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     ImageFileSet,
     PhotoDataModule,
     check_class_counts,
@@ -16,6 +14,7 @@ from fewshot_callbacks.data._images import (
     named,
     required,
 )
+from fewshot_callbacks.data._settings import with_settings
 
 LISTS = (
     "train.csv, val.csv and test.csv of Ravi and Larochelle (data/miniImagenet in "
@@ -25,6 +24,7 @@ IMAGES = "the images of ILSVRC-2012 (https://www.image-net.org) that the lists n
 CLASSES: Mapping[Split, int] = {"train": 64, "val": 16, "test": 20}
 
 
+@with_settings
 class MiniImageNetDataModule(PhotoDataModule):
     r"""mini-ImageNet in the lists of Ravi and Larochelle: 64 training, 16 validation and 20 test classes.
 
@@ -44,34 +44,6 @@ class MiniImageNetDataModule(PhotoDataModule):
     Args:
         root: The folder that holds the lists and `images`.
         partial: Use what is there of an incomplete set: missing images are left out, and so are classes without one.
-        image_size: Height and width of the images that the model sees, in pixels.
-        resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
-            of just that size, whatever its shape was; a shorter side of 8/7 of `image_size` without one.
-        augment: Whether training images are augmented; if not, they are treated as evaluation images.
-        min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
-        flip: Probability of the horizontal flip.
-        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
-        mean: Of each channel, subtracted.
-        std: Of each channel, divided by.
-        ways: Classes in a training episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
-        episodes: Training episodes in an epoch, over all processes.
-        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
-        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
-            which `episodes` then counts those of an epoch.
-        items_per_class: Images of each class in such a batch.
-        batch_size: Images in an evaluation batch.
-        seed: Of the training episodes.
-        num_workers: Worker processes of each loader.
-        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
-            with batch statistics needs it.
-        test_ways: Classes in an evaluation episode.
-        test_shots: Support images of each class in an evaluation episode.
-        test_queries: Query images of each class in an evaluation episode.
-        test_episodes: Length of the fixed lists.
-        test_seed: Of the fixed lists.
-        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
@@ -96,73 +68,13 @@ class MiniImageNetDataModule(PhotoDataModule):
         (('n01855672',), (1, 3, 8, 8), [0])
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        *,
-        partial: bool = False,
-        image_size: int = 84,
-        resize: int | tuple[int, int] | None = None,
-        augment: bool = True,
-        min_area: float = 0.35,
-        flip: float = 0.5,
-        jitter: float = 0.4,
-        mean: tuple[float, float, float] = IMAGENET_MEAN,
-        std: tuple[float, float, float] = IMAGENET_STD,
-        ways: int = 5,
-        shots: int = 5,
-        queries: int = 15,
-        episodes: int = 100,
-        episodes_per_batch: int = 1,
-        classes_per_batch: int | None = None,
-        items_per_class: int = 4,
-        batch_size: int = 128,
-        seed: int = 0,
-        num_workers: int = 0,
-        episodic_evaluation: bool = False,
-        test_ways: int = 5,
-        test_shots: int = 5,
-        test_queries: int = 15,
-        test_episodes: int = 600,
-        test_seed: int = 0,
-        val_episodes: int | None = None,
-    ) -> None:
-        super().__init__(
-            image_size=image_size,
-            resize=resize,
-            augment=augment,
-            min_area=min_area,
-            flip=flip,
-            jitter=jitter,
-            mean=mean,
-            std=std,
-            ways=ways,
-            shots=shots,
-            queries=queries,
-            episodes=episodes,
-            episodes_per_batch=episodes_per_batch,
-            classes_per_batch=classes_per_batch,
-            items_per_class=items_per_class,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            episodic_evaluation=episodic_evaluation,
-            test_ways=test_ways,
-            test_shots=test_shots,
-            test_queries=test_queries,
-            test_episodes=test_episodes,
-            test_seed=test_seed,
-            val_episodes=val_episodes,
-        )
-        root = str(root)  # what a checkpoint holds: with a Path it would not load
-        self.save_hyperparameters()
-        self.root = Path(root)
-        self.partial = partial
+    ways: int = 5
+    partial: bool = False
 
     def _listed(self) -> dict[Split, ImageFileSet]:
-        folder = self.root / "images"
+        folder = self._root / "images"
         or_partial = "Complete them, or pass partial=True to use what is there."
-        lists = {split: _rows(required(self.root / f"{split}.csv", f"Put {LISTS} there.")) for split in CLASSES}
+        lists = {split: _rows(required(self._root / f"{split}.csv", f"Put {LISTS} there.")) for split in CLASSES}
         required(folder, f"Put {IMAGES} there.")
         listed = [file for rows in lists.values() for file, _ in rows]
         missing = set(missing_files(folder, listed))
@@ -181,8 +93,8 @@ class MiniImageNetDataModule(PhotoDataModule):
                 raise ValueError(f"{one}.csv and {other}.csv share {named(shared, 'class')}. Use {LISTS}, unchanged.")
         counts = {split: len(set(labels)) for split, labels in names.items()}
         if not self.partial:
-            check_class_counts(counts, CLASSES, self.root, f"The lists are {LISTS}. {or_partial}")
-        check_no_split_is_empty(counts, self.root, f"It should hold {IMAGES}.")
+            check_class_counts(counts, CLASSES, self._root, f"The lists are {LISTS}. {or_partial}")
+        check_no_split_is_empty(counts, self._root, f"It should hold {IMAGES}.")
         plain = self._transform(augment=False)
         return {
             split: ImageFileSet([folder / file for file, _ in rows], names[split], plain, "RGB")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from PIL import ImageOps
 
@@ -14,6 +15,7 @@ from fewshot_callbacks.data._images import (
     named,
     required,
 )
+from fewshot_callbacks.data._settings import with_settings
 
 FOLDER = "omniglot-py"
 BACKGROUND, EVALUATION = "images_background", "images_evaluation"
@@ -25,6 +27,7 @@ DRAWINGS = 20  # of each character
 VALIDATION_ALPHABETS = ("Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh")
 
 
+@with_settings
 class OmniglotDataModule(ImageDataModule):
     """Omniglot as it is published: the background set to train on, the evaluation set to test on.
 
@@ -50,26 +53,6 @@ class OmniglotDataModule(ImageDataModule):
         val_alphabets: Alphabets of the background set that are not trained on but validated on; none for no validation.
         download: Fetch and unpack what is missing, on one process, before the first stage (`prepare_data`).
         partial: Use what is there of an incomplete set.
-        image_size: Height and width of the images that the model sees, in pixels; published are 105.
-        ways: Classes in a training episode.
-        shots: Support images of each class.
-        queries: Query images of each class.
-        episodes: Training episodes in an epoch, over all processes.
-        episodes_per_batch: Training episodes in a batch; ProtoNet takes the same number.
-        classes_per_batch: Train on batches of so many classes (`ClassBalancedBatchSampler`) instead of episodes, of
-            which `episodes` then counts those of an epoch.
-        items_per_class: Images of each class in such a batch.
-        batch_size: Images in an evaluation batch.
-        seed: Of the training episodes.
-        num_workers: Worker processes of each loader.
-        episodic_evaluation: Validate and test on fixed episodes instead of on each image once. A model that evaluates
-            with batch statistics needs it.
-        test_ways: Classes in an evaluation episode.
-        test_shots: Support images of each class in an evaluation episode.
-        test_queries: Query images of each class in an evaluation episode.
-        test_episodes: Length of the fixed lists.
-        test_seed: Of the fixed lists.
-        val_episodes: Length of the list of the validation, where it is not `test_episodes`.
 
     Raises:
         ValueError: A setting is out of range. The files are checked in `setup`: a missing folder is a
@@ -95,61 +78,12 @@ class OmniglotDataModule(ImageDataModule):
         ((1, 1, 28, 28), 0.0)
     """
 
-    in_channels: int = 1
+    in_channels: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        root: str | Path,
-        *,
-        val_alphabets: tuple[str, ...] = VALIDATION_ALPHABETS,
-        download: bool = False,
-        partial: bool = False,
-        image_size: int = 28,
-        ways: int = 20,
-        shots: int = 1,
-        queries: int = 5,
-        episodes: int = 100,
-        episodes_per_batch: int = 1,
-        classes_per_batch: int | None = None,
-        items_per_class: int = 4,
-        batch_size: int = 128,
-        seed: int = 0,
-        num_workers: int = 0,
-        episodic_evaluation: bool = False,
-        test_ways: int = 5,
-        test_shots: int = 1,
-        test_queries: int = 15,
-        test_episodes: int = 600,
-        test_seed: int = 0,
-        val_episodes: int | None = None,
-    ) -> None:
-        super().__init__(
-            image_size=image_size,
-            augment=False,
-            ways=ways,
-            shots=shots,
-            queries=queries,
-            episodes=episodes,
-            episodes_per_batch=episodes_per_batch,
-            classes_per_batch=classes_per_batch,
-            items_per_class=items_per_class,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            episodic_evaluation=episodic_evaluation,
-            test_ways=test_ways,
-            test_shots=test_shots,
-            test_queries=test_queries,
-            test_episodes=test_episodes,
-            test_seed=test_seed,
-            val_episodes=val_episodes,
-        )
-        root = str(root)  # what a checkpoint holds: with a Path it would not load
-        self.save_hyperparameters()
-        self.root = Path(root)
-        self.val_alphabets = tuple(val_alphabets)
-        self.download = download
-        self.partial = partial
+    image_size: int = 28
+    val_alphabets: tuple[str, ...] = VALIDATION_ALPHABETS
+    download: bool = False
+    partial: bool = False
 
     def prepare_data(self) -> None:
         """With `download`, fetch and unpack the archives whose folder is missing."""
@@ -159,10 +93,10 @@ class OmniglotDataModule(ImageDataModule):
         from torchvision.datasets.utils import download_and_extract_archive  # noqa: PLC0415
 
         for name in (BACKGROUND, EVALUATION):
-            if not (self.root / FOLDER / name).is_dir():
+            if not (self._root / FOLDER / name).is_dir():
                 download_and_extract_archive(
                     f"{Omniglot.download_url_prefix}/{name}.zip",
-                    str(self.root / FOLDER),
+                    str(self._root / FOLDER),
                     filename=f"{name}.zip",
                     md5=Omniglot.zips_md5[name],
                 )
@@ -193,7 +127,7 @@ class OmniglotDataModule(ImageDataModule):
         wanted = {
             split: len(characters) for split, characters in splits.items() if split != "val" or self.val_alphabets
         }
-        check_no_split_is_empty(wanted, self.root / FOLDER, "Hold out fewer alphabets, or unpack all of the set.")
+        check_no_split_is_empty(wanted, self._root / FOLDER, "Hold out fewer alphabets, or unpack all of the set.")
         plain = self._transform(augment=False)
         return {
             split: ImageFileSet(
@@ -207,9 +141,9 @@ class OmniglotDataModule(ImageDataModule):
 
     def _characters(self, name: str) -> dict[str, list[Path]]:
         """The drawings of each character, both in the order of their names."""
-        fix = f"Unpack {SOURCE} into {self.root / FOLDER}"
+        fix = f"Unpack {SOURCE} into {self._root / FOLDER}"
         folder = required(
-            self.root / FOLDER / name, f"{fix}, or pass download=True, and call prepare_data() where no Trainer does."
+            self._root / FOLDER / name, f"{fix}, or pass download=True, and call prepare_data() where no Trainer does."
         )
         found = {
             f"{alphabet.name}/{character.name}": sorted(character.glob("*.png"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fewshot_callbacks.data._icon_files import (
+from fewshot_callbacks.data.icons.files import (
     IconFolder,
     Theme,
     base_folders,

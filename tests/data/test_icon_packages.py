@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fewshot_callbacks.data import _icon_packages
-from fewshot_callbacks.data._icon_files import Theme
-from fewshot_callbacks.data._icon_packages import Package, licences, packages_of
+from fewshot_callbacks.data.icons import packages
+from fewshot_callbacks.data.icons.files import Theme
+from fewshot_callbacks.data.icons.packages import Package, licences, packages_of
 
 COPYRIGHT = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 
@@ -23,7 +23,7 @@ License: LGPL-3 (a remark)
 
 @pytest.fixture
 def themes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Theme]:
-    monkeypatch.setattr(_icon_packages, "DOCUMENTATION", tmp_path / "doc")
+    monkeypatch.setattr(packages, "DOCUMENTATION", tmp_path / "doc")
     (tmp_path / "doc" / "art-icons").mkdir(parents=True)
     (tmp_path / "doc" / "art-icons" / "copyright").write_text(COPYRIGHT)
     return [Theme(name, (tmp_path / name,), (), ()) for name in ("Art", "Own")]
@@ -43,7 +43,7 @@ def test_dpkg_is_asked_once_for_all_files(themes: list[Theme], monkeypatch: pyte
             return "1.2-3"
         return f"art-icons:all, other: {themes[0].homes[0] / 'index.theme'}\ndiversion by x: y"
 
-    monkeypatch.setattr(_icon_packages, "_said", said)
+    monkeypatch.setattr(packages, "_said", said)
     package = Package("art-icons", "1.2-3", licences("art-icons"))
     assert packages_of(themes) == {"Art": [package], "Own": []}
     assert asked == [("dpkg-query", "--search"), ("dpkg-query", "--show")]
@@ -54,7 +54,7 @@ def test_without_dpkg_rpm_is_asked(themes: list[Theme], monkeypatch: pytest.Monk
         known = command[0] == "rpm" and command[-1].startswith(str(themes[0].homes[0]))
         return "art-icons\t1.2\tGPLv3+" if known else ""
 
-    monkeypatch.setattr(_icon_packages, "_said", said)
+    monkeypatch.setattr(packages, "_said", said)
     assert packages_of(themes) == {"Art": [Package("art-icons", "1.2", ("GPLv3+",))], "Own": []}
 
 

@@ -14,14 +14,14 @@ from lightning.pytorch import Trainer
 from PIL import Image
 
 from fewshot_callbacks.callbacks import GeneralizationGapMonitor, RetrievalMonitor
-from fewshot_callbacks.data import IconThemes, IconThemesDataModule, _icon_cache, _icon_drawing, icons
+from fewshot_callbacks.data import IconThemes, IconThemesDataModule, icons
 from fewshot_callbacks.data import __main__ as command_line
-from fewshot_callbacks.data._icon_augmentation import IconAugmentation, on_white
-from fewshot_callbacks.data._icon_cache import cache_file, installed_themes, load_drawing
-from fewshot_callbacks.data._icon_copies import NEAR_COPY, circles, near_copies
-from fewshot_callbacks.data._icon_drawing import DrawnIcons, choose, draw_file, draw_icons, is_of_one_colour
-from fewshot_callbacks.data._icon_files import base_folders, find_themes
 from fewshot_callbacks.data.icons import load_splits, split_of
+from fewshot_callbacks.data.icons.augmentation import IconAugmentation, on_white
+from fewshot_callbacks.data.icons.cache import cache_file, installed_themes, load_drawing
+from fewshot_callbacks.data.icons.copies import NEAR_COPY, circles, near_copies
+from fewshot_callbacks.data.icons.drawing import DrawnIcons, choose, draw_file, draw_icons, is_of_one_colour
+from fewshot_callbacks.data.icons.files import base_folders, find_themes
 from fewshot_callbacks.protonet import ProtoNet
 from tests.data.icon_trees import SVG, draw, many, picture, theme
 
@@ -224,7 +224,7 @@ def test_without_the_library_vectors_are_left_out_and_that_is_said_once(
     for i, folder in enumerate(artists(tmp_path, 3)):
         draw(folder / "cut.png", i, 8)
         (folder / "copy.svg").write_text(SVG.format(side=8, content=""))
-    monkeypatch.setattr(_icon_drawing, "svg_version", lambda: None)
+    monkeypatch.setattr(icons.drawing, "svg_version", lambda: None)
     with pytest.warns(UserWarning, match="3 icons are there as SVG alone .* pip install resvg_py") as said:
         assert of_rules(tmp_path).names == ("cut",)
     assert len(said) == 1
@@ -357,7 +357,7 @@ class Pen:
 @pytest.fixture
 def pen(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Pen:
     pen = Pen()
-    monkeypatch.setattr(_icon_cache, "draw_icons", pen)
+    monkeypatch.setattr(icons.cache, "draw_icons", pen)
     return pen
 
 
@@ -380,7 +380,7 @@ def test_a_replaced_file_a_new_size_and_a_new_version_are_drawn_anew(
     load_drawing(size=10, min_families=2, roots=[root])
     themes = installed_themes([root])
     before = cache_file(themes)
-    monkeypatch.setattr(_icon_cache, "VERSION", 99)
+    monkeypatch.setattr(icons.cache, "VERSION", 99)
     assert cache_file(themes) != before
     assert pen.drawn == 3
 
@@ -530,8 +530,8 @@ def test_a_network_trains_on_icons_and_is_measured(tree: Path, cache: Path, tmp_
 
 # --------------------------------------------------------------------------------------------- themes of this machine
 def test_installed_themes_obey_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_icon_drawing, "svg_version", lambda: None)  # pixels alone: seconds
-    monkeypatch.setattr(_icon_drawing, "_warn_of_vectors", lambda *_, **__: None)
+    monkeypatch.setattr(icons.drawing, "svg_version", lambda: None)  # pixels alone: seconds
+    monkeypatch.setattr(icons.drawing, "_warn_of_vectors", lambda *_, **__: None)
     names = {"Adwaita", "gnome", "Tango", "oxygen", "mate", "nuoveXT2"}
     found = [found for found in find_themes(base_folders()) if found.name in names]
     if len(found) < 4:

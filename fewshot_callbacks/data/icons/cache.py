@@ -12,8 +12,8 @@ import PIL
 import torch
 
 from fewshot_callbacks.data._cache import cache_folder, save_whole
-from fewshot_callbacks.data._icon_drawing import VERSION, DrawnIcons, draw_icons, svg_version
-from fewshot_callbacks.data._icon_files import Theme, base_folders, families, find_themes, installed_state
+from fewshot_callbacks.data.icons.drawing import VERSION, DrawnIcons, draw_icons, svg_version
+from fewshot_callbacks.data.icons.files import Theme, base_folders, families, find_themes, installed_state
 
 FEWEST_FAMILIES, FEWEST_CLASSES = 6, 100  # below, a message says what to install
 

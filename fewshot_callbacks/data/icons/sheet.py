@@ -5,8 +5,8 @@ import os
 import numpy as np
 import torch
 
-from fewshot_callbacks.data._icon_augmentation import on_white
-from fewshot_callbacks.data._icon_drawing import DrawnIcons
+from fewshot_callbacks.data.icons.augmentation import on_white
+from fewshot_callbacks.data.icons.drawing import DrawnIcons
 
 
 def icon_sheet(path: str | os.PathLike[str], drawn: DrawnIcons, *, rows: int = 14, dpi: int = 100) -> None:

@@ -1,0 +1,10 @@
+"""Icons: a hard few-shot data set that Linux desktops hold, drawn from the freedesktop icon themes of this machine.
+
+A class is the name of an icon (`edit-cut`, `weather-snow`, `firefox`), its images are the drawings of different artists.
+Nothing is downloaded; `python -m fewshot_callbacks.data icons` prints what is there, docs/icons.md the rules.
+"""
+
+from fewshot_callbacks.data.icons.data_module import IconThemesDataModule
+from fewshot_callbacks.data.icons.splits import IconThemes, SplitBy, check_settings, load_splits, split_of
+
+__all__ = ["IconThemes", "IconThemesDataModule", "SplitBy", "check_settings", "load_splits", "split_of"]
