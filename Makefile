@@ -15,9 +15,9 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not exhaustive"
 
-# property tests on new random examples each time
+# also every case of the long sweeps, and property tests on new random examples each time
 test-all: $(READY)
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --hypothesis-profile random
 
@@ -36,7 +36,7 @@ bench: $(READY)
 # mistakes put into the code, SAMPLE of them drawn by SEED, and whether a test fails: docs/mutants.md; it takes hours
 mutants: $(READY)
 	$(BIN)/python -m pip install --quiet --editable ".[dev,mutants]"
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py --sample $(SAMPLE) --seed $(SEED)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutants/run.py --sample $(SAMPLE) --seed $(SEED)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

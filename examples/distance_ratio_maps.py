@@ -110,7 +110,7 @@ def draw_plane(path: Path) -> None:
     for row, classes in zip(axes, (2, 3), strict=True):
         for place, (name, head) in zip(row, models.items(), strict=True):
             red = head(grid.double(), prototypes[:classes].double()).detach().softmax(-1)[:, 0]
-            shown = _draw_field(place, SIDE, SIDE, red.reshape(401, 401).T, [0.1, 0.25, 0.5, 0.75, 0.9])
+            shown = _draw_field(place, SIDE, SIDE, red.reshape(len(SIDE), len(SIDE)).T, [0.1, 0.25, 0.5, 0.75, 0.9])
             for point, colour in zip(prototypes[:classes], POINT_COLOURS, strict=False):
                 place.plot(*point, "o", color=colour, markeredgecolor="white", markersize=7)
             place.plot(*grid[red.argmax()], "x", color="cyan", markersize=9, markeredgewidth=2, clip_on=False)

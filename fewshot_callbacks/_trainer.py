@@ -44,8 +44,8 @@ def evaluation_loaders(trainer: Trainer) -> dict[str, Any]:
     return {f"dataloader_idx_{i}": loader for i, loader in enumerate(combined.flattened)}
 
 
-def dealt_items(loader: Any) -> int | None:
-    """How many items a `DistributedSampler` deals out to all ranks, before it repeats some; None without one."""
+def unpadded_length(loader: Any) -> int | None:
+    """Number of items that a `DistributedSampler` deals to all ranks before it pads; None without such a sampler."""
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler) or sampler.num_replicas != process_count():
         return None
@@ -53,7 +53,7 @@ def dealt_items(loader: Any) -> int | None:
 
 
 def items_of_batches(loader: Any, batches: int) -> int:
-    """How many samples a `DistributedSampler` gives a rank in so many batches; without a batch size each is a sample."""
+    """Number of samples that a `DistributedSampler` gives a rank in `batches` batches (of 1 without a batch size)."""
     size = getattr(loader, "batch_size", None)
     return min(batches * (1 if size is None else size), len(loader.sampler))
 
@@ -98,8 +98,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def rehearsing(module: nn.Module, seed: int) -> Iterator[None]:
-    """Forward passes as a training step makes them, that leave nothing behind.
+def without_side_effects(module: nn.Module, seed: int) -> Iterator[None]:
+    """Make forward passes as in a training step, without side effects.
 
     Submodules stay in the modes that they are in, and no gradient is taken. Afterwards the buffers (running statistics)
     and the random states are what they were, to the last bit. Inside, the random states start from `seed`: two blocks

@@ -1,10 +1,9 @@
 """Every test runs with the shapes in the signatures checked, on one seed, and leaves no cache behind."""
 
-import importlib.util
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -15,21 +14,19 @@ from jaxtyping import install_import_hook
 
 import tests.typechecker  # noqa: F401 - the hook looks it up by name
 
-# the hook wraps every function, and numba cannot compile a wrapper: the kernels come in before it, and nothing with them
-ENGINE = Path(__file__).parents[1] / "fewshot_callbacks/engine"
-for path in ("cpu/exact_kernels", "cpu/count_kernels", "codes/hamming_kernel"):
-    name = f"fewshot_callbacks.engine.{path.replace('/', '.')}"
-    spec = importlib.util.spec_from_file_location(name, ENGINE / f"{path}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-assert "fewshot_callbacks" not in sys.modules
-
-hook = install_import_hook("fewshot_callbacks", "tests.typechecker.typechecked")
+# the hook wraps every function of the modules that it is told of, and numba cannot compile a wrapper
+ROOT = Path(__file__).parents[1]
+MODULES = [
+    ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    for file in (ROOT / "fewshot_callbacks").rglob("*.py")
+    if file.stem != "__init__" and not file.stem.endswith(("_kernel", "_kernels"))
+]
+hook = install_import_hook(MODULES, "tests.typechecker.typechecked")
 
 import jaxtyping  # noqa: E402 - after the hook
 import torch  # noqa: E402
+
+from tests import gloo_processes  # noqa: E402
 
 torch.set_num_threads(1)  # on a busy machine, threads that wait for each other make small tensors ten times slower
 
@@ -52,6 +49,30 @@ def as_users_run_it() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of pytest-xdist have in common in this run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    os.environ["FEWSHOT_CALLBACKS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+def _cache_folder(shared_folder: Path) -> None:
+    os.environ["FEWSHOT_CALLBACKS_CACHE"] = str(shared_folder / "cache")
+
+
+@pytest.fixture(scope="session")
+def gloo_folder(shared_folder: Path) -> Path:
+    """Where `tests.gloo_processes` keeps the answers of processes."""
+    folder = shared_folder / "gloo"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session", params=["two", "three", "two, no CPU"])
+def on_ranks(request: pytest.FixtureRequest, gloo_folder: Path) -> list[dict[str, Any]]:
+    """The answers of every rank to every case of the metrics; the last are of a backend that knows no CPU, as NCCL."""
+    count, backend = {"two": (2, "gloo"), "three": (3, "gloo"), "two, no CPU": (2, "without CPU")}[request.param]
+    return gloo_processes.answers(gloo_folder, "tests.metrics.gloo_jobs", count, backend)

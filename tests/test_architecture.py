@@ -1,11 +1,13 @@
-"""Imports run one way between the layers of the package, and the engine is entered by its door."""
+"""Imports run one way between the layers of the package, the engine is entered by its door, and tests mirror both."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "fewshot_callbacks"
+ROOT = Path(__file__).parents[1]
+PACKAGE, TESTS = ROOT / "fewshot_callbacks", ROOT / "tests"
+TEST_FILES = sorted(TESTS.rglob("test_*.py"))
 
 BELOW = {
     "distributed": set(),
@@ -60,3 +62,84 @@ def test_the_maths_knows_no_lightning(layer):
             for node in ast.walk(ast.parse(file.read_text()))
             if isinstance(node, ast.ImportFrom) and node.module
         }, file
+
+
+BEHAVIOURS = {
+    "callbacks": (
+        *(
+            "degenerate",
+            "distributed",
+            "fit",
+            "labels",
+            "multilabel",
+            "no_trace",
+            "random_sets",
+            "situations",
+            "sources",
+        ),
+        "variance_ratio",
+    ),
+    "cli": ("mistakes",),
+    "metrics": ("labels",),
+}
+"""Folder -> test files that are named after what all modules of the folder do, not after one of them."""
+
+
+def test_every_test_file_is_named_after_a_module():
+    """`test_module.py` or, for a part of it, `test_module_part.py`, in the folder of the module."""
+    behaviours = {(folder, name) for folder, names in BEHAVIOURS.items() for name in names}
+    wrong = []
+    for file in TEST_FILES:
+        folder, name = file.parent.relative_to(TESTS), file.stem.removeprefix("test_")
+        where = PACKAGE / folder if (PACKAGE / folder).is_dir() and folder != Path() else ROOT / folder
+        modules = [part.stem.strip("_") for part in where.glob("*.py")] + [part.name for part in where.glob("*/")]
+        if folder == Path() or any(name == module or name.startswith(f"{module}_") for module in modules):
+            continue
+        if (str(folder), name) not in behaviours:
+            wrong.append(str(file.relative_to(ROOT)))
+    assert not wrong
+
+
+STILL_SHARED = ("cpu.test_tiles", "pooled.test_recount", "scores.test_exact", "retrieval.test_evaluate")
+"""Test files whose cases and references others import as yet."""
+
+
+def test_no_test_imports_a_test():
+    """What tests have in common stands in modules of its own."""
+    wrong = [
+        f"{file.relative_to(ROOT)} imports {node.module}"
+        for file in TESTS.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tests.")
+        if not node.module.endswith(STILL_SHARED)
+        if any(part.startswith("test_") for part in [*node.module.split("."), *(alias.name for alias in node.names)])
+    ]
+    assert not wrong
+
+
+def test_every_test_file_says_what_it_holds():
+    assert [file for file in TEST_FILES if not ast.get_docstring(ast.parse(file.read_text()))] == []
+
+
+def test_the_engine_is_entered_by_its_door():
+    inner = [
+        f"{file} imports {module}"
+        for file, layer, module in imports()
+        if layer != "engine" and module.startswith("engine.")
+    ]
+    assert not inner
+
+
+def test_rooms_of_the_engine_do_not_import_the_pass():
+    below = ("engine/pooled/histogram", "engine/pooled/recount", "engine/cpu", "engine/pytorch", "engine/scores")
+    wrong = [
+        f"{file} imports {module}"
+        for file, _, module in imports()
+        if str(file).startswith(below) and module == "engine.ranking_pass"
+    ]
+    assert not wrong
+
+
+def test_the_engine_asks_no_protocol_at_run_time():
+    for file in (PACKAGE / "engine").rglob("*.py"):
+        assert "runtime_checkable" not in file.read_text(), file

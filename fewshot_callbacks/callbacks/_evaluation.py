@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
+from fewshot_callbacks._trainer import evaluation_loaders, items_of_batches, unpadded_length
 from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
@@ -44,7 +44,7 @@ class EvaluationMonitor(Callback, ABC):
         self._seen: dict[int, int] = {}
         self._batches: dict[int, int] = {}
 
-    # ------------------------------------------------------------------------------------------- what a monitor fills in
+    # ------------------------------------------------------------------------------------ to be implemented by subclasses
 
     @abstractmethod
     def _collect(
@@ -140,7 +140,7 @@ class EvaluationMonitor(Callback, ABC):
         """Measure the set."""
         self._end(trainer, pl_module, "test")
 
-    # ----------------------------------------------------------------------------------------------------------- behind them
+    # ---------------------------------------------------------------------------------------------------- private helpers
 
     def _prefixes(self) -> set[str]:
         return {"val", "test"} if self.prefix is None else {self.prefix}
@@ -189,7 +189,7 @@ class EvaluationMonitor(Callback, ABC):
     def _check_loaders(self, trainer: Trainer) -> None:
         """Refuse loaders that the settings do not fit; a monitor with such settings says how."""
 
-    def _dealt(self, trainer: Trainer, loader: int, *, ids: bool = False) -> int | None:
+    def _unpadded_length(self, trainer: Trainer, loader: int, *, ids: bool = False) -> int | None:
         """How many items of a loader there are before a `DistributedSampler` repeats some; None where that is not known.
 
         Every process has to ask. Where several share the items in a way that is not known, and there are no ids by which
@@ -198,7 +198,7 @@ class EvaluationMonitor(Callback, ABC):
         if process_count() == 1:
             return None
         dataloader = list(evaluation_loaders(trainer).values())[loader]
-        dealt, seen = dealt_items(dataloader), self._seen.get(loader, 0)
+        dealt, seen = unpadded_length(dataloader), self._seen.get(loader, 0)
         expected = None if dealt is None else items_of_batches(dataloader, self._batches.get(loader, 0))
         known = gather_objects((expected, seen))
         others = [(wanted, given) for wanted, given in known if wanted != given]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.functional.retrieval import Gain, RetrievalSettings, multilabel_metrics
+from fewshot_callbacks.functional.retrieval import Gain, RankOptions, RetrievalSettings, multilabel_metrics
 from fewshot_callbacks.metrics.embedding_store import Shard, in_order
 
-ARGUMENTS = ("similarity", "recall_k", "ir_recall_k", "map_k", "precision_k", "ndcg_k", "ties", "memory_mb")
+ARGUMENTS = tuple(get_type_hints(RankOptions))
 """The settings that `evaluate_multilabel` has, too."""
 
 LEFT_OUT: dict[str, tuple[Any, ...]] = {"precisions": ((),), "group_size": (None,)}

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import dealt_items, evaluation_loaders, items_of_batches
+from fewshot_callbacks._trainer import evaluation_loaders, items_of_batches, unpadded_length
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.processes import Processes
@@ -39,7 +39,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
         labels: where labels are in the batch, if not where the step returned them: key, position or function.
-        every_n_steps: measure every so many training batches, at least 1. In between the latest value stands, also in
+        every_n_steps: measure one training batch in this number, at least 1. In between the latest value stands, also in
             a logger: let it divide the Trainer's `log_every_n_steps`, so that what is written has just been measured.
         normalize: scale each embedding to length 1 first, which changes J.
         skip_singletons: leave out classes with a single item in the batch.
@@ -183,7 +183,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         if self.normalize:
             embeddings = unit_rows(embeddings.double())
         dataloader = list(evaluation_loaders(self._trainer).values())[loader]
-        dealt = dealt_items(dataloader)
+        dealt = unpadded_length(dataloader)
         if dealt is not None and items_of_batches(dataloader, self._batches[loader]) == positions.stop:
             # leave out what a DistributedSampler repeats, to even out the ranks, at the end
             mine = len(range(self._trainer.global_rank, dealt, process_count()))
@@ -199,7 +199,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             if loader in failed:
                 self._policy.handle(failed[loader], missing)
             else:
-                self._dealt(trainer, loader)
+                self._unpadded_length(trainer, loader)
                 try:
                     value, scatter = self._ratio(self._moments.get(loader))
                 except Exception as error:  # a metric must not end a training

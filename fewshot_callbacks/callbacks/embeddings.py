@@ -41,19 +41,19 @@ SHAPE_FIXES = {
     4: "This is a feature map: name the pooling layer that follows it, such as source='backbone.avgpool', or pool it with "
     "embeddings.mean(dim=(2, 3)); or flatten it: embeddings.flatten(1).",
 }
-"""What to do with embeddings of so many dimensions, in place of two."""
+"""The fix for embeddings of each number of dimensions other than two."""
 
-_UNOBSERVED: ContextVar[bool] = ContextVar("unobserved", default=False)
+_HOOKS_IGNORED: ContextVar[bool] = ContextVar("hooks_ignored", default=False)
 
 
 @contextmanager
-def unobserved() -> Iterator[None]:
-    """What submodules return inside the block belongs to no step: no `EmbeddingReader` keeps it."""
-    token = _UNOBSERVED.set(True)
+def hooks_ignored() -> Iterator[None]:
+    """Ignore what submodules return inside the block: it belongs to no step, and no `EmbeddingReader` keeps it."""
+    token = _HOOKS_IGNORED.set(True)
     try:
         yield
     finally:
-        _UNOBSERVED.reset(token)
+        _HOOKS_IGNORED.reset(token)
 
 
 class EmbeddingSource:
@@ -130,7 +130,7 @@ class EmbeddingSource:
             self._captured = self._joined = None
 
     def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
-        if self._captured is not None and not _UNOBSERVED.get():
+        if self._captured is not None and not _HOOKS_IGNORED.get():
             self._captured.append(output.detach() if isinstance(output, Tensor) else output)
 
     def output(self, items: int, step: str, owner: str, hint: str) -> Tensor:
@@ -294,7 +294,7 @@ class EmbeddingReader:
         self._worked.add(step)
 
     def _found(self, outputs: Any, batch: Any, step: str) -> tuple[Any, Any]:
-        """Embeddings and labels, whatever they are."""
+        """Find embeddings and labels, of any type."""
         if callable(self.source):
             try:
                 result = self.source(outputs, batch)
@@ -393,7 +393,7 @@ class EmbeddingReader:
 def read_flag(
     where: str | Callable[[Any, Any], Tensor], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
 ) -> Tensor:
-    """The mask that says which of so many embeddings of a batch belong to the gallery, (items,) on the CPU.
+    """Read the mask of the embeddings of a batch that belong to the gallery, (items,) on the CPU.
 
     With several views of each item, the mask may hold one entry for each item.
     """
@@ -415,7 +415,7 @@ def read_flag(
 def read_ids(
     where: str | Callable[[Any, Any], Any], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
 ) -> Tensor:
-    """What names each of so many embeddings of a batch, as integers on the CPU.
+    """Read the ids of the embeddings of a batch, (items,) integers on the CPU.
 
     With several views of each item, there may be one name for each item, and each of its views then counts once.
     """
@@ -445,7 +445,7 @@ def _entry(argument: str, where: str | Callable[[Any, Any], Any], outputs: Any, 
 
 
 def _is_compiled(module: LightningModule) -> bool:
-    """Whether `torch.compile` has been at the module or at a part of it."""
+    """Whether the module or a submodule was compiled."""
     if getattr(module, "_compiler_ctx", None) is not None:  # where Lightning keeps what it unpacks
         return True
     return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules())

@@ -26,6 +26,7 @@ from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
+    RetrievalOptions,
     RetrievalSettings,
     Similarity,
     Ties,
@@ -70,7 +71,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         k: the K of Recall@K and of Grouped Recall@K.
         group_size: classes in a group.
         seed: of the subset and of the groups, the same at every epoch.
-        every_n_epochs: measure at most once in so many epochs, the first validation included.
+        every_n_epochs: measure at most once in this number of epochs, the first validation included.
         max_share: put a measurement off until measuring takes no more than this share of the time; null never does.
         similarity: `cosine`, `dot` or `euclidean`.
         ties: what equal scores count as: `expected`, `optimistic` or `pessimistic`.
@@ -142,11 +143,11 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
         if not isinstance(k, int) and not k:
             raise ValueError(f"{call}(k={tuple(k)}) must hold at least one rank, such as (1,).")
-        self._settings = RetrievalSettings.of(
-            similarity=similarity, recall_k=k, grouped_k=k, group_size=group_size, group_seed=seed,
-            precisions=(), ties=ties, memory_mb=memory_mb,
-        )  # fmt: skip
-        self._settings.check(call)
+        settings: RetrievalOptions = {
+            "similarity": similarity, "recall_k": k, "grouped_k": k, "group_size": group_size, "group_seed": seed,
+            "precisions": (), "ties": ties, "memory_mb": memory_mb,
+        }  # fmt: skip
+        self._settings = RetrievalSettings.checked(GeneralizationGapMonitor, settings)
         self.embed = Embedder(embed, self._reader, call)
         self.training = TrainingClasses(training_data, training_labels, classes, items_per_class, seed, call)
         self.val_loader, self.items_per_class, self.seed = val_loader, items_per_class, seed
@@ -154,7 +155,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self.prefix, self.prog_bar = prefix, prog_bar
         self.gap = None
         self._loader: DataLoader[Any] | None = None
-        self._is_due = self._checked = self._said_late = False
+        self._is_due = self._checked = self._warned_late = False
         self._was_overfitting: bool | None = None
         self._last_epoch: int | None = None
         self._last_end, self._last_seconds = 0.0, 0.0
@@ -170,7 +171,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Get ready for a run."""
         super().setup(trainer, pl_module, stage)
-        self._loader, self._checked, self._said_late, self._last_epoch = None, False, False, None
+        self._loader, self._checked, self._warned_late, self._last_epoch = None, False, False, None
         self._last_end, self._last_seconds = time.monotonic(), 0.0
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -192,8 +193,8 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             return True
         wait = self._last_seconds * (1 / self.max_share - 1)
         since = time.monotonic() - self._last_end
-        if since < wait and not self._said_late:
-            self._said_late = True
+        if since < wait and not self._warned_late:
+            self._warned_late = True
             rank_zero_info(
                 f"GeneralizationGapMonitor: to measure took {self._last_seconds:.1f} s; to keep that below "
                 f"{self.max_share:.0%} of the time (max_share), the next comes {wait:.0f} s of training later. Fewer "
@@ -297,7 +298,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             with processes.together():
                 self._check_loaders(trainer)
                 training = self._embed_training(trainer, pl_module).shard(dataset_size=self.training.items)
-                dealt = self._dealt(trainer, self._loader_index(trainer) or 0)
+                dealt = self._unpadded_length(trainer, self._loader_index(trainer) or 0)
                 validation = self._store.shard(dataset_size=dealt)
                 if self.items_per_class is not None:
                     validation = self._some_of_each_class(validation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -27,30 +27,30 @@ from fewshot_callbacks.callbacks.embeddings import (
     EmbeddingSource,
     LabelSource,
     Source,
+    hooks_ignored,
     read_flag,
     read_ids,
-    unobserved,
 )
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import (
-    Divisor,
     Gain,
     MultilabelReport,
     Progress,
+    RetrievalOptions,
     RetrievalReport,
     RetrievalSettings,
-    Similarity,
-    Ties,
-    Unmatched,
     check_gain,
     evaluate_multilabel,
     evaluate_retrieval,
+    metric_names,
+    shows_settings,
 )
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
 
+@shows_settings()
 class RetrievalMonitor(EvaluationMonitor):
     """Logs mAP, Recall@K, precision, recall, F1, recall at fixed precision and Grouped Recall@K of an embedding.
 
@@ -84,43 +84,14 @@ class RetrievalMonitor(EvaluationMonitor):
         ids: entry of the step's output or of the batch, or function of (outputs, batch), that names each item, by integers
             or words: of those that come more than once, one counts. Needed where a sampler of your own repeats samples;
             what Lightning's `DistributedSampler` repeats to even out the processes is found without.
-        similarity: `cosine`, `dot` or `euclidean`; `hamming` for binary codes of -1 and +1, or 0 and 1.
-        recall_k: the K of Recall@K, the share of queries with a relevant item among the first K; here and below one value or
-            several.
-        ir_recall_k: the k of information retrieval's Recall@k, the share of a query's relevant items that are among the
-            first k. Logged as `ir_recall@10`. It is small where a query has many more than k relevant items.
-        map_k: AP@k, each as k or (k, divisor): `min` divides by min(R, k), `relevant` by R, `found` by the relevant items
-            among the first k. Logged as `map@10_min`.
-        precision_k: the K of Precision@K.
-        ndcg_k: the K of nDCG@K; of multi-label targets 10 where none is given.
-        ndcg_gain: what a candidate is worth that shares n labels, for multi-label targets: `exponential`, 2^n - 1, or
-            `linear`, n, logged as `ndcg@10_linear`.
-        macro: also the mean over classes of each metric of a query, as `macro_mAP`.
-        precisions: for each, the pooled recall at the smallest threshold with at least this precision.
-        threshold: score from which a pair is accepted, for precision, recall and F1; by default that of the best F1.
-        threshold_bounds: smallest and largest threshold that may be chosen for recall at fixed precision; by default no
-            bounds. A definition that searches thresholds in [0, 1] is `threshold_bounds=(0, 1)`.
-        false_match_rates: for each, the pooled share of relevant pairs that are rejected at the threshold that accepts
-            at most this share of the others; logged as `fnmr@fmr0.001`.
-        equal_error_rate: also the rate at which these two shares are equal, as `eer`.
-        auc_pr: also the area under the pooled precision-recall curve, for which all pairs are looked at twice.
-        prototype_accuracy: also the share of queries whose class has the most similar mean embedding.
-        grouped_k: the K of Grouped Recall@K.
-        group_size: labels in a group for Grouped Recall; null leaves it out.
-        group_seed: of the split of the labels into groups, the same at every epoch.
-        label_groups: the labels of each group for Grouped Recall, such as `[[0, 1, 2], [3, 4, 5]]`, in place of random ones.
-        grouped_unmatched: what a query without a match in its group counts for in Grouped Recall: `exclude` leaves it out,
-            `miss` counts it as a miss.
-        ties: what equal scores count as: `expected`, `optimistic` or `pessimistic`.
-        max_queries: evaluate at most so many queries, drawn from all classes, against everything; by default all.
-        query_seed: of that draw, the same at every epoch.
-        memory_mb: bound on the memory used beyond the embeddings, in MB; None is the default.
-        device: where the scores are made: `cpu`, `cuda` or `auto`. The values are the same.
+        ndcg_gain: gain of a candidate that shares n labels, for multi-label targets: `exponential`, 2^n - 1, or `linear`, n,
+            logged as `ndcg@10_linear`. The K of nDCG@K is 10 there if `ndcg_k` names none.
         prefix: first part of the keys; by default `val` or `test`.
         prog_bar: show mAP in the progress bar.
         strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
             ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
             a run, and the values are NaN. True: any error ends the run. False: none does.
+        **settings: see `RetrievalSettings`.
 
     Attributes:
         reports: the latest report of each set, by the end of its keys (`""` for a single loader).
@@ -148,34 +119,11 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery_loader: int | str | None = None,
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
         ids: str | Callable[[Any, Any], Any] | None = None,
-        similarity: Similarity = "cosine",
-        recall_k: int | Sequence[int] = (1, 5, 10),
-        ir_recall_k: int | Sequence[int] = (),
-        map_k: int | Sequence[int | tuple[int, Divisor]] = (),
-        precision_k: int | Sequence[int] = (),
-        ndcg_k: int | Sequence[int] = (),
         ndcg_gain: Gain = "exponential",
-        macro: bool = False,
-        precisions: float | Sequence[float] = (0.95,),
-        threshold: float | None = None,
-        threshold_bounds: tuple[float, float] | None = None,
-        false_match_rates: float | Sequence[float] = (),
-        equal_error_rate: bool = False,
-        auc_pr: bool = False,
-        prototype_accuracy: bool = False,
-        grouped_k: int | Sequence[int] = (1,),
-        group_size: int | None = 10,
-        group_seed: int = 0,
-        label_groups: Sequence[Sequence[int | str]] | None = None,
-        grouped_unmatched: Unmatched = "exclude",
-        ties: Ties = "expected",
-        max_queries: int | None = None,
-        query_seed: int = 0,
-        memory_mb: float | None = 512,
-        device: str = "cpu",
         prefix: str | None = None,
         prog_bar: bool = True,
         strict: bool | None = None,
+        **settings: Unpack[RetrievalOptions],
     ) -> None:
         super().__init__(source, labels, strict)
         if gallery_loader is not None and gallery_flag is not None:
@@ -183,33 +131,7 @@ class RetrievalMonitor(EvaluationMonitor):
                 "RetrievalMonitor: gallery_loader and gallery_flag are two ways to say the same. Pass one of them."
             )
         self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
-        self._settings = RetrievalSettings.of(
-            similarity=similarity,
-            recall_k=recall_k,
-            ir_recall_k=ir_recall_k,
-            map_k=map_k,
-            precision_k=precision_k,
-            ndcg_k=ndcg_k,
-            macro=macro,
-            precisions=precisions,
-            threshold=threshold,
-            threshold_bounds=threshold_bounds,
-            false_match_rates=false_match_rates,
-            equal_error_rate=equal_error_rate,
-            auc_pr=auc_pr,
-            prototype_accuracy=prototype_accuracy,
-            grouped_k=grouped_k,
-            group_size=group_size,
-            group_seed=group_seed,
-            label_groups=label_groups,
-            grouped_unmatched=grouped_unmatched,
-            ties=ties,
-            max_queries=max_queries,
-            query_seed=query_seed,
-            memory_mb=memory_mb,
-            device=device,
-        )
-        self._settings.check("RetrievalMonitor")
+        self._settings = RetrievalSettings.checked(RetrievalMonitor, settings)
         check_gain("RetrievalMonitor", ndcg_gain)
         self.ndcg_gain, self._has_targets = ndcg_gain, False
         self._reader.number_targets = self._number_targets
@@ -244,7 +166,7 @@ class RetrievalMonitor(EvaluationMonitor):
         if self.embed is None:
             return super()._embeddings(trainer, outputs, batch, step)
         self._reader.dismiss()
-        with unobserved(), evaluating(trainer.lightning_module):
+        with hooks_ignored(), evaluating(trainer.lightning_module):
             return self.embed(trainer, trainer.lightning_module, batch)
 
     def _collect(
@@ -323,19 +245,20 @@ class RetrievalMonitor(EvaluationMonitor):
         processes = all_processes()
         try:
             with processes.together(), evaluation_progress(trainer, f"Retrieval of {name}") as progress:
-                arguments: dict[str, Any] = self._settings.arguments()
-                queries = self._shard(trainer, loader, is_gallery=False)
-                arguments |= {"processes": processes, "progress": progress, "query_places": queries.places}
-                sets: list[Any] = [queries.embeddings, queries.named_labels]
-                shards = [queries]
+                shards = [self._shard(trainer, loader, is_gallery=False)]
                 if gallery is not None or self.gallery_flag is not None:
-                    items = self._shard(trainer, loader if gallery is None else gallery, is_gallery=gallery is None)
-                    sets += [items.embeddings, items.named_labels]
-                    arguments["gallery_places"] = items.places
-                    shards.append(items)
+                    searched = loader if gallery is None else gallery
+                    shards.append(self._shard(trainer, searched, is_gallery=gallery is None))
                 if self._has_targets:
                     return self._of_targets(shards, processes, progress)
-                return evaluate_retrieval(*sets, **arguments)
+                return evaluate_retrieval(
+                    *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
+                    query_places=shards[0].places,
+                    gallery_places=shards[1].places if len(shards) > 1 else None,
+                    processes=processes,
+                    progress=progress,
+                    **self._settings.arguments(),
+                )
         except Exception as error:  # a metric must not end a training
             return error
 
@@ -351,7 +274,7 @@ class RetrievalMonitor(EvaluationMonitor):
         held = self._stores.get((loader, is_gallery), EmbeddingStore())
         if loader != self._gallery_index(trainer):  # no other set will be searched in it: not to be held twice
             self._stores.pop((loader, is_gallery), None)
-        return held.shard(dataset_size=self._dealt(trainer, loader, ids=self.ids is not None))
+        return held.shard(dataset_size=self._unpadded_length(trainer, loader, ids=self.ids is not None))
 
     def _publish(
         self,
@@ -360,7 +283,7 @@ class RetrievalMonitor(EvaluationMonitor):
         suffix: str,
         outcome: RetrievalReport | MultilabelReport | Exception,
     ) -> None:
-        names: Sequence[str] = self._settings.metric_names()
+        names: Sequence[str] = metric_names(self._settings)
         if self._has_targets:
             names = target_names(self._settings, self.ndcg_gain)
         values = dict.fromkeys((*names, "queries_without_match"), math.nan)
@@ -368,13 +291,13 @@ class RetrievalMonitor(EvaluationMonitor):
             self.reports[suffix] = outcome
             values |= outcome.metrics()
             values["queries_without_match"] = float(outcome.queries_without_match)
-            self._say_notes(outcome, prefix + suffix)
+            self._warn_of_notes(outcome, prefix + suffix)
         else:
             self._policy.handle(outcome, f"{prefix}/mAP{suffix} and its companions are NaN.")
         for name, value in values.items():
             self._log(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=self.prog_bar and name == "mAP")
 
-    def _say_notes(self, report: RetrievalReport | MultilabelReport, where: str) -> None:
+    def _warn_of_notes(self, report: RetrievalReport | MultilabelReport, where: str) -> None:
         """Each kind of note once, so that a long training is not full of them."""
         for note in report.messages:
             self._policy.say(f"{where}: {note}", kind=without_digits(note))

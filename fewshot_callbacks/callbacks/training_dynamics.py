@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fewshot_callbacks._trainer import rehearsing
+from fewshot_callbacks._trainer import without_side_effects
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import (
@@ -22,7 +22,7 @@ from fewshot_callbacks.callbacks.embeddings import (
     EmbeddingSource,
     LabelSource,
     Source,
-    unobserved,
+    hooks_ignored,
 )
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.dynamics import (
@@ -39,7 +39,7 @@ SECONDS_BETWEEN_WRITES = 5.0
 
 
 class TrainingDynamicsMonitor(Callback):
-    """Measures what one optimiser step in every so many does to the embeddings of its episode.
+    """Measures what one optimiser step in `every_n_steps` does to the embeddings of its episode.
 
     Just before the step and after it the episode is embedded once more, with the same dropout, in the modes that
     training uses. Logged as `dynamics/...` (see `StepDynamics`): `alpha`, the change of scale; `norm_ratio`, how much
@@ -55,11 +55,11 @@ class TrainingDynamicsMonitor(Callback):
     rank's is logged and kept.
 
     Args:
-        every_n_steps: measure one update of the weights in so many, at least 1; the paper takes 100. Let the Trainer's
+        every_n_steps: measure one update of the weights in this number, at least 1; the paper takes 100. Let the Trainer's
             `log_every_n_steps` divide it, so that a logger writes what has just been measured.
         shots: support images per class in the episode; by default the module's attribute `shots`. The first of each class
             in the batch are its support.
-        episodes_per_batch: episodes in a batch, one after the other; by default the module's attribute of that name, or 1.
+        episodes_per_batch: episodes in a batch, in sequence; by default the module's attribute of that name, or 1.
         embed: how a batch becomes embeddings: the name of a submodule that is called with the batch's inputs, or a
             function of (module, batch); by default the module itself is called with them.
         source: two keys of the mapping that the step returns, by which embeddings and labels are found there, if they
@@ -223,7 +223,7 @@ class TrainingDynamicsMonitor(Callback):
             pl_module.log(f"{self.prefix}/{name}", value, on_step=True, on_epoch=False, batch_size=items)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say so if weights changed where no callback can see it, or may have."""
+        """Warn if the optimiser stepped outside Lightning's hooks, or may have."""
         needed = max(1, trainer.accumulate_grad_batches)
         if self._batches >= needed and self._stepping_batches == 0:
             self._policy.handle(
@@ -267,7 +267,7 @@ class TrainingDynamicsMonitor(Callback):
 
     def _embedded(self, trainer: Trainer, module: LightningModule, batch: Any, draw: int = 0) -> tuple[Tensor, Labels]:
         """Embeddings and labels as training makes them, without a trace; the same `draw` has the same dropout."""
-        with unobserved(), rehearsing(module, seed=2 * self._updates + draw):
+        with hooks_ignored(), without_side_effects(module, seed=2 * self._updates + draw):
             embeddings, labels = self._embedder(trainer, module, batch)
             return embeddings.clone(), labels
 

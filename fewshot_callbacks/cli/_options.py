@@ -65,7 +65,6 @@ WHOLE = Parsed("number", _whole)
 WHOLE_OR_NONE = Parsed("number or none", _none_or(_whole))
 WHOLE_LIST = Parsed("numbers with commas between them", lambda words: [_whole(word) for word in split(words)])
 NUMBER_LIST = Parsed("numbers with commas between them", lambda words: [_number(word) for word in split(words)])
-WORD_LIST = Parsed("words with commas between them", split)
 
 
 # ------------------------------------------------------------------------------------------------------------- mistyped

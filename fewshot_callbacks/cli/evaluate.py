@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_type_hints
 
 import numpy as np
 from jsonargparse import ArgumentParser
@@ -19,14 +19,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fewshot_callbacks.cli._options import NUMBER_LIST, WHOLE_LIST, WHOLE_OR_NONE, WORD_LIST, OneLineErrors
+from fewshot_callbacks.cli._options import (
+    NUMBER_LIST,
+    WHOLE,
+    WHOLE_LIST,
+    WHOLE_OR_NONE,
+    OneLineErrors,
+    Parsed,
+    split,
+)
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.retrieval import (
+    RetrievalOptions,
     RetrievalReport,
-    Similarity,
-    Ties,
-    Unmatched,
     compare_reports,
+    described_settings,
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.statistics import Difference
@@ -75,92 +82,38 @@ def parser() -> ArgumentParser:
         help="embeddings of the same items in the same order, say by another model: which differences are beyond chance?",
     )
     options.add_argument("--json", action="store_true", help="print the report as JSON")
-    options.add_argument("--similarity", type=Similarity, default="cosine", help="how two embeddings are compared")
-    options.add_argument("--recall_k", type=WHOLE_LIST, default=[1, 5, 10], help="the K of Recall@K: 5, or 1,5,10")
-    options.add_argument(
-        "--ir_recall_k",
-        type=WHOLE_LIST,
-        default=[],
-        help="the k of information retrieval's Recall@k, the share of a query's relevant items among the first k",
-    )
-    options.add_argument(
-        "--map_k",
-        type=WORD_LIST,
-        default=[],
-        help="the k of AP@k, with a divisor if you like: 10, 10:min, 10:relevant, 10:found",
-    )
-    options.add_argument("--precision_k", type=WHOLE_LIST, default=[], help="the K of Precision@K")
-    options.add_argument("--ndcg_k", type=WHOLE_LIST, default=[], help="the K of nDCG@K")
-    options.add_argument(
-        "--macro", action="store_true", help="report the mean over classes of each metric of a query, too"
-    )
-    options.add_argument(
-        "--per_class", action="store_true", help="report the mean of each class of each metric of a query, too"
-    )
-    options.add_argument(
-        "--precisions", type=NUMBER_LIST, default=[0.95], help="report the recall at each of these precisions (R@P)"
-    )
-    options.add_argument(
-        "--threshold",
-        type=float | None,
-        default=None,
-        help="accept pairs from this score on; without, that of the best F1",
-    )
-    options.add_argument(
-        "--threshold_bounds",
-        type=NUMBER_LIST,
-        default=None,
-        help="the smallest and the largest threshold that R@P may choose, such as 0,1; without, any",
-    )
-    options.add_argument(
-        "--false_match_rates",
-        type=NUMBER_LIST,
-        default=[],
-        help="report the false non-match rate (FNMR) at each of these false match rates (FMR)",
-    )
-    options.add_argument(
-        "--equal_error_rate", action="store_true", help="report the rate at which FNMR and FMR are equal, too"
-    )
-    options.add_argument(
-        "--auc_pr",
-        action="store_true",
-        help="report the area under the pooled precision-recall curve, too; visits all pairs twice",
-    )
-    options.add_argument(
-        "--prototype_accuracy",
-        action="store_true",
-        help="report the share of queries that are nearest to the mean of their class, too",
-    )
-    options.add_argument(
-        "--group_size", type=WHOLE_OR_NONE, default=10, help="labels in a group of Grouped Recall; none leaves it out"
-    )
-    options.add_argument(
-        "--label_groups",
-        type=list[list[int | str]] | None,
-        default=None,
-        help="the labels of each group of Grouped Recall, such as [[0,1,2],[3,4,5]]; without, random groups",
-    )
-    options.add_argument(
-        "--grouped_unmatched",
-        type=Unmatched,
-        default="exclude",
-        help="what queries without a match count for in Grouped Recall",
-    )
-    options.add_argument("--ties", type=Ties, default="expected", help="the order that equal scores count as")
-    options.add_argument(
-        "--max_queries", type=WHOLE_OR_NONE, default=None, help="draw this many queries, for an estimate; without, all"
-    )
-    options.add_argument("--memory_mb", type=float, default=512, help="memory to use beyond the embeddings, in MB")
-    options.add_argument("--device", default="cpu", help="where scores are made: cpu, cuda or auto")
+    for name, setting in described_settings().items():
+        if name == "confidence":
+            continue  # the tables name their intervals: 95 %
+        if setting.type is bool:
+            options.add_argument(f"--{name}", action="store_true", help=setting.meaning)
+        else:
+            kind = AS_PEOPLE_WRITE.get(setting.type, setting.type)
+            options.add_argument(f"--{name}", type=kind, default=setting.default, help=setting.meaning)
     return options
 
 
-def divisors(entries: Sequence[str]) -> tuple[Any, ...]:
+def divisors(words: object) -> tuple[Any, ...]:
     """`10` and `10:found` as `evaluate_retrieval` takes them."""
-    parts = [entry.partition(":") for entry in entries]
+    parts = [entry.partition(":") for entry in split(words)]
     if any(not k.isdigit() for k, _, _ in parts):
-        raise ValueError(f"--map_k {list(entries)} must hold ranks, alone or with a divisor, such as [10, '10:found'].")
+        raise ValueError(f"{split(words)} must hold ranks, alone or with a divisor, such as [10, '10:found'].")
     return tuple((int(k), divisor or "min") for k, _, divisor in parts)
+
+
+AP_LIST = Parsed("k or k:divisor with commas between them", divisors)
+OPTIONS = get_type_hints(RetrievalOptions)
+AS_PEOPLE_WRITE = {
+    OPTIONS["recall_k"]: WHOLE_LIST,
+    OPTIONS["precisions"]: NUMBER_LIST,
+    OPTIONS["threshold_bounds"]: Parsed(
+        "two numbers with a comma between them", lambda words: tuple(NUMBER_LIST(words))
+    ),
+    OPTIONS["map_k"]: AP_LIST,
+    OPTIONS["group_size"]: WHOLE_OR_NONE,
+    OPTIONS["group_seed"]: WHOLE,
+}
+"""Type of a setting -> how a word of the command line is read."""
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -212,33 +165,12 @@ def _evaluate(
         arrays["labels"],
         arrays.get("gallery"),
         arrays.get("gallery_labels"),
-        similarity=options.similarity,
-        recall_k=options.recall_k,
-        ir_recall_k=options.ir_recall_k,
-        map_k=divisors(options.map_k),
-        precision_k=options.precision_k,
-        ndcg_k=options.ndcg_k,
-        macro=options.macro,
-        per_class=options.per_class,
-        false_match_rates=options.false_match_rates,
-        equal_error_rate=options.equal_error_rate,
-        auc_pr=options.auc_pr,
-        prototype_accuracy=options.prototype_accuracy,
-        max_queries=options.max_queries,
-        device=options.device,
-        precisions=options.precisions,
-        threshold=options.threshold,
-        threshold_bounds=None if options.threshold_bounds is None else tuple(options.threshold_bounds),
-        group_size=options.group_size,
-        label_groups=options.label_groups,
-        grouped_unmatched=options.grouped_unmatched,
-        ties=options.ties,
-        memory_mb=options.memory_mb,
-        progress=progress,
         query_ids=arrays.get("query_ids"),
         gallery_ids=arrays.get("gallery_ids"),
         query_groups=arrays.get("query_groups"),
         gallery_groups=arrays.get("gallery_groups"),
+        progress=progress,
+        **cast(RetrievalOptions, {name: options[name] for name in OPTIONS if name in options}),
     )
 
 

@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from torch import Tensor
+
+from fewshot_callbacks.engine.options import EngineOptions, Layout
 
 
 def rows_at_once(embeddings: Tensor) -> int:
     """How many rows hold 2**16 numbers, 0.5 MB in float64: what is made of so many at a time takes little memory."""
     return max(1, 2**16 // max(1, embeddings.shape[1]))
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the matrix of all pairs is cut up, so that what is held at once fits a budget."""
-
-    rows: int
-    """queries in a block"""
-    columns: int
-    """gallery entries in a block"""
-    batch: int
-    """queries whose counters are held at once"""
-    bytes: int
-    """memory that this takes, beyond the embeddings"""
-
-    @property
-    def square(self) -> bool:
-        """Panels of rows are as long as those of columns."""
-        return self.rows == min(self.columns, self.batch)
-
-
-PART_ROWS = 256
-"""No more rows of a tile than these are made at once."""
 
 
 SHARE_OF_BLOCKS = 0.25
@@ -43,22 +22,14 @@ SHARE_OF_BLOCKS = 0.25
 SHARE_OF_LAYOUT = 0.6
 """Shares of the budget for what is being worked on, and for that and the counters together."""
 
-
 SHARE_OF_KEPT = 0.2
 """Share of the budget for operands and tables that are kept so as not to make them anew for each tile."""
-
 
 SHARE_OF_RANKS = 0.25
 """Share of the budget for ranks, and the metrics that are made of them."""
 
-
-POSITIVE_BYTES = 500
-"""So many times fewer relevant pairs than bytes of the budget are recorded at once; each takes about 60 bytes meanwhile."""
-
-
 SHARE_OF_KEYS = 0.1
 """Share of the budget for the keys of the highest negatives."""
-
 
 QUERY_BYTES, ITEM_BYTES = 300, 300
 """Of each query and gallery item: places, classes, scales, lengths, bounds of errors, and the metrics of each query.
@@ -67,34 +38,27 @@ With the smallest layout, one set of dim 8 took 1.4, 4.2, 13.3 and 16.5 MB for 1
 of the resident memory, Linux x86-64, one thread) where 250 bytes and `LEAST_SHARE` said 1.6, 3.9, 12 and 15 MB.
 """
 
-
 PRODUCT_BYTES = 4 * 10**6
 """What a product of a tile takes inside the library that makes it, of few items no more than its result.
 
-Without it, `tests/functional/test_memory.py` finds the smallest budgets exceeded.
+Without it, `tests/engine/test_budget.py` finds the smallest budgets exceeded.
 """
-
 
 LEAST_ROWS = 64
 """No block and no batch has fewer queries, as long as there are so many."""
 
-
 LEAST_TILE = 2**22
 """Multiplications, or what counting costs in these, below which a tile costs more to begin than to make."""
-
 
 LEAST_SHARE = 0.5
 """With less than this share of what items take for everything else, beginning tiles would take most of the time: their
 number grows with the square of the items."""
 
-
 COUNTER_BYTES = 8 + 4 + 4
 """A threshold and two counters for each relevant item of a query."""
 
-
 COPY_BYTES = 8 + 1
 """And a copy of the threshold while those of a query are sorted, which is made of all queries of a small batch at once."""
-
 
 RANK_BYTES = 200
 """Ranks of a relevant item of a query, a sorted copy of its score, and the metrics made of them."""
@@ -123,15 +87,15 @@ def choose_layout(
     """
     per_query = COUNTER_BYTES * (relevant + 1) + 40
     free = max(0.0, memory_bytes - item_bytes(queries, gallery))
-    block_bytes = partial(_block_bytes, dim=dim, relevant=relevant, whole_tiles=whole_tiles)
+    of_block = partial(block_bytes, dim=dim, relevant=relevant, whole_tiles=whole_tiles)
     block = 2048
     while block > LEAST_ROWS:
-        enough_panels = block * 3 * threads <= max(queries, gallery, 512 * threads)  # for all threads
-        if enough_panels and threads * block_bytes(block) <= free * SHARE_OF_BLOCKS:
+        enough_blocks = block * 3 * threads <= max(queries, gallery, 512 * threads)  # for all threads
+        if enough_blocks and threads * of_block(block) <= free * SHARE_OF_BLOCKS:
             break
         block //= 2
     columns = block
-    working = threads * block_bytes(block)
+    working = threads * of_block(block)
     ranked = max(least_ranked(relevant), int(free * SHARE_OF_RANKS / (RANK_BYTES * (relevant + 1))))
     ranks = min(queries, block, ranked) * RANK_BYTES * (relevant + 1)
 
@@ -142,15 +106,15 @@ def choose_layout(
     if batch < queries:
         per_query += COPY_BYTES * (relevant + 1)
     # two tiles of small blocks cost more to begin than one that serves both its sides saves
-    tight = block * block * max(dim, 64) < LEAST_TILE and threads * block_bytes(2 * block) > free * SHARE_OF_BLOCKS
+    tight = block * block * max(dim, 64) < LEAST_TILE and threads * of_block(2 * block) > free * SHARE_OF_BLOCKS
     if (batch < queries or tight) and not whole_tiles:
         # a tile serves its rows alone: the more columns, the more often what is known of a row is used while it is at hand
         while 2 * columns <= min(8192, gallery) and (
             block * columns * max(dim, 64) < LEAST_TILE
-            or threads * block_bytes(block, columns=2 * columns) <= free * SHARE_OF_BLOCKS
+            or threads * of_block(block, columns=2 * columns) <= free * SHARE_OF_BLOCKS
         ):
             columns *= 2
-        working = threads * block_bytes(block, columns=columns)
+        working = threads * of_block(block, columns=columns)
         batch = min(batch, fitting(working, per_query))
     return Layout(
         rows=min(block, batch),
@@ -179,7 +143,7 @@ def least_ranked(relevant: float) -> int:
     return max(1, min(16, int(2**12 / (relevant + 1))))
 
 
-def _block_bytes(block: int, dim: int, relevant: float, whole_tiles: bool, columns: int | None = None) -> float:
+def block_bytes(block: int, dim: int, relevant: float, whole_tiles: bool, columns: int | None = None) -> float:
     """What one thread needs: the scores of some rows, in parts, operands, and tables of thresholds.
 
     Args:
@@ -209,6 +173,51 @@ def table_bytes(relevant: float) -> int:
     return (1 if relevant < 127 else 2 if relevant < 2**15 - 1 else 4) * table_cells(relevant) + 100
 
 
-def part_rows(columns: int) -> int:
-    """How many rows of a tile are made at once."""
-    return max(16, min(PART_ROWS, 2**19 // max(1, columns)))
+def part_rows(columns: int, most: int = EngineOptions.tile_rows) -> int:
+    """Return how many rows of a tile are made at once."""
+    return max(16, min(most, 2**19 // max(1, columns)))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much memory a pass may take, and how the matrix of all pairs is cut up to keep to it."""
+
+    memory_bytes: int
+    """what was granted, or the least that this evaluation can do with"""
+    queries: int
+    """distinct queries of the process that holds most"""
+    items: int
+    """distinct gallery items of the process that holds most"""
+    dim: int
+    threads: int
+    whole_tiles: bool
+    """a tile is as large as its blocks: plain PyTorch"""
+    relevant: float
+    """thresholds of a query, the mean over queries"""
+    limit: Layout | None = None
+    """the largest blocks that are allowed"""
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left beside what is held for each query and item."""
+        return self.memory_bytes - item_bytes(self.queries, self.items)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The blocks for queries with as many relevant items as the mean."""
+        return self.layout_for(self.relevant)
+
+    def layout_for(self, relevant: float) -> Layout:
+        """Return the blocks for queries with `relevant` relevant items."""
+        if self.limit is not None:
+            rows, columns, batch = self.limit.rows, self.limit.columns, self.limit.batch
+            return Layout(min(rows, batch), columns, min(batch, self.queries), 0)
+        return choose_layout(
+            self.memory_bytes,
+            self.queries,
+            self.items,
+            self.dim,
+            relevant,
+            threads=self.threads,
+            whole_tiles=self.whole_tiles,
+        )

@@ -57,6 +57,12 @@ class Candidates:
         """Pairs of one class, those of an item with itself included."""
         return int((self.query_start.diff() * self.gallery_start.diff()).sum())
 
+    @property
+    def most_relevant(self) -> int:
+        """Gallery items of the largest class that has a query."""
+        in_class = self.gallery_start.diff()[self.query_class]
+        return int(in_class.max()) if len(in_class) else 0
+
     def share(self, queries: Int[Tensor, "some"], gallery: Int[Tensor, "others"]) -> Candidates:
         """Some of the queries with some of the gallery, in the same classes; indices are those among these.
 

@@ -10,11 +10,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.blocks import Block
-from fewshot_callbacks.engine.budget import (
-    rows_at_once,
-)
+from fewshot_callbacks.engine.budget import rows_at_once
+from fewshot_callbacks.engine.candidates import Candidates
 from fewshot_callbacks.engine.options import compiled_kernels
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+
+REPEATING_SHARE = 0.9
+"""Share of distinct rows up to which it pays to score equal rows once."""
 
 
 def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
@@ -63,34 +67,42 @@ def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
 
 @dataclass(frozen=True)
 class DistinctItems:
-    """Items in the order of their classes; one stands for all equal items of a class."""
+    """Items sorted by class. Equal vectors of one class share one entry; `weight` counts them."""
 
     index: Int[Tensor, "entries"]
     classes: Int[Tensor, "entries"]
     weight: Int[Tensor, "entries"]
     by_distinct: Int[Tensor, "items"] | None = None
-    """indices of all items, those of one entry next to each other; None where each is an entry of its own"""
+    """indices of all items, those of one entry side by side; None where each item is its own entry"""
     start: Int[Tensor, "entries1"] | None = None
-    """where those of each entry begin"""
+    """where the items of each entry begin in `by_distinct`"""
 
     def __len__(self) -> int:
         return len(self.index)
 
     def blocks(
-        self, block: range, size: int, part_of_class: Tensor | None, more_borders: Sequence[int] = ()
+        self, entries: range, size: int, part_of_class: Tensor | None, more_borders: Sequence[int] = ()
     ) -> list[Block]:
-        """Panels of at most `size` entries, none of which has entries of two parts, or from both sides of a border."""
-        borders = {block.start, block.stop} | {border for border in more_borders if border in block}
+        """Cut some entries into blocks of at most `size`, none of which crosses a border or holds two partitions."""
+        borders = {entries.start, entries.stop} | {border for border in more_borders if border in entries}
         if part_of_class is not None:
             part = part_of_class[self.classes]
-            borders |= {border for border in ((part.diff() != 0).nonzero().flatten() + 1).tolist() if border in block}
+            borders |= {border for border in ((part.diff() != 0).nonzero().flatten() + 1).tolist() if border in entries}
         blocks = []
         for start, stop in pairwise(sorted(borders)):
             number = 0 if part_of_class is None else int(part_of_class[self.classes[start]])
             for first in range(start, stop, size):
                 some = slice(first, min(first + size, stop))
-                blocks.append(Block(first, self.index[some], self.classes[some], self.weight[some], None, number))
+                blocks.append(Block(first, self.index[some], self.classes[some], self.weight[some], partition=number))
         return blocks
+
+    def copies(self, first: int, entries: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return the items that some entries stand for, and the entry of each; None if each is its own."""
+        if self.by_distinct is None or self.start is None:
+            return None, None
+        members = self.by_distinct[self.start[first] : self.start[first + entries]]
+        entry = torch.arange(entries, device=members.device)
+        return members, entry.repeat_interleave(self.weight[first : first + entries])
 
 
 def distinct_items(order: Tensor, classes: Tensor, numbers: Tensor | None, device: torch.device) -> DistinctItems:
@@ -104,3 +116,54 @@ def distinct_items(order: Tensor, classes: Tensor, numbers: Tensor | None, devic
     start = torch.nn.functional.pad(weight.cumsum(0), (1, 0))
     first = by_distinct[start[:-1]]
     return DistinctItems(order[first], classes[first], weight, order[by_distinct], start)
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Which queries and which gallery items are equal; an entry stands for the equal items of one class."""
+
+    queries: DistinctItems
+    """of this process"""
+    items: DistinctItems
+    """of this process; the very queries with one set"""
+    numbers: tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]]
+    """of each query and item: the same number for equal rows"""
+    repeats: bool
+    """rows repeat often enough to score equal ones once"""
+    distinct_rows: int
+    """different rows of the gallery; over several processes an upper bound, exact where all rows are equal"""
+    sizes: tuple[tuple[int, int], ...]
+    """entries of the queries and of the gallery in each process"""
+
+
+def find_duplicates(scores: ScoreTiles, candidates: Candidates, processes: Processes) -> Duplicates:
+    """Find equal rows; collective.
+
+    Args:
+        scores: of what this process holds.
+        candidates: of this process.
+        processes: who holds the rest.
+    """
+    same_set, device = scores.queries is scores.gallery, scores.device
+    numbers = row_numbers(scores.gallery)
+    distinct = int(numbers.max()) + 1 if len(numbers) else 0
+    row = scores.gallery[0] + 0.0 if distinct == 1 else None
+    holders = [held for held in processes.gather((distinct, len(numbers), row)) if held[1]]
+    repeats = any(different <= REPEATING_SHARE * items for different, items, _ in holders)
+    rows = [row for *_, row in holders if row is not None]
+    collapsed = len(rows) == len(holders) and all(torch.equal(row, rows[0]) for row in rows)
+    query_numbers = numbers if same_set or not repeats else row_numbers(scores.queries)
+    merge = repeats and not candidates.across_classes
+    items = distinct_items(candidates.gallery_order, candidates.gallery_class, numbers if merge else None, device)
+    queries = items
+    if not same_set:
+        merged = query_numbers if merge else None
+        queries = distinct_items(candidates.query_order, candidates.query_class, merged, device)
+    return Duplicates(
+        queries,
+        items,
+        (query_numbers.to(device), numbers.to(device)),
+        repeats,
+        1 if collapsed else sum(different for different, *_ in holders),
+        tuple(processes.gather((len(queries), len(items)))),
+    )

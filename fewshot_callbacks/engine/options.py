@@ -1,7 +1,4 @@
-"""Counting: how many candidates beat each of a query's relevant scores. Every kernel gives the same counts.
-
-`reference` is plain PyTorch, for any device; `compiled` is for the CPU. `use` chooses between them.
-"""
+"""How a pass computes: kernel, precision, threads, sizes. None of it changes a result."""
 
 from __future__ import annotations
 
@@ -10,37 +7,96 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fewshot_callbacks.engine.precision import Precision
 
-Kernel = Literal["compiled", "reference"]
+Progress = Callable[[int, int], None]
+"""Called with the number of pairs that are done and the number that there are."""
 
-_chosen: list[Kernel] = ["compiled"]
+Kernel = Literal["compiled", "pytorch"]
 
 
-def compiled_kernels() -> ModuleType | None:
-    """The compiled kernels, or None where the reference is to be used: they cannot be loaded, or `use` says so."""
-    return _load() if _chosen[-1] == "compiled" else None
+@dataclass(frozen=True)
+class Layout:
+    """How the matrix of all pairs is cut up, so that what is held at once fits a budget."""
+
+    rows: int
+    """queries in a block"""
+    columns: int
+    """gallery items in a block"""
+    batch: int
+    """queries whose counters are held at once"""
+    bytes: int
+    """memory that this takes, beyond the embeddings"""
+
+    @property
+    def square(self) -> bool:
+        """Whether blocks of rows are as long as those of columns."""
+        return self.rows == min(self.columns, self.batch)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of a pass, which travel as this one value; the results are the same with all of them."""
+
+    kernel: Kernel = "compiled"
+    """compiled loops on the CPU; or plain PyTorch, which any device runs"""
+    first_precision: Precision | None = None
+    """precision of the products that a pass begins with; by default the fastest on a sample"""
+    threads: int | None = None
+    """by default those of torch"""
+    layout: Layout | None = None
+    """the largest blocks; by default the largest that fit the budget"""
+    tile_rows: int = 256
+    """rows of a block whose scores are made at once, at most"""
+    threaded_from: int = 2**24
+    """multiplications of a rectangle from which several threads pay"""
+    pilot_pairs: int = 2**20
+    """pairs from which a sample pays that chooses the first precision"""
+    bins: int = 2**15
+    """bins of the histogram of all scores, at most"""
+    collected_share: float = 0.05
+    """share of all pairs that is collected, at most"""
+    listed_bytes: int = 400
+    """what one relevant score costs while it is listed with all that is known of it, with room to spare"""
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown kernel."""
+        if self.kernel not in get_args(Kernel):
+            raise ValueError(f"kernel={self.kernel!r} is unknown. Choose one of {', '.join(get_args(Kernel))}.")
+
+
+_current: ContextVar[EngineOptions] = ContextVar("engine_options")
+
+
+def current_options() -> EngineOptions:
+    """Return the options of the innermost `engine_options`, or the defaults."""
+    return _current.get(EngineOptions())
 
 
 @contextmanager
-def use(kernel: Kernel) -> Iterator[None]:
-    """Evaluate with this kernel inside the block; the counts are the same, the time is not.
+def engine_options(**changes: Any) -> Iterator[EngineOptions]:
+    """Evaluate with other options inside the block: for tests and measurements.
 
     Examples:
-        >>> with use("reference"):
+        >>> with engine_options(kernel="pytorch"):
         ...     compiled_kernels() is None
         True
     """
-    if kernel not in get_args(Kernel):
-        raise ValueError(f"kernel={kernel!r} is unknown. Choose one of {', '.join(get_args(Kernel))}.")
-    _chosen.append(kernel)
+    token = _current.set(replace(current_options(), **changes))
     try:
-        yield
+        yield _current.get()
     finally:
-        _chosen.pop()
+        _current.reset(token)
+
+
+def compiled_kernels() -> ModuleType | None:
+    """Return the compiled kernels; None if they cannot be loaded, or the options choose PyTorch."""
+    return _load() if current_options().kernel == "compiled" else None
 
 
 @functools.cache
@@ -54,36 +110,3 @@ def _load() -> ModuleType | None:
             stacklevel=2,
         )
         return None
-
-
-Progress = Callable[[int, int], None]
-"""Called with the number of pairs that are done and the number that there are."""
-
-
-PrecisionName = Literal["bfloat16", "float32", "float64"]
-
-
-_PRECISIONS = {"bfloat16": Precision.HALF, "float32": Precision.FLOAT32, "float64": Precision.FLOAT64}
-
-
-_forced: list[Precision] = []
-
-
-@contextmanager
-def first_precision(precision: PrecisionName) -> Iterator[None]:
-    """Make the pass begin with products of this precision inside the block; by default it takes what is fastest.
-
-    The results are the same; this serves tests and measurements. `"bfloat16"` stands for the half precision of the device.
-    """
-    if precision not in _PRECISIONS:
-        raise ValueError(f"precision={precision!r} is unknown. Choose one of {', '.join(_PRECISIONS)}.")
-    _forced.append(_PRECISIONS[precision])
-    try:
-        yield
-    finally:
-        _forced.pop()
-
-
-def forced_precision() -> Precision | None:
-    """What `first_precision` asks for."""
-    return _forced[-1] if _forced else None

@@ -44,7 +44,20 @@ class BestMatches(NamedTuple):
     tied: Int[Tensor, "queries"]
 
 
-def _rank_block(queries: Tensor, counts: Counts) -> RankBlock:
+class ShardIndex(NamedTuple):
+    """Which of all items this process holds: their indices among all."""
+
+    queries: Int[Tensor, "queries"]
+    gallery: Int[Tensor, "gallery"]
+
+
+def ranks_from_counters(queries: Int[Tensor, "queries"], counts: Counts) -> RankBlock:
+    """Turn the counters of some queries into ranks.
+
+    Args:
+        queries: their indices.
+        counts: of the candidates that they were compared with.
+    """
     thresholds = counts.thresholds
     valid = thresholds.isfinite()
     relevant = valid.sum(dim=1)

@@ -57,7 +57,7 @@ class RelevantScores:
 
     def _class_keys(self, queries: Ints, first: int, start: Ints, stop: Ints, out: Floats) -> None:
         assert self.scores.compiled is not None
-        self.scores.compiled.class_keys(self._pairs, queries, first, start, stop, self._gallery, self.same_set, out)
+        self.scores.compiled.class_scores(self._pairs, queries, first, start, stop, self._gallery, self.same_set, out)
 
     def of(
         self, queries: Int[Tensor, "queries"], classes: Int[Tensor, "queries"], first: int | None = None
@@ -106,7 +106,7 @@ class RelevantScores:
             for block in range(0, blocks, at_once):
                 some = queries[block : block + at_once]
                 gallery = gallery_order[first[block : block + at_once, None] + torch.arange(width, device=first.device)]
-                keys = self.scores.batched_keys(some, gallery)
+                keys = self.scores.batched_scores(some, gallery)
                 excluded = self.candidates.excluded(some.unsqueeze(2), gallery.unsqueeze(1))
                 yield keys.masked_fill_(excluded, torch.inf).flatten(0, 1), block * rows
             return
@@ -119,7 +119,7 @@ class RelevantScores:
             for column in range(0, width, columns_at_once):
                 gallery = gallery_order[start + column : start + min(column + columns_at_once, width)]
                 excluded = self.candidates.excluded(part.unsqueeze(1), gallery.unsqueeze(0))
-                parts.append(self.scores.keys(part, gallery).masked_fill_(excluded, torch.inf))
+                parts.append(self.scores.exact_scores(part, gallery).masked_fill_(excluded, torch.inf))
             yield torch.cat(parts, dim=1), row
 
     def near(self, intervals: ScoreIntervals) -> Iterator[tuple[Float[Tensor, "keys"], Int[Tensor, "keys"]]]:
@@ -164,13 +164,10 @@ class RelevantScores:
         assert self.scores.compiled is not None
         left = self.scores.operand(queries, Precision.FLOAT32, of_query=True)
         right = self.scores.operand(self.candidates.gallery_order[place], Precision.FLOAT32, of_query=False)
-        part = self.scores.part
-        estimates = left[:, :part] @ right[:, :part].T  # (queries, members)
-        for start in range(part, left.shape[1], part):
-            estimates.addmm_(left[:, start : start + part], right[:, start : start + part].T)
+        estimates = self.scores.product(left, right, Precision.FLOAT32)  # (queries, members)
         keys = np.empty(estimates.numel())
         index = queries.numpy()
-        filled, rows = self.scores.compiled.near_keys(
+        filled, rows = self.scores.compiled.near_scores(
             estimates.numpy(), index, self._gallery[place], self.scores.error(queries, Precision.FLOAT32).numpy(),
             self._pairs, self.same_set, low, high, MANY_NEAR, gaps, keys,
         )  # fmt: skip

@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
 
-from fewshot_callbacks.engine.options import compiled_kernels
-
-_available: list[int] = []
-
-
-def available_threads() -> int:
-    """How many threads a walk may start: those of torch, also while `own_threads` has taken them from it."""
-    return _available[-1] if _available else torch.get_num_threads()
+from fewshot_callbacks.engine.options import compiled_kernels, current_options, engine_options
+from fewshot_callbacks.engine.precision import full_precision
 
 
 @contextmanager
 def own_threads() -> Iterator[None]:
-    """Torch keeps to one thread inside the block, since the walk starts its own, each of which multiplies for itself.
+    """Limit torch to one thread: the pass runs its own threads, each with its own products.
 
     What is left to torch are many small operations. Threads that wait for each other between them cost more than they
     bring, the more so where something else uses the processor too.
     """
     before = torch.get_num_threads()
-    _available.append(available_threads())
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        _available.pop()
-        torch.set_num_threads(before)
+    with engine_options(threads=current_options().threads or before):
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
-def threads_for(device: torch.device) -> AbstractContextManager[None]:
-    """`own_threads` where the compiled kernels will count."""
+@contextmanager
+def computing_on(device: torch.device) -> Iterator[None]:
+    """Run passes on a device inside the block: in full precision, without gradients, with threads of their own."""
     compiled = device.type == "cpu" and compiled_kernels() is not None
-    return own_threads() if compiled else nullcontext()
+    with full_precision(), own_threads() if compiled else nullcontext():
+        yield
 
 
 class Task(NamedTuple):

@@ -1,4 +1,4 @@
-"""The inputs that every function on embeddings refuses, and the words in which it does."""
+"""Checks that every function on embeddings shares, and their messages."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewshot_callbacks.engine.budget import rows_at_once
-from fewshot_callbacks.functional._labels import Labels, read_labels, refuse_words_beside_integers
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.engine import rows_at_once
+from fewshot_callbacks.functional._labels import read_labels, refuse_words_beside_integers
 
 
 def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
-    """Refuse what is no finite, non-empty, floating (items, dim) matrix; say what is wrong with it and what to do."""
+    """Refuse what is no finite, non-empty, floating-point (items, dim) matrix."""
     check_matrix(embeddings, name, call)
     refuse_non_finite(non_finite_rows(embeddings), len(embeddings), name, call)
 
 
 def check_matrix(embeddings: Tensor, name: str, call: str) -> None:
-    """Refuse what is no non-empty, floating (items, dim) matrix."""
+    """Refuse what is no non-empty, floating-point (items, dim) matrix; its values may be NaN."""
     if embeddings.ndim != 2:
         hint = (
             f"For a single item pass {name}[None]; for items of one number each {name}[:, None]."
@@ -38,7 +37,14 @@ def check_matrix(embeddings: Tensor, name: str, call: str) -> None:
 
 
 def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
-    """Refuse a matrix of so many rows, of which some, ascending, are not finite."""
+    """Refuse a matrix with non-finite rows.
+
+    Args:
+        bad: indices of the non-finite rows, ascending.
+        items: number of all rows.
+        name: of the argument, for the message.
+        call: the public function, for the message.
+    """
     if len(bad):
         raise ValueError(
             f"{call}: {len(bad)} of {items} rows of {name} hold NaN or Inf, the first at index "
@@ -48,43 +54,13 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
 
 
 def non_finite_rows(embeddings: Tensor) -> Tensor:
-    """Indices of the rows with a NaN or an Inf, found in slices so that no second copy of the matrix is made."""
+    """Find the indices of rows with NaN or Inf, in slices: one mask of the whole matrix would take a quarter of it."""
     slices = [~part.isfinite().all(dim=1) for part in embeddings.split(rows_at_once(embeddings))]
     return torch.cat(slices).nonzero().flatten()
 
 
-def check_sets(
-    call: str, embeddings: Any, labels: Any, gallery: Any, gallery_labels: Any
-) -> tuple[Tensor, Labels, Tensor, Labels]:
-    """Checked queries, labels, gallery and labels, on the CPU and in a dtype that the pass computes with.
-
-    With one set the gallery is the very tensor of the queries.
-    """
-    queries = as_tensor(embeddings, "embeddings", call).cpu()
-    check_embeddings(queries, "embeddings", call)
-    query_labels = read_labels(labels, len(queries), "labels", "embeddings", call)
-    if gallery is None:
-        if gallery_labels is not None:
-            raise ValueError(f"{call}: gallery_labels without gallery. Pass both, or neither for leave-one-out.")
-        queries = computable(queries)
-        return queries, query_labels, queries, query_labels
-    if gallery_labels is None:
-        raise ValueError(f"{call}: gallery without gallery_labels. Pass the label of each gallery item.")
-    items = as_tensor(gallery, "gallery", call).cpu()
-    check_embeddings(items, "gallery", call)
-    if items.shape[1] != queries.shape[1]:
-        raise ValueError(
-            f"{call}: embeddings have dimension {queries.shape[1]}, the gallery has {items.shape[1]}. Both must come "
-            "from the same model."
-        )
-    item_labels = read_labels(gallery_labels, len(items), "gallery_labels", "gallery items", call)
-    queries, items = computable(queries), computable(items)
-    common = torch.promote_types(queries.dtype, items.dtype)
-    return queries.to(common), query_labels, items.to(common), item_labels
-
-
 def computable(vectors: Tensor) -> Tensor:
-    """Half precision as float32, which holds each of its values; rows one after the other in memory."""
+    """The rows contiguous in memory, half precision as float32, which holds each of its values."""
     return (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).contiguous()
 
 
@@ -93,12 +69,16 @@ def exclusion_codes(
     same_set: bool,
     queries: int,
     items: int,
-    query_ids: Any,
-    gallery_ids: Any,
-    query_groups: Any,
-    gallery_groups: Any,
+    query_ids: Any = None,
+    gallery_ids: Any = None,
+    query_groups: Any = None,
+    gallery_groups: Any = None,
 ) -> dict[str, Tensor | None]:
-    """Ids and groups of both sides as checked int64 codes, by the name of the argument; None where none was given."""
+    """Check ids and groups of both sides.
+
+    Returns:
+        int64 codes by the name of the argument; None for what was not given.
+    """
     if same_set and (query_ids is not None or gallery_ids is not None):
         raise ValueError(f"{call}: ids are for two sets; with one set an item is never its own candidate.")
     if same_set and gallery_groups is None:

@@ -1,10 +1,10 @@
-"""Labels, ids and groups as users have them, integers or words, as int64 codes: the only place where they are read.
+"""Reads labels, ids and groups, integers or words, as int64 codes; every function reads them here.
 
-The code of a word is a digest of its letters, so that batches, arguments and processes that never meet give it the same
-one; a code book keeps the word of each code. Two words of one code are found where their books meet, and refused: among n
-words there are such with a probability of about n^2 / 2^65, 3e-8 for a million. Where the order of labels matters (splits
-into groups, episodes) codes become the places of their words in alphabetical order (`numbered`), so that words give what
-`np.unique(words, return_inverse=True)[1]` gives.
+The code of a word is a hash of its UTF-8 bytes, so that batches, arguments and processes agree on it without communication;
+a code book maps codes back to words. Two words with the same code are refused when their books are merged: n words hold
+such a pair with a probability of about n^2 / 2^65, 3e-8 for a million. Where the order of labels matters (splits into
+groups, episodes), codes are replaced by the index of the word in alphabetical order (`numbered`), as
+`np.unique(words, return_inverse=True)[1]` does.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def as_labels(value: Any, name: str, call: str) -> Labels:
     Args:
         value: the labels, or `Labels`, which stay what they are.
         name: of the argument, for messages.
-        call: who was given them, for messages.
+        call: the public function, for messages.
 
     Raises:
         ValueError: for floats, missing values, words beside integers, and other shapes.
@@ -86,7 +86,7 @@ def as_labels(value: Any, name: str, call: str) -> Labels:
 
 
 def read_labels(value: Any, items: int, name: str, of: str, call: str) -> Labels:
-    """Labels (see `as_labels`) of so many items, as int64 on the CPU.
+    """Read labels (see `as_labels`), one for each of `items` items, as int64 on the CPU.
 
     Raises:
         ValueError: as `as_labels` does, and if there are not as many as items.
@@ -100,15 +100,15 @@ def read_labels(value: Any, items: int, name: str, of: str, call: str) -> Labels
 
 
 def check_labels(value: Any, items: int, name: str, of: str, call: str) -> Int[Tensor, "items"]:
-    """The codes of `read_labels`, where only matters which are equal."""
+    """Read labels of which only equality matters: the codes of `read_labels`."""
     return read_labels(value, items, name, of, call).codes
 
 
 def numbered(call: str, labels: Mapping[str, Labels]) -> tuple[list[Int[Tensor, "_"]], tuple[str, ...] | None]:
-    """Labels of several arguments in one numbering.
+    """Number the labels of several arguments in common.
 
     Args:
-        call: who was given them, for messages.
+        call: the public function, for messages.
         labels: by the name of the argument.
 
     Returns:
@@ -132,7 +132,7 @@ def numbered(call: str, labels: Mapping[str, Labels]) -> tuple[list[Int[Tensor, 
 
 
 def joined_labels(parts: Sequence[Labels], call: str) -> Labels:
-    """Labels one after the other.
+    """Concatenate labels.
 
     Raises:
         ValueError: as `numbered` does.
@@ -159,7 +159,7 @@ def refuse_words_beside_integers(call: str, labels: Mapping[str, Labels]) -> Non
 
 
 def merged_books(books: Iterable[CodeBook | None], call: str) -> CodeBook | None:
-    """One code book of several; None where none has words.
+    """Merge code books; None if none has words.
 
     Raises:
         ValueError: if two words have the same code.
@@ -174,7 +174,7 @@ def merged_books(books: Iterable[CodeBook | None], call: str) -> CodeBook | None
 
 
 def book_of(words: Iterable[str], call: str) -> dict[int, str]:
-    """The code book of some words.
+    """Make the code book of some words.
 
     Raises:
         ValueError: if two words have the same code.
@@ -187,16 +187,16 @@ def book_of(words: Iterable[str], call: str) -> dict[int, str]:
 
 
 def word_code(word: str) -> int:
-    """A number of 64 bits, the same in every process."""
+    """Hash a word to 64 bits, the same in every process (Python's `hash` is not)."""
     digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
-# ----------------------------------------------------------------------------------------------------------------- behind it
+# ----------------------------------------------------------------------------------------------------------------- helpers
 
 
 def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
-    """Numbers as a tensor, what may be words as an array of objects."""
+    """Read numbers as a tensor, and what may be words as an array of objects."""
     refuse_masked(value, name, call)
     if isinstance(value, str | bytes):
         raise ValueError(f"{call}: {name} is the single word {value!r}. Pass a list with one for each item.")
@@ -211,7 +211,7 @@ def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
             try:
                 return torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError, OverflowError):
-                pass  # what stands behind the first is looked at below
+                pass  # a later entry is no number: read below
         array = np.fromiter(map(_unpacked, value), dtype=object, count=len(value))
     array = np.asarray(array)
     if array.dtype.kind not in "USO":
@@ -228,13 +228,13 @@ def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
 
 
 def _first(value: Sequence[Any]) -> Any:
-    """The first entry, or that of the first row."""
+    """Take the first entry, or the first of the first row."""
     first = value[0]
     return first[0] if isinstance(first, list | tuple) and len(first) else first
 
 
 def _unpacked(entry: Any) -> Any:
-    """The only entry of a row of one, so that a list of such rows is a column."""
+    """Unpack a row of one entry, so that a list of such rows is a column."""
     if type(entry) is str:
         return entry
     if isinstance(entry, Tensor) and entry.numel() == 1:
@@ -243,7 +243,7 @@ def _unpacked(entry: Any) -> Any:
 
 
 def _of_objects(entries: list[Any], name: str, call: str) -> Labels:
-    """Labels of entries that are all words, or all integers."""
+    """Make labels of entries that are all words, or all integers."""
     kinds = set(map(type, entries))
     if all(issubclass(kind, str) for kind in kinds):
         words = dict.fromkeys(map(str, entries))
@@ -260,7 +260,7 @@ def _of_objects(entries: list[Any], name: str, call: str) -> Labels:
 
 
 def _refuse_objects(entries: list[Any], name: str, call: str) -> None:
-    """Say which entries are no label, or that words stand beside integers."""
+    """Raise the error that names the first entry that is no label, or words among integers."""
     missing = [index for index, entry in enumerate(entries) if _is_missing(entry)]
     if missing:
         raise ValueError(
@@ -284,7 +284,7 @@ def _refuse_objects(entries: list[Any], name: str, call: str) -> None:
 
 
 def _is_missing(entry: Any) -> bool:
-    """None, NaN, and what stands for them in pandas."""
+    """Whether an entry is None, NaN, or pandas' NA or NaT."""
     return (
         entry is None
         or (isinstance(entry, float) and math.isnan(entry))
@@ -293,7 +293,7 @@ def _is_missing(entry: Any) -> bool:
 
 
 def _integers(labels: Tensor, name: str, call: str) -> Tensor:
-    """Labels of a type that torch computes with; refuse floats."""
+    """Convert integer labels to int64; refuse floats."""
     if labels.dtype in UNSIGNED:
         labels = labels.to(torch.int64)
         if bool((labels < 0).any()):

@@ -1,4 +1,4 @@
-"""Numbers as users have them, in tensors, arrays, lists and tables, as tensors."""
+"""Reads numbers in tensors, arrays, lists and tables as tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def as_tensor(value: Any, name: str, call: str) -> Tensor:
-    """`value` as a detached tensor: a tensor, what NumPy makes an array of, or a list of numbers or of rows.
+    """Read a tensor, anything NumPy makes an array of, or a list of numbers or rows, as a detached tensor.
 
     Raises:
         ValueError: for values that are masked, no numbers, or not there (a meta tensor), and for sparse tensors.
@@ -45,7 +45,7 @@ def _refuse_words(value: Any, name: str, call: str) -> None:
 
 
 def _as_array(value: Any) -> Any:
-    """A list of numbers as it is; else an array that torch takes."""
+    """Return a list of numbers unchanged, and anything else as an array that torch accepts."""
     if isinstance(value, Sequence) and not any(hasattr(part, "__array__") for part in value[:1]):
         return value
     array = np.asarray(value) if isinstance(value, Sequence) or hasattr(value, "__array__") else value
@@ -76,7 +76,7 @@ def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
 
 
 def refuse_masked(value: Any, name: str, call: str) -> None:
-    """Refuse a masked array, or a list of them, of which something is masked: a tensor would hold what lies below.
+    """Refuse arrays with masked values, which a tensor would hold as if they were valid.
 
     Raises:
         ValueError: with two ways to get rid of it.

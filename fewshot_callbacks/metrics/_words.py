@@ -1,4 +1,4 @@
-"""Labels that are words, as the state of a metric, which holds tensors alone; and batches that do not fit the others."""
+"""Word labels as the state of a metric, which holds only tensors, and checks that batches fit each other."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class _Batch:
 
 
 class Shard(NamedTuple):
-    """What one process holds of a set, each item of which is in one process alone."""
+    """The part of a set that one process holds; each item is in exactly one process."""
 
     embeddings: Float[Tensor, "items dim"]
     labels: Int[Tensor, "items"]

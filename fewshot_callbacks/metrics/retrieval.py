@@ -10,7 +10,12 @@ from torchmetrics import Metric
 
 from fewshot_callbacks.functional._labels import Labels, read_labels
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.functional.retrieval import RetrievalReport, check_evaluation_settings, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval import (
+    RetrievalOptions,
+    RetrievalReport,
+    RetrievalSettings,
+    evaluate_retrieval,
+)
 from fewshot_callbacks.metrics._sync import gather_tensors
 from fewshot_callbacks.metrics._words import (
     as_state,
@@ -28,7 +33,7 @@ class RetrievalEvaluation(Metric):
     For people who hold their metrics in the module. Embeddings are kept on the CPU in the dtype of the model.
 
     Args:
-        settings: keyword arguments of `evaluate_retrieval`, such as `{"recall_k": (1, 10)}`.
+        settings: of `evaluate_retrieval`, by name, such as `{"recall_k": (1, 10)}`; see `RetrievalSettings`.
         **kwargs: see `torchmetrics.Metric`.
 
     Raises:
@@ -52,10 +57,10 @@ class RetrievalEvaluation(Metric):
     ids: list[Tensor]
     words: list[Tensor]
 
-    def __init__(self, settings: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(self, settings: RetrievalOptions | None = None, **kwargs: Any) -> None:
         super().__init__(**{"compute_on_cpu": True, "dist_sync_fn": gather_tensors} | kwargs)
-        self.settings = dict(settings or {})
-        check_evaluation_settings("RetrievalEvaluation", self.settings)
+        self.settings: RetrievalOptions = {**settings} if settings else {}
+        RetrievalSettings.checked(RetrievalEvaluation, self.settings)
         self.report: RetrievalReport | None = None
         """the whole report of the last `compute`"""
         for name in ("embeddings", "labels", "ids", "words"):

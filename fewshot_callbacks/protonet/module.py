@@ -11,7 +11,7 @@ from jaxtyping import Float, Shaped
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fewshot_callbacks._trainer import dealt_items, evaluating, evaluation_loaders, warn
+from fewshot_callbacks._trainer import evaluating, evaluation_loaders, unpadded_length, warn
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
     EpisodeList,
@@ -392,7 +392,7 @@ class ProtoNet(LightningModule):
     def _accuracy_of(self, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:
         """The result of one loader; on every rank the same, because `gather` is."""
         if self.evaluation_batches == "images":
-            embeddings, labels = store.gather(dataset_size=dealt_items(loader))
+            embeddings, labels = store.gather(dataset_size=unpadded_length(loader))
             episodes = sample_episodes(labels, **asdict(protocol))
             return evaluate_episodes(
                 embeddings, labels, self.head, episodes, representation=self.representation, device=self.device

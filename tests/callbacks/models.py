@@ -8,10 +8,17 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fewshot_callbacks.callbacks import RetrievalMonitor
-from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.callbacks import (
+    GeneralizationGapMonitor,
+    RetrievalMonitor,
+)
+from fewshot_callbacks.data import EpisodicBatchSampler
+from fewshot_callbacks.functional import (
+    evaluate_retrieval,
+)
+from fewshot_callbacks.protonet import ProtoNet
 
 FEATURES, DIM, CLASSES = 12, 5, 6
 
@@ -141,3 +148,114 @@ class EveryBatch(Callback):
 def hooks(module: nn.Module) -> int:
     """How many forward hooks there are on a module and all its parts."""
     return sum(len(part._forward_hooks) for part in module.modules())
+
+
+class Labelled(Dataset):
+    """Points with their labels in an attribute, as torchvision's data sets have them; counts what is read."""
+
+    def __init__(self, data: TensorDataset, name: str = "targets") -> None:
+        self.points, labels = data.tensors
+        setattr(self, name, labels.tolist())
+        self.given = labels
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        return self.points[index], int(self.given[index])
+
+
+class Embeds(Net):
+    """A module whose forward gives embeddings, as most have it."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.embed(points)
+
+
+TRAINING, VALIDATION = items(per_class=8, seed=1), items(per_class=6, seed=2)
+
+
+KEYS = {
+    f"gap/{side}{metric}@1{end}"
+    for metric in ("grouped_recall", "recall")
+    for side, end in (("", ""), ("", "_low"), ("", "_high"), ("train_", ""), ("val_", ""))
+}
+
+
+def gap_monitor(**settings: Any) -> GeneralizationGapMonitor:
+    defaults = {"training_data": Labelled(TRAINING), "classes": None, "group_size": 3, "max_share": None}
+    return GeneralizationGapMonitor(**(defaults | settings))
+
+
+WAYS, SHOTS, QUERIES = 3, 2, 3
+
+
+def episode_items(classes: int = 4, per_class: int = 9) -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(classes).repeat(per_class)
+    points = torch.randn(classes, 12, generator=generator)[labels] + torch.randn(len(labels), 12, generator=generator)
+    return TensorDataset(points, 10 * labels - 7)
+
+
+def episodes(count: int = 8, together: int = 1) -> DataLoader[Any]:
+    sampler = EpisodicBatchSampler(
+        episode_items().tensors[1],
+        ways=WAYS,
+        shots=SHOTS,
+        queries=QUERIES,
+        episodes=count,
+        seed=5,
+        episodes_per_batch=together,
+    )
+    return DataLoader(episode_items(), batch_sampler=sampler)
+
+
+class Backbone(nn.Module):
+    """Batch norm, and if wanted dropout."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(12, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Dropout(dropout), nn.Linear(10, 6)
+        )
+
+    def forward(self, points: Tensor) -> Tensor:
+        embeddings: Tensor = self.layers(points)
+        return embeddings
+
+
+def protonet(dropout: float = 0.0, **settings: Any) -> ProtoNet:
+    torch.manual_seed(1)
+    return ProtoNet(**({"backbone": Backbone(dropout), "shots": SHOTS, "learning_rate": 0.02} | settings))
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return one.equal(other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+LABELS = 5
+
+
+def tagged(items: int = 40, seed: int = 0) -> TensorDataset:
+    """Points near the sum of the directions of their labels; the first item has no label."""
+    generator = torch.Generator().manual_seed(seed)
+    targets = (torch.rand(items, LABELS, generator=generator) < 0.3).long()
+    targets[0] = 0
+    directions = torch.eye(FEATURES)[:LABELS]
+    return TensorDataset(
+        targets.float() @ directions + 0.3 * torch.randn(items, FEATURES, generator=generator), targets
+    )
+
+
+def logged_by(run: Trainer) -> dict[str, float]:
+    """All but how long it took, and what is logged of training batches."""
+    skip = "gap/share_of_time", "train/J", "train/variance_ratio"
+    return {key: float(value) for key, value in run.callback_metrics.items() if key not in skip}

@@ -15,8 +15,19 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
-from tests.callbacks.models import FEATURES, EveryBatch, EveryEpoch, Net, items, loader, retrieval, said, trainer
-from tests.callbacks.test_generalization_gap import Embeds, gap_monitor
+from tests.callbacks.models import (
+    FEATURES,
+    Embeds,
+    EveryBatch,
+    EveryEpoch,
+    Net,
+    gap_monitor,
+    items,
+    loader,
+    retrieval,
+    said,
+    trainer,
+)
 
 SIZES = (2, 3, 4, 6, 9, 12)
 MANY = [20] * 6

@@ -1,3 +1,5 @@
+"""DiscriminantRatioMonitor on real Trainers: J of batches and of sets, what is logged when, and what is refused."""
+
 import csv
 import math
 from pathlib import Path

@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,53 +15,34 @@ from fewshot_callbacks.functional import (
     evaluate_retrieval,
     generalization_gap,
 )
-from tests.callbacks import two_processes
-from tests.callbacks.models import items, measured, scripted
-from tests.callbacks.test_generalization_gap import TRAINING, Embeds
-from tests.callbacks.test_multilabel import tagged
-from tests.callbacks.two_processes import ITEMS, QUALITY, seeded, shorter, uneven
+from tests.callbacks import gloo_jobs
+from tests.callbacks.gloo_jobs import ITEMS, QUALITY, seeded, shorter, uneven
+from tests.callbacks.models import TRAINING, Embeds, items, measured, scripted, tagged
 from tests.functional.variance import logged_by_definition
-
-ROOT = Path(__file__).parents[2]
+from tests.gloo_processes import answers, folder_of
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
+JOBS = gloo_jobs.__name__
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(gloo_folder: Path) -> Path:
     """Where the two write."""
-    return tmp_path_factory.mktemp("two_processes")
+    return folder_of(gloo_folder, JOBS, 2)
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path) -> list[dict[str, Any]]:
+def ranks(gloo_folder: Path) -> list[dict[str, Any]]:
     """What each of the two has seen."""
-    return run(folder, 2)
+    return answers(gloo_folder, JOBS, 2)
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def several(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def several(request: pytest.FixtureRequest, gloo_folder: Path) -> Any:
     """What each of two, or of three, has seen."""
-    if request.param == 2:
-        return request.getfixturevalue("ranks")
-    return run(tmp_path_factory.mktemp("three_processes"), request.param)
-
-
-def run(folder: Path, count: int) -> list[dict[str, Any]]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PL_TORCH_DISTRIBUTED_BACKEND": "gloo"}
-    environment["PROCESSES"] = str(count)
-    environment.pop("PL_GLOBAL_SEED", None)  # of another test: Lightning would seed all random numbers with it
-    process = subprocess.run(
-        [sys.executable, two_processes.__file__, folder],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,  # a rank that waits for the other one would wait for half an hour
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(count)]
+    return answers(gloo_folder, JOBS, request.param)
 
 
 def expected_of(*data: Any) -> dict[str, float]:
@@ -115,7 +93,7 @@ def test_processes_agree_on_labels_that_are_words(several: list[dict[str, Any]])
         assert values_of(seen["words"]["values"]) == pytest.approx(
             {f"val/{k}": v for k, v in expected.items()}, rel=1e-5
         )
-        assert seen["words"]["names"] == names
+        assert list(seen["words"]["names"]) == names
 
 
 def reported(points: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:

@@ -1,3 +1,5 @@
+"""Where embeddings and labels are found: outputs, batches, submodules; and what is said where they are not."""
+
 import inspect
 import math
 import re

@@ -1,3 +1,5 @@
+"""GeneralizationGapMonitor: the values are those of the functions, the training is left alone, the time is kept."""
+
 import copy
 import math
 import re
@@ -13,44 +15,20 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from fewshot_callbacks.callbacks import GeneralizationGapMonitor
 from fewshot_callbacks.functional import class_subset, evaluate_retrieval, generalization_gap
-from tests.callbacks.models import CLASSES, Net, items, loader, said, trainer
-
-
-class Labelled(Dataset):
-    """Points with their labels in an attribute, as torchvision's data sets have them; counts what is read."""
-
-    def __init__(self, data: TensorDataset, name: str = "targets") -> None:
-        self.points, labels = data.tensors
-        setattr(self, name, labels.tolist())
-        self.given = labels
-        self.read: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def __getitem__(self, index: int) -> Any:
-        self.read.append(index)
-        return self.points[index], int(self.given[index])
-
-
-class Embeds(Net):
-    """A module whose forward gives embeddings, as most have it."""
-
-    def forward(self, points: Tensor) -> Tensor:
-        return self.embed(points)
-
-
-TRAINING, VALIDATION = items(per_class=8, seed=1), items(per_class=6, seed=2)
-KEYS = {
-    f"gap/{side}{metric}@1{end}"
-    for metric in ("grouped_recall", "recall")
-    for side, end in (("", ""), ("", "_low"), ("", "_high"), ("train_", ""), ("val_", ""))
-}
-
-
-def gap_monitor(**settings: Any) -> GeneralizationGapMonitor:
-    defaults = {"training_data": Labelled(TRAINING), "classes": None, "group_size": 3, "max_share": None}
-    return GeneralizationGapMonitor(**(defaults | settings))
+from tests.callbacks.models import (
+    CLASSES,
+    KEYS,
+    TRAINING,
+    VALIDATION,
+    Embeds,
+    Labelled,
+    Net,
+    gap_monitor,
+    items,
+    loader,
+    said,
+    trainer,
+)
 
 
 def validated(monitor: GeneralizationGapMonitor, net: LightningModule, loaders: Any = None, **settings: Any) -> dict:

@@ -14,9 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fewshot_callbacks import EpisodicBatchSampler, TrainingDynamicsMonitor
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
-from tests.callbacks.models import Net, items, loader, measured, retrieval, said, trainer
-from tests.callbacks.test_generalization_gap import gap_monitor
-from tests.callbacks.test_situations import logged_by
+from tests.callbacks.models import Net, gap_monitor, items, loader, logged_by, measured, retrieval, said, trainer
 
 WORDS = {-7: "heron", 3: "", 13: "owl", 23: "Ünal", 33: "owl 2", 43: "9"}
 """Of the labels of `items`; in another order than these."""

@@ -17,20 +17,7 @@ from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._targets import TargetBook
 from fewshot_callbacks.distributed.processes import ALONE
 from fewshot_callbacks.functional import evaluate_multilabel
-from tests.callbacks.models import FEATURES, Net, loader, said, trainer
-
-LABELS = 5
-
-
-def tagged(items: int = 40, seed: int = 0) -> TensorDataset:
-    """Points near the sum of the directions of their labels; the first item has no label."""
-    generator = torch.Generator().manual_seed(seed)
-    targets = (torch.rand(items, LABELS, generator=generator) < 0.3).long()
-    targets[0] = 0
-    directions = torch.eye(FEATURES)[:LABELS]
-    return TensorDataset(
-        targets.float() @ directions + 0.3 * torch.randn(items, FEATURES, generator=generator), targets
-    )
+from tests.callbacks.models import FEATURES, LABELS, Net, loader, said, tagged, trainer
 
 
 class Tagger(Net):

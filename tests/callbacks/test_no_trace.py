@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,62 +15,16 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
 from fewshot_callbacks.callbacks import retrieval as retrieval_module
-from tests.callbacks.models import loader, retrieval, trainer
-from tests.callbacks.test_generalization_gap import VALIDATION, Embeds, gap_monitor
-from tests.callbacks.test_training_dynamics import SHOTS, episodes, same
+from tests.callbacks import gloo_jobs
+from tests.callbacks.models import VALIDATION, episodes, loader, same, trainer
+from tests.callbacks.traces import Drawing, Traces, all_monitors, modes_of, random_states, run, start
+from tests.gloo_processes import answers
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training"),
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
 ]
-
-
-class Drawing(Embeds):
-    """Draws from every random state in every step; a part of it is frozen, an optimiser has a state."""
-
-    shots = SHOTS
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.frozen.eval()
-        self.encoder[1].bias.requires_grad_(False)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        outputs = super().training_step(batch, batch_idx)
-        random.random()  # without use: the type checker of the tests draws from the same state
-        noise = np.random.rand() + float(torch.rand(()))  # noqa: NPY002
-        return outputs | {"loss": outputs["loss"] * (1 + noise)}
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002
-        return super().validation_step(batch, batch_idx)
-
-    def on_validation_model_eval(self) -> None:
-        super().on_validation_model_eval()
-        self.classifier.train()  # where it makes no difference but for the mode
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam((weight for weight in self.parameters() if weight.requires_grad), lr=0.01)
-
-
-def all_monitors(**settings: Any) -> list[Any]:
-    return [
-        retrieval(source="encoder", strict=True),
-        DiscriminantRatioMonitor(source="encoder", strict=True),
-        gap_monitor(**({"strict": True} | settings)),
-        TrainingDynamicsMonitor(every_n_steps=1, strict=True),
-    ]
-
-
-def random_states() -> list[Any]:
-    """But Python's own, of which `test_python_random_is_left_alone_too` is."""
-    return [torch.get_rng_state(), np.random.get_state()[1].tolist()]  # noqa: NPY002
-
-
-def modes_of(net: nn.Module) -> list[bool]:
-    return [part.training for part in net.modules()]
 
 
 def hooks_on(net: nn.Module) -> int:
@@ -96,50 +47,6 @@ def holds_tensors(monitor: Any) -> list[str]:
     return [name for name in found if name not in ("reports", "_said", "source")]
 
 
-class Traces(Callback):
-    """After each batch and each validation: all that a monitor could disturb."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def note(self, net: LightningModule) -> None:
-        gradients = [None if weight.grad is None else weight.grad.clone() for weight in net.parameters()]
-        weights = {name: value.clone() for name, value in net.state_dict().items()}
-        self.seen.append(
-            [weights, gradients, modes_of(net), [w.requires_grad for w in net.parameters()], random_states()]
-        )
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        self.note(pl_module)
-        self.seen.append(outputs["loss"].clone())
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.note(pl_module)
-
-
-def start(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    torch.manual_seed(seed)
-
-
-def run(*monitors: Callback, **settings: Any) -> tuple[Drawing, list[Any]]:
-    """A fit from the same start; all that it leaves behind."""
-    start(5)
-    net, traces = Drawing(), Traces()
-    made = trainer(
-        *monitors, traces, **({"max_epochs": 2, "num_sanity_val_steps": 1, "val_check_interval": 4} | settings)
-    )
-    made.fit(net, episodes(), [loader(VALIDATION), loader(VALIDATION)])
-    state = [
-        net.state_dict(),
-        [optimizer.state_dict() for optimizer in made.optimizers],
-        random_states(),
-        modes_of(net),
-    ]
-    return net, [*traces.seen, *state]
-
-
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_fit_with_all_monitors_is_bit_identical_to_one_without(accumulate: int) -> None:
     net, without = run(accumulate_grad_batches=accumulate)
@@ -156,30 +63,13 @@ def test_a_fit_with_all_monitors_is_bit_identical_to_one_without(accumulate: int
     assert False in modes_of(net)
 
 
-def test_python_random_is_left_alone_too() -> None:
+def test_python_random_is_left_alone_too(gloo_folder: Path) -> None:
     """In a process of its own, without the type checker."""
-    program = (
-        "import random, warnings; warnings.simplefilter('ignore')\n"
-        "from tests.callbacks.test_no_trace import all_monitors, run\n"
-        "states = []\n"
-        "for monitors in ([], all_monitors()):\n"
-        "    net, _ = run(*monitors, max_epochs=1)\n"
-        "    states.append((random.getstate(), net.classifier.weight.tolist()))\n"
-        "assert monitors[2].gap is not None and len(monitors[3].history) == 8\n"
-        "assert states[0] == states[1]\n"
-    )
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=root,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    (seen,) = answers(gloo_folder, gloo_jobs.__name__, 1)
+    without, with_monitors = seen["states"]
+    assert without == with_monitors
+    assert seen["gap"]
+    assert seen["steps"] == 8
 
 
 # ------------------------------------------------------------------------------------------------- when a fit breaks off

@@ -1,3 +1,5 @@
+"""RetrievalMonitor: what is logged is what `evaluate_retrieval` says, for one loader, several, or a gallery."""
+
 import math
 import re
 import warnings

@@ -23,9 +23,25 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
 from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval, generalization_gap
-from tests.callbacks.models import EveryBatch, Net, items, loader, measured, retrieval, said, trainer
-from tests.callbacks.test_generalization_gap import KEYS, TRAINING, VALIDATION, Embeds, Labelled, gap_monitor
-from tests.callbacks.test_training_dynamics import SHOTS, episodes
+from tests.callbacks.models import (
+    KEYS,
+    SHOTS,
+    TRAINING,
+    VALIDATION,
+    Embeds,
+    EveryBatch,
+    Labelled,
+    Net,
+    episodes,
+    gap_monitor,
+    items,
+    loader,
+    logged_by,
+    measured,
+    retrieval,
+    said,
+    trainer,
+)
 from tests.functional.variance import logged_by_definition
 
 Embedding = Callable[[Tensor], Tensor]
@@ -58,12 +74,6 @@ def everything(embed: Embedding, seen: int = 36) -> dict[str, float]:
 
 def close(values: dict[str, float]) -> Any:
     return pytest.approx(values, rel=1e-5, abs=1e-6, nan_ok=True)
-
-
-def logged_by(run: Trainer) -> dict[str, float]:
-    """All but how long it took, and what is logged of training batches."""
-    skip = "gap/share_of_time", "train/J", "train/variance_ratio"
-    return {key: float(value) for key, value in run.callback_metrics.items() if key not in skip}
 
 
 def in_batches(embed: Embedding) -> Embedding:

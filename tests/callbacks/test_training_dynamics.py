@@ -22,51 +22,26 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks._trainer import rehearsing
+from fewshot_callbacks._trainer import without_side_effects
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
-from fewshot_callbacks.data import EpisodicBatchSampler
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, training_dynamics
 from fewshot_callbacks.protonet import ProtoNet
-from tests.callbacks.models import EveryBatch, said, trainer
-from tests.functional.test_dynamics import slow_dynamics
+from tests.callbacks.models import (
+    SHOTS,
+    Backbone,
+    EveryBatch,
+    episode_items,
+    episodes,
+    protonet,
+    said,
+    same,
+    trainer,
+)
+from tests.functional.dynamics.slow_dynamics import slow_dynamics
 
 MEASURES = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
-WAYS, SHOTS, QUERIES = 3, 2, 3
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`")
-
-
-def data(classes: int = 4, per_class: int = 9) -> TensorDataset:
-    generator = torch.Generator().manual_seed(3)
-    labels = torch.arange(classes).repeat(per_class)
-    points = torch.randn(classes, 12, generator=generator)[labels] + torch.randn(len(labels), 12, generator=generator)
-    return TensorDataset(points, 10 * labels - 7)
-
-
-def episodes(count: int = 8, together: int = 1) -> DataLoader[Any]:
-    sampler = EpisodicBatchSampler(
-        data().tensors[1], ways=WAYS, shots=SHOTS, queries=QUERIES, episodes=count, seed=5, episodes_per_batch=together
-    )
-    return DataLoader(data(), batch_sampler=sampler)
-
-
-class Backbone(nn.Module):
-    """Batch norm, and if wanted dropout."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(12, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Dropout(dropout), nn.Linear(10, 6)
-        )
-
-    def forward(self, points: Tensor) -> Tensor:
-        embeddings: Tensor = self.layers(points)
-        return embeddings
-
-
-def protonet(dropout: float = 0.0, **settings: Any) -> ProtoNet:
-    torch.manual_seed(1)
-    return ProtoNet(**({"backbone": Backbone(dropout), "shots": SHOTS, "learning_rate": 0.02} | settings))
 
 
 class Reference(Callback):
@@ -278,16 +253,6 @@ class Drawing(Backbone):
         return super().forward(points) + noise * torch.randn(6)
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return one.equal(other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
 @pytest.mark.filterwarnings("ignore:.*in eval mode at the start")
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_with_it_is_bit_identical_to_one_without(accumulate: int) -> None:
@@ -319,7 +284,7 @@ def test_a_rehearsal_puts_back_all_random_states_and_buffers_also_after_an_error
     drawn = []
     for _ in range(2):
         seen = states()
-        with suppress(KeyError), rehearsing(norm, seed=4):
+        with suppress(KeyError), without_side_effects(norm, seed=4):
             norm(torch.randn(5, 2))
             norm.running_mean = torch.ones(2)
             drawn.append((random.random(), torch.rand(1).item(), np.random.rand()))  # noqa: NPY002
@@ -398,7 +363,7 @@ def mappings() -> DataLoader[Any]:
             "label": torch.stack([label for _, label in pairs]),
         }
 
-    return DataLoader(data(), batch_sampler=episodes().batch_sampler, collate_fn=collate)
+    return DataLoader(episode_items(), batch_sampler=episodes().batch_sampler, collate_fn=collate)
 
 
 def test_a_users_module_says_how_it_embeds() -> None:

@@ -1,3 +1,5 @@
+"""The variance ratio that DiscriminantRatioMonitor logs beside J, of batches and of sets."""
+
 import csv
 import math
 import warnings

@@ -8,7 +8,7 @@ import pytest
 from fewshot_callbacks.cli.compare import DYNAMICS, best_checkpoint
 from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, compare_dynamics
-from tests.cli.test_fit import CONFIGS, QUIET
+from tests.cli.words import CONFIGS, QUIET
 
 MONITORS = """
 trainer:

@@ -1,3 +1,5 @@
+"""`fewshot demo`: its table, its files, and the same results from the same seed."""
+
 import io
 import json
 from contextlib import redirect_stdout

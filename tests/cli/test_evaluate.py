@@ -1,3 +1,5 @@
+"""`fewshot evaluate`: files of embeddings, settings, tables, JSON, and comparisons of two files."""
+
 import json
 import math
 

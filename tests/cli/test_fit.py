@@ -1,3 +1,5 @@
+"""`fewshot fit` and `fewshot test`: the configurations train, keep a run, and are tested from its checkpoint."""
+
 import os
 import subprocess
 import sys
@@ -9,11 +11,8 @@ from PIL import Image
 
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
+from tests.cli.words import CONFIGS, QUIET, TINY
 from tests.data.icon_trees import many
-
-CONFIGS = Path(__file__).parents[2] / "configs"
-TINY = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--data.episodes=2", "--data.test_episodes=5"]
-QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 
 @pytest.mark.parametrize("config", ["protonet_dr_glyphs", "protonet_softmax_glyphs"])

@@ -1,3 +1,5 @@
+"""The command itself: its help, `fewshot plan`, and what importing the package loads."""
+
 import json
 import subprocess
 import sys

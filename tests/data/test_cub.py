@@ -10,29 +10,9 @@ from PIL import Image
 
 from fewshot_callbacks.data import CUBDataModule
 from fewshot_callbacks.data.cub import cub_split
-from tests.data.trees import PLAIN, SMALL, draw
+from tests.data.trees import CLASSES, PLAIN, SMALL, write_lists, write_tree
 
 SPLITS = ("train", "val", "test")
-CLASSES = [f"{i + 1:03}.Bird_{(i * 77) % 200:03}" for i in range(200)]
-
-
-def write_tree(root: Path) -> Path:
-    """200 classes of two images: the class is the red of the first and the green of the second. No list is sorted."""
-    folder = root / "CUB_200_2011"
-    paths, labels = [], []
-    for i in reversed(range(200)):
-        for j in range(2):
-            draw(folder / "images" / CLASSES[i] / f"Bird_{j}.jpg", (i, 0, 0) if j == 0 else (0, i, 0))
-            paths.append(f"{len(paths) + 1} {CLASSES[i]}/Bird_{j}.jpg")
-            labels.append(f"{len(paths)} {i + 1}")
-    write_lists(folder, paths, labels)
-    return root
-
-
-def write_lists(folder: Path, paths: list[str], labels: list[str]) -> None:
-    (folder / "classes.txt").write_text("".join(f"{i + 1} {name}\n" for i, name in enumerate(CLASSES)))
-    (folder / "images.txt").write_text("\n".join(paths) + "\n")
-    (folder / "image_class_labels.txt").write_text("\n".join(reversed(labels)) + "\n")
 
 
 @pytest.fixture(scope="module")

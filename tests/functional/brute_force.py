@@ -198,39 +198,42 @@ def prototype_accuracy(
     gallery: np.ndarray | None = None,
     gallery_labels: np.ndarray | None = None,
     similarity: str = "cosine",
-    tolerance: float = 1e-9,
 ) -> list[float]:
     """Nearest-prototype accuracy of each query, one after the other; without a gallery each query is left out of it.
 
-    Similarities that differ by less than the tolerance count as equal.
+    Means are fractions, rounded to float64; so is each score with such a mean.
     """
     same = gallery is None
     gallery, gallery_labels = (queries, query_labels) if same else (gallery, gallery_labels)
 
-    def unit(vector):
+    def averaged(vector):
         vector = vector.astype(np.float64)
         length = math.sqrt(math.fsum(vector * vector))
-        return vector / length if length and similarity == "cosine" else vector
+        return list(map(Fraction, (vector / length if length and similarity == "cosine" else vector).tolist()))
 
-    def closeness(a, b):
+    def mean(members):
+        return [Fraction(float(sum(component) / len(members))) for component in zip(*members, strict=True)]
+
+    def score(a, b):
         if similarity == "euclidean":
-            return -math.sqrt(math.fsum((a - b) ** 2))
-        return math.fsum(unit(a) * unit(b))
+            return -root(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
+        dot = sum(x * y for x, y in zip(a, b, strict=True))
+        if similarity == "dot" or not dot:
+            return float(dot)
+        return math.copysign(root(dot * dot / (sum(x * x for x in a) * sum(y * y for y in b))), dot)
 
+    items = [averaged(item) for item in gallery]
+    members = {label: [j for j in range(len(items)) if gallery_labels[j] == label] for label in gallery_labels.tolist()}
+    prototypes = {label: mean([items[j] for j in own]) for label, own in members.items()}
     values = []
     for i, query in enumerate(queries):
-        scores = {}
-        for label in sorted(set(gallery_labels.tolist())):
-            members = [
-                unit(item) for j, item in enumerate(gallery) if gallery_labels[j] == label and not (same and i == j)
-            ]
-            if members:
-                prototype = np.array([math.fsum(component) for component in zip(*members, strict=True)]) / len(members)
-                scores[label] = closeness(unit(query), prototype)
         own = int(query_labels[i])
-        if own not in scores:
+        others = [items[j] for j in members.get(own, []) if not (same and i == j)]
+        if not others:
             values.append(math.nan)
             continue
-        best = [label for label, score in scores.items() if score >= max(scores.values()) - tolerance]
+        vector = list(map(Fraction, query.tolist()))
+        scores = {label: score(vector, mean(others) if label == own else prototypes[label]) for label in prototypes}
+        best = [label for label in scores if scores[label] == max(scores.values())]
         values.append(1 / len(best) if own in best else 0.0)
     return values

@@ -1,3 +1,5 @@
+"""J against loops and rational arithmetic, at any scale, in batches, and shared out among processes."""
+
 import math
 from fractions import Fraction
 
@@ -10,10 +12,10 @@ from sklearn.metrics import calinski_harabasz_score
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, discriminant_ratio
-from tests.functional.threads import in_threads
+from tests.functional.class_cases import LABEL_VALUES, batches, extreme_sets, made
+from tests.thread_processes import in_threads
 
 HALF = (torch.float16, torch.bfloat16)
-LABEL_VALUES = st.sampled_from([0, 1, 2, 3, -1, -7, 2**24, 2**24 + 1, 2**61, 2**61 + 1, -(2**62), 2**63 - 1, -(2**63)])
 
 
 def traces(embeddings, labels):
@@ -63,22 +65,6 @@ def exact_ratio(embeddings, labels, eps=0.0, skip_singletons=False):
         return math.nan
     bottom = within + Fraction(eps) * total
     return (total - within) / bottom if bottom else math.inf  # a fraction: J may lie beyond what a float holds
-
-
-def made(items=60, classes=5, dim=8, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(items) % classes
-    centres = torch.randn(classes, dim, generator=generator, dtype=torch.float64)
-    return (centres[labels] + torch.randn(items, dim, generator=generator, dtype=torch.float64)).to(dtype), labels
-
-
-@st.composite
-def batches(draw, dtypes=(torch.float16, torch.bfloat16, torch.float32, torch.float64)):
-    """Small batches on a grid, so that equal rows, collapsed classes and singletons occur; labels of any value."""
-    items, dim = draw(st.integers(1, 10)), draw(st.integers(1, 4))
-    values = draw(st.lists(st.integers(-4, 4), min_size=items * dim, max_size=items * dim))
-    labels = draw(st.lists(LABEL_VALUES, min_size=items, max_size=items))
-    return torch.tensor(values).view(items, dim).to(draw(st.sampled_from(dtypes))) / 2, torch.tensor(labels)
 
 
 class TestDefinition:
@@ -180,34 +166,6 @@ def textbook_float32(embeddings, labels):
     within = sum((members.square().mean(0) - members.mean(0).square()).sum() * len(members) for members in classes)
     total = (embeddings.square().mean(0) - embeddings.mean(0).square()).sum() * len(embeddings)
     return float((total - within) / within)
-
-
-OUTLIERS = st.sampled_from([None, 1e3, 1e10, "largest"])
-
-
-@st.composite
-def extreme_sets(draw):
-    """Random classes at any scale and offset, perhaps with a huge item that is alone in its class, or is not."""
-    dtype = draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
-    items, classes, dim = draw(st.integers(2, 14)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    labels = torch.randint(0, classes, (items,), generator=generator)
-    embeddings = torch.randn(classes, dim, generator=generator, dtype=torch.float64)[labels]
-    embeddings += draw(st.sampled_from([0.0, 0.1, 1.0])) * torch.randn(embeddings.shape, generator=generator)
-    embeddings += draw(st.sampled_from([0.0, 1.0, 1e3, 1e7, -1e12]))
-    # float64 embeddings need squares of which float64 knows nothing
-    widest = 290 if dtype == torch.float64 else 30
-    exponents = [-widest, -8, 0, 3] if dtype == torch.float16 else [-widest, -30, -8, 0, 18, 30, widest]
-    embeddings *= 10.0 ** draw(st.sampled_from(exponents))
-    embeddings = embeddings.to(dtype).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
-    outlier = draw(OUTLIERS)
-    if outlier is not None:
-        place = draw(st.integers(0, items - 1))
-        limit = 1e300 if dtype == torch.float64 else torch.finfo(dtype).max
-        embeddings[place] = limit if outlier == "largest" else min(outlier * embeddings.abs().max().item(), limit)
-        labels[place] = draw(st.sampled_from([99, int(labels[place])]))
-    order = torch.randperm(items, generator=generator)
-    return embeddings[order], labels[order]
 
 
 def assert_close_to_exact(found, exact, dtype):

@@ -29,7 +29,7 @@ from fewshot_callbacks.functional import (
 from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.protonet import SoftmaxHead, SupportClassifier
 from fewshot_callbacks.protonet.evaluation import evaluate_episodes
-from tests.functional.threads import in_threads
+from tests.thread_processes import in_threads
 
 WORDS = np.array(["heron", "owl", "", "Ünal", "owl 2", "10", "9"])
 """In no order; of one letter more, empty, and looking like numbers."""

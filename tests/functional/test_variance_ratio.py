@@ -1,3 +1,5 @@
+"""The variance ratio and its interval against the definitions, at any scale and for any cut into batches."""
+
 import math
 from fractions import Fraction
 from statistics import median
@@ -11,9 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fewshot_callbacks.functional import discriminant_ratio, variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.variance_ratio import batch_ratios
-from tests.functional.test_discriminant_ratio import batches, extreme_sets, made
-from tests.functional.threads import in_threads
+from tests.functional.class_cases import batches, extreme_sets, made
 from tests.functional.variance import by_definition, interval_by_definition
+from tests.thread_processes import in_threads
 
 
 def exact(embeddings, labels):

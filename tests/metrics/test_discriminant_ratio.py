@@ -1,3 +1,5 @@
+"""The DiscriminantRatio metric: any cut into batches, copies, and several processes."""
+
 import copy
 import math
 import pickle
@@ -10,33 +12,8 @@ from hypothesis import strategies as st
 from fewshot_callbacks.functional import ClassMoments
 from fewshot_callbacks.functional import discriminant_ratio as functional
 from fewshot_callbacks.metrics import DiscriminantRatio
-from tests.metrics import ranks
-
-NAMES = torch.tensor([0, 3, -7, 2**61, 2**63 - 1, -(2**63)])
-
-
-@st.composite
-def cut_sets(draw):
-    """Items with labels and where to cut them into batches, some of them empty."""
-    items = draw(st.integers(1, 30))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    labels = NAMES[torch.randint(0, draw(st.integers(1, 6)), (items,), generator=generator)]
-    embeddings = torch.randn(items, 3, generator=generator) + draw(st.sampled_from([0.0, 1e4]))
-    cuts = sorted(draw(st.lists(st.integers(0, items), max_size=5)))
-    return embeddings, labels, list(zip([0, *cuts], [*cuts, items], strict=True))
-
-
-def fill(metric, embeddings, labels, cuts):
-    for start, stop in cuts:
-        metric.update(embeddings[start:stop], labels[start:stop])
-    return metric
-
-
-def made(items=40, classes=4):
-    generator = torch.Generator().manual_seed(items)
-    labels = torch.arange(items) % classes
-    centres = torch.randn(classes, 5, generator=generator)
-    return centres[labels] + torch.randn(items, 5, generator=generator), labels
+from tests.metrics import gloo_jobs
+from tests.metrics.cases import cut_sets, fill, made
 
 
 @settings(max_examples=36, deadline=None)
@@ -235,9 +212,9 @@ def test_refusals_leave_the_state_alone(embeddings, labels, message):
 
 
 class TestSeveralProcesses:
-    @pytest.mark.parametrize("name", ranks.SHARDS)
+    @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
     def test_every_rank_gets_the_value_of_one_process(self, on_ranks, name):
-        embeddings, labels = ranks.items(24 if name == "even" else 23)
+        embeddings, labels = gloo_jobs.items(24 if name == "even" else 23)
         alone = fill(DiscriminantRatio(), embeddings, labels, [(0, len(labels))])
         for answers in on_ranks:
             value, scatter = answers["discriminant_ratio"][name]
@@ -245,7 +222,7 @@ class TestSeveralProcesses:
             assert scatter == pytest.approx(alone.within_scatter(), rel=1e-9)
 
     def test_each_process_goes_on_with_its_own_state(self, on_ranks):
-        embeddings, labels = ranks.items(23)
+        embeddings, labels = gloo_jobs.items(23)
         count = len(on_ranks)
         more = torch.arange(count).float().repeat_interleave(2)[:, None].expand(2 * count, 5)
         expected = functional(torch.cat([embeddings, more]), torch.cat([labels, torch.tensor([7, 8] * count)]))

@@ -1,10 +1,12 @@
+"""The store of embeddings: what it keeps, refuses and gives back, on one process and several."""
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.metrics import EmbeddingStore
-from tests.metrics import ranks
+from tests.metrics import gloo_jobs
 
 
 def filled(*sizes, dim=4, dtype=torch.float32):
@@ -162,29 +164,29 @@ class TestIds:
 class TestSeveralProcesses:
     @pytest.mark.parametrize("n", [1, 22, 23])
     def test_the_padding_of_the_sampler_is_dropped_and_the_order_restored(self, on_ranks, n):
-        embeddings, labels = ranks.items(n)
+        embeddings, labels = gloo_jobs.items(n)
         for answers in on_ranks:
             found, found_labels = answers["embedding_store"][f"sampler {n}"]
             assert torch.equal(found, embeddings.half())
             assert torch.equal(found_labels, labels)
 
     def test_the_padding_is_there_without_the_size_of_the_data_set(self, on_ranks):
-        embeddings, _ = ranks.items(23)
+        embeddings, _ = gloo_jobs.items(23)
         for answers in on_ranks:
             found, _ = answers["embedding_store"]["padded 23"]
             assert torch.equal(found, torch.cat([embeddings, embeddings[: -23 % len(on_ranks)]]).half())
 
     def test_positions_of_a_part_of_the_items(self, on_ranks):
-        embeddings, labels = ranks.items(23)
+        embeddings, labels = gloo_jobs.items(23)
         kept = labels != labels[0]
         for answers in on_ranks:
             found, found_labels = answers["embedding_store"]["some"]
             assert torch.equal(found, embeddings[kept])
             assert torch.equal(found_labels, labels[kept])
 
-    @pytest.mark.parametrize("name", ranks.SHARDS)
+    @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
     def test_every_rank_gets_every_item_once(self, on_ranks, name):
-        embeddings, labels = ranks.items(24 if name == "even" else 23)
+        embeddings, labels = gloo_jobs.items(24 if name == "even" else 23)
         first, *others = (answers["embedding_store"][name] for answers in on_ranks)
         for other in others:
             assert torch.equal(first[0], other[0])
@@ -195,7 +197,7 @@ class TestSeveralProcesses:
 
     @pytest.mark.parametrize("kind", ["integers", "words"])
     def test_of_items_with_one_id_one_stays(self, on_ranks, kind):
-        embeddings, labels = ranks.items(23)
+        embeddings, labels = gloo_jobs.items(23)
         rows = sorted((*row, label) for row, label in zip(embeddings.tolist(), labels.tolist(), strict=True))
         for answers in on_ranks:
             (found, found_labels), dropped = answers["embedding_store"][kind]

@@ -12,7 +12,7 @@ from torchmetrics import MetricCollection
 
 from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.metrics import DiscriminantRatio, EmbeddingStore, RetrievalEvaluation, VarianceRatio
-from tests.metrics import ranks
+from tests.metrics import gloo_jobs
 
 SETTINGS = {"group_size": 2, "per_class": True}
 
@@ -127,15 +127,15 @@ def test_the_store_keeps_codes_and_their_words():
 
 
 class TestSeveralProcesses:
-    @pytest.mark.parametrize("name", ranks.SHARDS)
+    @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
     def test_words_that_only_one_process_has(self, on_ranks, name):
-        embeddings, labels = ranks.items(24 if name == "even" else 23)
-        expected = evaluate_retrieval(embeddings, ranks.words(labels), **ranks.SETTINGS)
+        embeddings, labels = gloo_jobs.items(24 if name == "even" else 23)
+        expected = evaluate_retrieval(embeddings, gloo_jobs.words(labels), **gloo_jobs.SETTINGS)
         for answers in on_ranks:
             report, scatter = answers["words_as_labels"][name]
             assert report == expected
             assert report.label_names == expected.label_names
-            assert scatter.keys() == set(ranks.words(labels))
+            assert scatter.keys() == set(gloo_jobs.words(labels))
 
     def test_a_process_with_integers(self, on_ranks):
         for answers in on_ranks:

@@ -1,3 +1,5 @@
+"""The RetrievalEvaluation metric: any cut into batches, copies, and several processes."""
+
 import copy
 import dataclasses
 import itertools
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.metrics import RetrievalEvaluation
-from tests.metrics import ranks
+from tests.metrics import gloo_jobs
 
 SETTINGS = {"group_size": 2, "recall_k": (1, 3)}
 
@@ -161,20 +163,20 @@ def test_of_items_with_one_id_the_first_counts():
 
 
 class TestSeveralProcesses:
-    @pytest.mark.parametrize("name", ranks.SHARDS)
+    @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
     def test_every_rank_gets_the_value_of_one_process(self, on_ranks, name):
-        embeddings, labels = ranks.items(24 if name == "even" else 23)
+        embeddings, labels = gloo_jobs.items(24 if name == "even" else 23)
         expected = evaluate_retrieval(embeddings, labels, **SETTINGS).metrics()
         for answers in on_ranks:
             same(answers["retrieval"][name], expected)
 
     def test_what_a_sampler_repeats_is_found_by_ids(self, on_ranks):
-        expected = evaluate_retrieval(*ranks.items(23), **SETTINGS).metrics()
+        expected = evaluate_retrieval(*gloo_jobs.items(23), **SETTINGS).metrics()
         for answers in on_ranks:
             same(answers["retrieval"]["ids"], expected)
 
     def test_half_precision(self, on_ranks):
-        embeddings, labels = ranks.items(23)
+        embeddings, labels = gloo_jobs.items(23)
         expected = evaluate_retrieval(embeddings.half(), labels, **SETTINGS).metrics()
         for answers in on_ranks:
             same(answers["retrieval"]["half"], expected)

@@ -1,3 +1,5 @@
+"""The VarianceRatio metric: any cut into batches, copies, and several processes."""
+
 import math
 
 import pytest
@@ -9,8 +11,8 @@ from torchmetrics import MetricCollection
 from fewshot_callbacks.functional import ClassMoments, variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional import discriminant_ratio as function_of_j
 from fewshot_callbacks.metrics import DiscriminantRatio, VarianceRatio
-from tests.metrics import ranks
-from tests.metrics.test_discriminant_ratio import cut_sets, fill, made
+from tests.metrics import gloo_jobs
+from tests.metrics.cases import cut_sets, fill, made
 
 
 @settings(max_examples=30, deadline=None)
@@ -73,9 +75,9 @@ def test_refusals_name_the_metric():
         VarianceRatio().update(torch.ones(4, 2), torch.arange(3))
 
 
-@pytest.mark.parametrize("name", ranks.SHARDS)
+@pytest.mark.parametrize("name", gloo_jobs.SHARDS)
 def test_every_process_gets_the_value_and_the_interval_of_one(on_ranks, name):
-    expected = variance_ratio_of_set(*ranks.items(24 if name == "even" else 23))
+    expected = variance_ratio_of_set(*gloo_jobs.items(24 if name == "even" else 23))
     for answers in on_ranks:
         value, interval = answers["variance_ratio"][name]
         assert float(value) == pytest.approx(expected.value, rel=1e-6)

@@ -1,3 +1,5 @@
+"""Backbones: their shapes, their initial weights, and names that build them."""
+
 import math
 
 import pytest

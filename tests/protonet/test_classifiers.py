@@ -1,3 +1,5 @@
+"""Classifiers from vectors or from a support set."""
+
 import math
 
 import pytest

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -26,8 +22,9 @@ from fewshot_callbacks.cli.curves import read_metric
 from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet import EmbeddingModule
 from tests.callbacks.models import trainer
-from tests.protonet import embedding_processes
-from tests.protonet.embedding_processes import LABELS, Proxies, backbone, both, data, fit, weights
+from tests.gloo_processes import answers
+from tests.protonet import gloo_jobs
+from tests.protonet.gloo_jobs import LABELS, Proxies, backbone, both, data, fit, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no `val_dataloader`")
 
@@ -185,27 +182,10 @@ def test_float16_with_a_scaled_loss(similarity, micro_batch) -> None:
     assert weights(module) != pytest.approx(before, abs=1e-5)
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, embedding_processes.__file__, folder],
-        cwd=folder,
-        env=environment | {"PL_TORCH_DISTRIBUTED_BACKEND": "gloo"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-
-
-def test_two_processes_train_as_one(ranks) -> None:
+def test_two_processes_train_as_one(gloo_folder: Path) -> None:
     """Ten items of one process and five of the other, in pieces of four, are the fifteen of one."""
     one = both()
-    for seen in ranks:
+    for seen in answers(gloo_folder, gloo_jobs.__name__, 2):
         for name in ("soft AP", "proxies"):
             assert seen[name] == pytest.approx(one[name], abs=1e-6)
         assert seen["logged"] == pytest.approx(one["logged"], abs=1e-6)

@@ -1,3 +1,5 @@
+"""Heads against the formulas: logits, gradients and limits."""
+
 import math
 from collections.abc import Callable
 
@@ -19,26 +21,14 @@ from fewshot_callbacks.protonet import (
     squared_distances,
 )
 from fewshot_callbacks.protonet.heads import check_distance
+from tests.protonet.slow_distances import DISTANCES, slow_distance
 
 HEADS = [SoftmaxHead(), DistanceRatioHead()]
-DISTANCES: list[Distance] = ["euclidean", "unit_euclidean", "angular"]
 
 
 def query_at_distances(*distances: float) -> tuple[Tensor, Tensor]:
     """A query at the origin, and one prototype on each axis."""
     return torch.zeros(1, len(distances)), torch.diag(torch.tensor(distances))
-
-
-def slow_distance(q: list[float], p: list[float], distance: Distance) -> float:
-    """Between two vectors, in float64."""
-    if distance == "euclidean":
-        return math.dist(q, p)
-    lengths = math.hypot(*q), math.hypot(*p)
-    if 0.0 in lengths:
-        return 1.0 if distance == "unit_euclidean" else math.pi / 2
-    cosine = math.fsum(a * b for a, b in zip(q, p, strict=True)) / math.prod(lengths)
-    chord = math.dist([a / lengths[0] for a in q], [b / lengths[1] for b in p])
-    return chord if distance == "unit_euclidean" else math.acos(min(max(cosine, -1.0), 1.0))
 
 
 def slow_logits(head: nn.Module, query: Tensor, points: Tensor) -> Tensor:

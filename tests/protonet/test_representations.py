@@ -1,3 +1,5 @@
+"""What represents a class, by its formula."""
+
 import math
 
 import pytest
@@ -17,7 +19,7 @@ from fewshot_callbacks.protonet import (
     evaluate_episodes,
 )
 from fewshot_callbacks.protonet.representations import check_representation
-from tests.protonet.test_heads import DISTANCES, slow_distance
+from tests.protonet.slow_distances import DISTANCES, slow_distance
 
 
 def slow_class_logits(head: DistanceHead, query: Tensor, support: Tensor, representation: Representation) -> Tensor:

@@ -22,13 +22,12 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.candidates import Candidates
 from fewshot_callbacks.engine.codes.packing import Codes
-from fewshot_callbacks.engine.options import Progress, compiled_kernels
+from fewshot_callbacks.engine.options import Progress, compiled_kernels, current_options
 from fewshot_callbacks.engine.pooled.bins import ThresholdBins
-from fewshot_callbacks.engine.pooled.histogram import PooledRequest
 from fewshot_callbacks.engine.pooled.intervals import Ints, from_above
 from fewshot_callbacks.engine.pooled.tally import Located
 from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.engine.threads import Task, available_threads, run_tasks
+from fewshot_callbacks.engine.threads import Task, run_tasks
 
 
 class HammingScores:
@@ -36,6 +35,7 @@ class HammingScores:
 
     similarity: Literal["hamming"] = "hamming"
     zero_vectors = (0, 0)
+    longest_item = (-1, 1.0)
 
     @staticmethod
     def to_score(key: float) -> float:
@@ -72,15 +72,16 @@ class HammingPass:
         self.queries, self.gallery, self.candidates = queries, gallery, candidates
         self.memory_bytes, self.progress, self.processes = memory_bytes, progress, processes
         self.scores = HammingScores()
+        self.precision = None
+        """of products, which are not made"""
         self.pairs = candidates.pairs
         self.distinct_rows = len(np.unique(gallery.words.numpy(), axis=0))
         # by distance: relevant pairs, and all others
         self.relevant = np.zeros(queries.bits + 1, np.int64)
         self.negatives = np.zeros(queries.bits + 1, np.int64)
 
-    def run(self, look: HammingCounts | None = None) -> Iterator[RankBlock]:
-        """Walk over all pairs once and yield the ranks, some queries at a time."""
-        del look  # all that it needs is counted here
+    def run(self) -> Iterator[RankBlock]:
+        """Pass over all pairs once and yield the ranks, some queries at a time."""
         candidates, done = self.candidates, 0
         order, classes = candidates.query_order.numpy(), candidates.query_class.numpy()
         starts = candidates.gallery_start.numpy()
@@ -111,8 +112,11 @@ class HammingPass:
                 self.progress(done, self.pairs)
             yield _ranks(torch.from_numpy(some), torch.from_numpy(relevant), torch.from_numpy(counts - relevant))
 
+    def release(self) -> None:
+        """Do nothing: little is held."""
+
     def best_matches(self) -> None:
-        """Ranking all matches of a query costs no more than ranking the best."""
+        """Return None: for codes there is nothing to gain from ranking the best match only."""
 
     def _ranges(self) -> tuple[Ints, Ints]:
         """For each class, which places of the gallery its queries search: those of the classes of its part."""
@@ -144,23 +148,23 @@ class HammingPass:
         def work(some: slice, _: None) -> None:
             count_distances(*part(some))
 
-        threads = available_threads()
+        threads = current_options().threads or torch.get_num_threads()
         size = max(16, math.ceil(rows / (8 * threads)))
         tasks = [Task(frozenset(), partial(work, slice(start, start + size)), 1) for start in range(0, rows, size)]
         run_tasks(tasks, [None] * min(threads, len(tasks)), lambda _: None)
 
 
 class HammingCounts:
-    """What is known of all pairs of codes, whatever their query: everything.
+    """Pooled counts of relevant and irrelevant pairs at each Hamming distance.
 
     Args:
-        walk: a pass that has been run.
-        request: what will be asked.
+        hamming_pass: a pass that has been run.
     """
 
-    def __init__(self, walk: HammingPass, request: PooledRequest) -> None:
-        self.walk, self.request = walk, request
-        self.relevant, self.negatives = walk.processes.summed(np.stack([walk.relevant, walk.negatives]))
+    def __init__(self, hamming_pass: HammingPass) -> None:
+        self.scores = hamming_pass.scores
+        counts = np.stack([hamming_pass.relevant, hamming_pass.negatives])
+        self.relevant, self.negatives = hamming_pass.processes.summed(counts)
 
     def cells(self) -> ThresholdBins:
         """Each distance at which there are relevant pairs is a single key."""

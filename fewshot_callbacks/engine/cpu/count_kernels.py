@@ -1,8 +1,9 @@
 """The counting kernel compiled for the CPU.
 
-It gives the counts of `reference`, to the last one, from the same proved bounds; what it adds is that a pair which an
+It gives the counts of `pytorch.count`, to the last one, from the same proved bounds; what it adds is that a pair which an
 estimate leaves open is decided on the spot: by a float64 product of the two vectors, and where that is not enough by
-their key. All kernels release the interpreter's lock and run on one thread each; the pass starts as many as it may use.
+their exact score. All kernels release the interpreter's lock and run on one thread each; the pass starts as many as it
+may use.
 
 How a pair is placed among R thresholds without a search: the interval from the lowest to the highest threshold of a query is
 cut into cells. A table says for each cell how many thresholds lie below it, and whether one lies so near that an
@@ -13,7 +14,6 @@ however the division into cells was rounded.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numba
@@ -23,21 +23,20 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.cpu.exact_kernels import (  # noqa: F401 - one door to all compiled kernels
     Pairs,
     Vectors,
-    block_keys,
-    class_keys,
+    class_scores,
     close_score,
-    key,
-    keys,
+    exact_score,
+    pair_scores,
     squares,
 )
 
 FEW = 96
-"""So many thresholds are compared faster than searched."""
+"""Up to this many thresholds are compared faster than searched."""
 RUN = 256
 """Columns that are handled at once: their tables and counters stay in the second cache."""
 
 _kernel = numba.njit(nogil=True, cache=True, error_model="numpy")
-# a call would push every field of every array that it is given
+# inlined: a call would copy every field of each array argument onto the stack
 _inlined = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
 # sums of integers that float64 holds are exact in any order, and a proved bound holds for any order
 _any_order = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
@@ -59,38 +58,21 @@ class Side(NamedTuple):
 class Margins(NamedTuple):
     """What an estimate is compared with, and the tables."""
 
-    reach: NDArray[np.float64]  # (items,) an estimate further than this from a threshold is surely on its side of it
+    margin: NDArray[np.float64]  # (items,) an estimate further than this from a threshold is surely on its side of it
     origin: NDArray[np.floating]  # (items,)
     scale: NDArray[np.floating]  # (items,)
     table: NDArray[np.signedinteger]  # (items, cells)
 
 
-class Pooled(NamedTuple):
-    """What is recorded of all pairs, whatever their query: a histogram, and which pairs have the highest estimates."""
-
-    histogram: NDArray[
-        np.int64
-    ]  # (bins + 1,) the first bin is for what lies below all others, and for what is no candidate
-    origin: float
-    scale: float
-    floor: float  # a screen records no value below this one
-    cut: float  # pairs with estimates from here on are collected
-    values: NDArray[np.float64]  # (capacity,) their estimates
-    rows: NDArray[np.int32]  # (capacity,) their queries
-    columns: NDArray[np.int32]  # (capacity,) and their gallery items
-    weights: NDArray[np.int64]  # (capacity,) how many pairs each stands for; empty where that is the same for all
-    filled: NDArray[np.int64]  # (3,) pairs collected; pairs left open by the estimate; keys computed
-
-
-# -------------------------------------------------------------------------------------- relevant pairs near some keys
+# -------------------------------------------------------------------------------------- relevant pairs near some scores
 
 
 @_kernel
-def near_keys(estimates, queries, members, error, pairs, same_set, low, high, many, gaps, out):
-    """The keys of those pairs that may lie in one of some intervals; the others are counted between these.
+def near_scores(estimates, queries, members, error, pairs, same_set, low, high, many, gaps, out):
+    """Make the exact scores of those pairs that may lie in an interval; count the others between the intervals.
 
     Args:
-        estimates: (rows, columns) of the keys.
+        estimates: (rows, columns) of the scores.
         queries: (rows,) indices.
         members: (columns,) indices.
         error: (rows,) of the estimates.
@@ -98,25 +80,25 @@ def near_keys(estimates, queries, members, error, pairs, same_set, low, high, ma
         same_set: a query is no candidate for itself.
         low: (intervals,) ascending, where they begin.
         high: (intervals,) and end.
-        many: stop at a row before which more than this share of the pairs needed their keys.
+        many: stop at a row before which more than this share of the pairs needed their exact scores.
         gaps: (intervals + 1,) counters of the pairs below the first, between the first and the second, ...
-        out: (rows * columns,) where the keys are put.
+        out: (rows * columns,) where the exact scores are put.
 
     Returns:
-        How many keys, and how many rows were looked at.
+        How many exact scores were made, and how many rows were looked at.
     """
     rows, columns = estimates.shape
     filled = 0
     for r in range(rows):
         if filled > 1024 and filled > many * r * columns:
             return filled, r
-        reach = np.float64(error[r])
+        margin = np.float64(error[r])
         for c in range(columns):
             if same_set and members[c] == queries[r]:
                 continue
             value = np.float64(estimates[r, c])
-            begun = _begun(low, value + reach)
-            if begun == 0 or high[begun - 1] < value - reach:
+            begun = _begun(low, value + margin)
+            if begun == 0 or high[begun - 1] < value - margin:
                 gaps[begun] += 1
                 continue
             value, closer = close_score(pairs, queries[r], members[c])
@@ -124,7 +106,7 @@ def near_keys(estimates, queries, members, error, pairs, same_set, low, high, ma
             if begun == 0 or high[begun - 1] < value - closer:
                 gaps[begun] += 1
                 continue
-            out[filled] = key(pairs, queries[r], members[c])
+            out[filled] = exact_score(pairs, queries[r], members[c])
             filled += 1
     return filled, rows
 
@@ -142,23 +124,15 @@ def _begun(low, value):
     return first
 
 
-# ------------------------------------------------------------------------------------------------------ rows of one side
-
-
-@_kernel
-def row_scales(values, of_zeros, out):
-    """For each row the largest power of two not above its largest component; `of_zeros` for a row of zeros."""
-    for i in range(values.shape[0]):
-        row = values[i]
-        largest = row[0] * 0
-        for k in range(row.shape[0]):
-            largest = max(largest, abs(row[k]))
-        out[i] = of_zeros if largest == 0 else math.ldexp(1.0, math.frexp(np.float64(largest))[1] - 1)
+# ---------------------------------------------------------------------------------------------------------- equal rows
 
 
 @_kernel
 def row_hashes(bits, odd, out):
-    """A number of 64 bits for each row, the same for equal rows."""
+    """Make a number of 64 bits for each row, the same for equal rows.
+
+    In PyTorch, in one pass for each operation, this takes four times as long: 2 % of an evaluation of 8,000 x 512.
+    """
     for i in range(bits.shape[0]):
         row = bits[i]
         total = np.int64(0)
@@ -166,17 +140,6 @@ def row_hashes(bits, odd, out):
             pattern = np.int64(row[k])
             total += (pattern ^ (pattern >> 29)) * odd[k]
         out[i] = total
-
-
-@_kernel
-def operand(values, index, scale, factor, out):
-    """Chosen rows in float32: divided by a power of two, then multiplied with a factor, rounded after each."""
-    for i in range(index.shape[0]):
-        row = values[index[i]]
-        inverse = 1.0 / scale[index[i]]
-        multiplier = np.float32(factor[index[i]])
-        for k in range(row.shape[0]):
-            out[i, k] = np.float32(np.float64(row[k]) * inverse) * multiplier
 
 
 # ------------------------------------------------------------------------------------------------------------- margins
@@ -199,7 +162,7 @@ def margins(side, error, out):
         relevant = side.relevant[i]
         entries = out.table[i]
         if relevant == 0:
-            out.reach[i] = 0.0
+            out.margin[i] = 0.0
             out.origin[i] = 1e30
             out.scale[i] = 1.0
             entries[:] = 0
@@ -207,15 +170,15 @@ def margins(side, error, out):
         thresholds = side.thresholds[i]
         largest = max(abs(thresholds[0]), abs(thresholds[relevant - 1]))
         # a little more than the error, so that rounding these sums changes nothing
-        reach = error[i] * (1 + 1e-6) + largest * 2.0**-51 + 2.0**-125
-        out.reach[i] = reach
-        out.origin[i] = thresholds[0] - reach
-        out.scale[i] = min((cells - 3) / (thresholds[relevant - 1] - thresholds[0] + 2 * reach), 1e30)
+        margin = error[i] * (1 + 1e-6) + largest * 2.0**-51 + 2.0**-125
+        out.margin[i] = margin
+        out.origin[i] = thresholds[0] - margin
+        out.scale[i] = min((cells - 3) / (thresholds[relevant - 1] - thresholds[0] + 2 * margin), 1e30)
         origin, scale = out.origin[i], out.scale[i]
         cell = 0
         for k in range(relevant):
             # rounding is monotone: what an estimate reaches, it reaches rounded
-            ends[0], ends[1] = thresholds[k] - reach, thresholds[k] + reach
+            ends[0], ends[1] = thresholds[k] - margin, thresholds[k] + margin
             start = _cell(ends[0], origin, scale, cells)
             stop = _cell(ends[1], origin, scale, cells) + 1
             entries[cell:start] = k
@@ -238,7 +201,7 @@ def _below(thresholds, relevant, value):
             low = middle + 1
         else:
             high = middle
-    # a few are compared all at once: a branch that nobody can foresee costs more
+    # branch-free scan: an unpredictable branch costs more
     rest = thresholds[low:high]
     count = np.int64(low)
     for k in range(rest.shape[0]):
@@ -272,8 +235,8 @@ def _place(side, item, value, error, weight):
 
 
 @_inlined
-def _place_key(side, item, value, weight):
-    """Count a candidate whose key is known."""
+def _place_exact(side, item, value, weight):
+    """Count a candidate whose exact score is known."""
     relevant = side.relevant[item]
     below = _below(side.thresholds[item], relevant, value)
     not_above = _not_above(side.thresholds[item], relevant, value)
@@ -320,12 +283,12 @@ def _resolve(pairs, rows, i, columns, j, row_open, column_open, screened, pooled
         column_open = False
     if not (row_open or column_open):
         return
-    value = key(pairs, query, item)
+    value = exact_score(pairs, query, item)
     pooled.filled[2] += 1
     if row_open:
-        _place_key(rows, i, value, columns.weight[j])
+        _place_exact(rows, i, value, columns.weight[j])
     if column_open:
-        _place_key(columns, j, value, rows.weight[i])
+        _place_exact(columns, j, value, rows.weight[i])
 
 
 @_inlined
@@ -337,15 +300,15 @@ def _span(half, first, width, before, after):
 
 
 @_inlined
-def _sum_parts(estimates, r, start, stop, value):
-    """The estimates of a span: slices and unsigned places spare the compiler the thought of negative ones."""
-    part = estimates[0, r, start:stop]
+def _sum_chunks(estimates, r, start, stop, value):
+    """The estimates of a span: slicing and unsigned indices let LLVM drop the checks for negative indices."""
+    chunk = estimates[0, r, start:stop]
     for c in range(stop - start):
-        value[c] = part[c]
+        value[c] = chunk[c]
     for p in range(1, estimates.shape[0]):
-        part = estimates[p, r, start:stop]
+        chunk = estimates[p, r, start:stop]
         for c in range(stop - start):
-            value[c] += part[c]
+            value[c] += chunk[c]
 
 
 @_kernel
@@ -353,7 +316,7 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
     """Count every candidate of a tile for its query, and for its column's item too where `both`.
 
     Args:
-        estimates: (parts, tile rows, columns); the estimate of a pair is the sum over the parts.
+        estimates: (chunks, tile rows, columns); the estimate of a pair is the sum over the chunks.
         first_row: the tile's first row in `rows`.
         rows: the queries.
         row_margins: their tables.
@@ -392,7 +355,7 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
             if start >= stop:
                 continue
             length = stop - start
-            _sum_parts(estimates, r, start, stop, value)
+            _sum_chunks(estimates, r, start, stop, value)
             highest = np.int32(0)
             wanted = 0
             for c in range(length):
@@ -415,15 +378,15 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
             if highest == 0 and wanted == 0:
                 continue
             table, hits = row_margins.table[i], rows.hits[i]
-            row_thresholds, row_reach = rows.thresholds[i], row_margins.reach[i]
+            row_thresholds, row_margin = rows.thresholds[i], row_margins.margin[i]
             for c in range(length):
                 entry = np.int64(table[np.uint32(row_cell[c])])
                 if entry < 0:
                     entry = ~entry
                     estimate = np.float64(value[c])
-                    while entry < row_relevant and row_thresholds[np.uint32(entry)] + row_reach < estimate:
+                    while entry < row_relevant and row_thresholds[np.uint32(entry)] + row_margin < estimate:
                         entry += 1
-                    if entry < row_relevant and row_thresholds[np.uint32(entry)] - row_reach <= estimate:
+                    if entry < row_relevant and row_thresholds[np.uint32(entry)] - row_margin <= estimate:
                         open_at[opened] = c
                         opened += 1
                         continue
@@ -431,16 +394,16 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
             row_opened = opened
             if both:
                 tables, column_hits = column_margins.table[start:stop], columns.hits[start:stop]
-                column_thresholds, column_reach = columns.thresholds[start:stop], column_margins.reach[start:stop]
+                column_thresholds, column_margin = columns.thresholds[start:stop], column_margins.margin[start:stop]
                 column_relevant = columns.relevant[start:stop]
                 for c in range(length):
                     entry = np.int64(tables[c, np.uint32(column_cell[c])])
                     if entry < 0:
                         entry = ~entry
-                        estimate, reach = np.float64(value[c]), column_reach[c]
-                        while entry < column_relevant[c] and column_thresholds[c, np.uint32(entry)] + reach < estimate:
+                        estimate, margin = np.float64(value[c]), column_margin[c]
+                        while entry < column_relevant[c] and column_thresholds[c, np.uint32(entry)] + margin < estimate:
                             entry += 1
-                        if entry < column_relevant[c] and column_thresholds[c, np.uint32(entry)] - reach <= estimate:
+                        if entry < column_relevant[c] and column_thresholds[c, np.uint32(entry)] - margin <= estimate:
                             open_at[opened] = c
                             opened += 1
                             continue
@@ -487,14 +450,14 @@ def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both
                 start, stop = _span(half, first, width, spans[r, 0], spans[r, 1])
                 if start >= stop:
                     continue
-                part, others_low = estimates[r, start:stop], column_low[start:stop]
+                estimate, others_low = estimates[r, start:stop], column_low[start:stop]
                 passing = 0
                 for c in range(stop - start):
-                    passing += part[c] >= min(low, others_low[c])
+                    passing += estimate[c] >= min(low, others_low[c])
                 if passing == 0:
                     continue
                 for c in range(stop - start):
-                    if part[c] >= min(low, others_low[c]):
+                    if estimate[c] >= min(low, others_low[c]):
                         j = start + c
                         pooled.filled[1] += 1
                         _resolve(
@@ -505,26 +468,26 @@ def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both
 
 @_kernel
 def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, edge_margins, hits, ties):
-    """Count every candidate of a tile against one list of keys, whatever its query.
+    """Count every candidate of a tile against one list of scores, regardless of the query.
 
     Args:
-        estimates: (parts, tile rows, columns), as in `count`, like what is not named here.
+        estimates: (chunks, tile rows, columns), as in `count`, like what is not named here.
         first_row: as in `count`.
         rows: the queries.
         columns: the candidates.
         spans: as in `count`.
         both: as in `count`.
         pairs: the vectors.
-        edges: a side of one item, whose thresholds are the keys.
+        edges: a side of one item, whose thresholds are these scores.
         edge_margins: its tables.
-        hits: (keys + 1,) counters of what lies above so many keys and ties with none.
-        ties: (keys + 1,) as in `reference.Counts`.
+        hits: (scores + 1,) counters of what lies above that many scores and ties with none.
+        ties: (scores + 1,) as in `pytorch.count.Counts`.
     """
     _, height, width = estimates.shape
     pair_factor = 2 if both else 1
     thresholds, relevant = edges.thresholds[0], edges.relevant[0]
     origin, scale, table = edge_margins.origin[0], edge_margins.scale[0], edge_margins.table[0]
-    reach = edge_margins.reach[0]
+    margin = edge_margins.margin[0]
     cells = table.shape[0]
     value = np.empty(RUN, estimates.dtype)
     place = np.empty(RUN, np.int32)
@@ -542,7 +505,7 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                 if start >= stop:
                     continue
                 length = stop - start
-                _sum_parts(estimates, r, start, stop, value)
+                _sum_chunks(estimates, r, start, stop, value)
                 for c in range(length):
                     place[c] = _cell(value[c], origin, scale, cells)
                 some = length
@@ -561,9 +524,9 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                     if entry < 0:
                         k = ~entry
                         estimate = np.float64(value[c])
-                        while k < relevant and thresholds[k] + reach < estimate:
+                        while k < relevant and thresholds[k] + margin < estimate:
                             k += 1
-                        if k < relevant and thresholds[k] - reach <= estimate:
+                        if k < relevant and thresholds[k] - margin <= estimate:
                             query, item = rows.items[i], columns.items[start + c]
                             score = _operand_product(rows.operand[i], columns.operand[start + c])
                             k = _below(thresholds, relevant, score - rounding)
@@ -571,7 +534,7 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                                 score, error = close_score(pairs, query, item)
                                 k = _below(thresholds, relevant, score - error)
                                 if k < relevant and thresholds[k] <= score + error:
-                                    score = key(pairs, query, item)
+                                    score = exact_score(pairs, query, item)
                                     k = _below(thresholds, relevant, score)
                                     not_above = _not_above(thresholds, relevant, score)
                                     if not_above > k:

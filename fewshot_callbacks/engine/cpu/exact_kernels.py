@@ -44,7 +44,7 @@ class Vectors(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Queries, gallery, and how their scores are defined; see `similarity.ScoreTiles`."""
+    """Queries, gallery, and how their scores are defined; see `scores.products.ScoreTiles`."""
 
     queries: Vectors
     gallery: Vectors
@@ -222,7 +222,7 @@ def _cosine(high, low, square, square_low, other, other_low):
 
 
 @_kernel
-def _distance_key(high, low, error):
+def _negative_square(high, low, error):
     """Minus the square of the distance rounded to float64; NaN where `error`, a share of it, leaves two float64 open.
 
     Its square root is that distance again: sqrt(x * x) = x in IEEE arithmetic.
@@ -234,8 +234,8 @@ def _distance_key(high, low, error):
 
 
 @_kernel
-def _rounded_key(pairs, i, j, high, low, error):
-    """The key from a sum of products and its error; NaN where these leave two values open."""
+def _rounded_score(pairs, i, j, high, low, error):
+    """The exact score from a sum of products and its error; NaN where these leave two values open."""
     queries, gallery = pairs.queries, pairs.gallery
     if pairs.similarity == COSINE:
         first, second, norms = _cosine(
@@ -248,18 +248,18 @@ def _rounded_key(pairs, i, j, high, low, error):
     if pairs.similarity == DOT:
         return _nearest(high, low, error) * (queries.factor[i] * gallery.factor[j])
     unit = max(queries.factor[i], gallery.factor[j])
-    return _distance_key(high, low, error) * unit * unit
+    return _negative_square(high, low, error) * unit * unit
 
 
 @_kernel
 def _without_rounding(pairs, i, j):
-    """The key of a pair from exact sums, of which 97 bits are known after the root: the nearer of what these leave open."""
+    """The score from exact sums, of which 97 bits are known after the root: the nearer of what these leave open."""
     left, right = pairs.queries.values[i], pairs.gallery.values[j]
     left_scale, right_scale = pairs.queries.inverse_scale[i], pairs.gallery.inverse_scale[j]
     if pairs.similarity == EUCLIDEAN:
         high, low = _exact_squared_distance(left, right, min(left_scale, right_scale))
         unit = max(pairs.queries.factor[i], pairs.gallery.factor[j])
-        return _distance_key(high, low, 0.0) * unit * unit
+        return _negative_square(high, low, 0.0) * unit * unit
     high, low = _exact_dot(left, right, left_scale, right_scale)
     if pairs.similarity == DOT:
         return high * (pairs.queries.factor[i] * pairs.gallery.factor[j])
@@ -270,8 +270,8 @@ def _without_rounding(pairs, i, j):
 
 
 @_kernel
-def key(pairs, i, j):
-    """The key of one pair: its exact score, or minus the square of its exact distance, in the units of `pairs`."""
+def exact_score(pairs, i, j):
+    """The exact score of one pair, or minus the square of its exact distance, in the units of `pairs`."""
     left, right = pairs.queries.values[i], pairs.gallery.values[j]
     left_scale, right_scale = pairs.queries.inverse_scale[i], pairs.gallery.inverse_scale[j]
     if pairs.similarity == EUCLIDEAN:
@@ -279,7 +279,7 @@ def key(pairs, i, j):
         error = _relative_error(left.shape[0])
     else:
         high, low, error = _dot(left, right, left_scale, right_scale, pairs.single)
-    value = _rounded_key(pairs, i, j, high, low, error)
+    value = _rounded_score(pairs, i, j, high, low, error)
     return _without_rounding(pairs, i, j) if math.isnan(value) else value
 
 
@@ -302,7 +302,7 @@ def _negative_distance(left, right, scale):
 
 @_inlined
 def close_score(pairs, i, j):
-    """An estimate of the key by a float64 product of the two rows, and a bound on its error.
+    """An estimate of the exact score by a float64 product of the two rows, and a bound on its error.
 
     A squared distance is a sum of positive terms, so its error is relative to itself. 2**-960 stands for what underflows.
     """
@@ -323,10 +323,10 @@ def close_score(pairs, i, j):
 
 
 @_kernel
-def keys(pairs, rows, columns, out):
-    """The keys of the pairs (rows[p], columns[p])."""
+def pair_scores(pairs, rows, columns, out):
+    """Make the exact scores of the pairs (rows[p], columns[p])."""
     for p in range(rows.shape[0]):
-        out[p] = key(pairs, rows[p], columns[p])
+        out[p] = exact_score(pairs, rows[p], columns[p])
 
 
 @_kernel
@@ -390,8 +390,8 @@ def _load(side, index, similarity, out):
 
 
 @_kernel
-def _row_keys(pairs, query, row, items, members, start, stop, sums, out):
-    """The keys of one query with the gallery items from `start` to `stop`, whose rows are these columns of `members`.
+def _row_scores(pairs, query, row, items, members, start, stop, sums, out):
+    """Make the scores of one query with the gallery items from `start` to `stop`, whose rows are these columns of `members`.
 
     The columns are named by their numbers: a slice of `members` would not be contiguous, and not be vectorised.
     """
@@ -406,36 +406,16 @@ def _row_keys(pairs, query, row, items, members, start, stop, sums, out):
     for m in range(start, stop):
         high, low = _two_sum(sums[0, m - start], sums[1, m - start])
         error = _relative_error(dim) if pairs.similarity == EUCLIDEAN else _error_of_sum(sums[2, m - start], dim)
-        value = _rounded_key(pairs, query, items[m], high, low, error)
+        value = _rounded_score(pairs, query, items[m], high, low, error)
         out[m] = _without_rounding(pairs, query, items[m]) if math.isnan(value) else value
 
 
 @_kernel
-def block_keys(pairs, rows, columns, out):
-    """The keys of all pairs of some blocks.
+def class_scores(pairs, queries, first, start, stop, gallery, same_set, out):
+    """Make the exact scores of each query and the items of its class, or of any other run of items.
 
-    Args:
-        pairs: the rows of both sides.
-        rows: (blocks, height) indices of queries.
-        columns: (blocks, width) indices of gallery items.
-        out: (blocks, height, width) where the keys are put.
-    """
-    dim = pairs.gallery.values.shape[1]
-    own, members, sums = np.empty((dim, 1)), np.empty((dim, MEMBERS)), np.empty((4, MEMBERS))
-    for b in range(rows.shape[0]):
-        for begin in range(0, columns.shape[1], MEMBERS):
-            items = columns[b, begin : begin + MEMBERS]
-            _load(pairs.gallery, items, pairs.similarity, members)
-            for r in range(rows.shape[1]):
-                _load(pairs.queries, rows[b, r : r + 1], pairs.similarity, own)
-                _row_keys(
-                    pairs, rows[b, r], own[:, 0], items, members, 0, items.shape[0], sums, out[b, r, begin:]
-                )  # fmt: skip
-
-
-@_kernel
-def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
-    """The keys of each query and the items of its class.
+    Of two queries of one set the score is made once, in whichever row comes first. Without that the scores take 1.9 times
+    as long, a twelfth of an evaluation of 8,000 x 512 with classes of 53, and a third of it with classes of 2,000.
 
     Args:
         pairs: the rows of both sides.
@@ -444,8 +424,8 @@ def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
         start: (rows,) position in `gallery` where the query's class begins.
         stop: (rows,) and where it ends.
         gallery: (items,) indices in the order of classes.
-        same_set: a query is no candidate for itself, and the key of two queries is made once.
-        out: (rows, columns) where the keys are put, +inf for the query itself and after the last.
+        same_set: a query is no candidate for itself, and the score of two queries is made once.
+        out: (rows, columns) where the scores are put, +inf for the query itself and after the last.
     """
     dim = pairs.gallery.values.shape[1]
     own, members, sums = np.empty((dim, 1)), np.empty((dim, MEMBERS)), np.empty((4, MEMBERS))
@@ -462,7 +442,7 @@ def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
             _load(pairs.gallery, items, pairs.similarity, members)
             for q in range(r, after):
                 row = out[q]
-                # columns whose key was made for another query here, as its key with this one
+                # columns whose score was made for another query here, as its score with this one
                 made_from = made_to = begin
                 if same_set and first >= 0:
                     column = first + q - start[r]  # of this query in the rows of others
@@ -473,7 +453,7 @@ def class_keys(pairs, queries, first, start, stop, gallery, same_set, out):
                         row[m] = out[start[r] + m - first, column]
                 _load(pairs.queries, queries[q : q + 1], pairs.similarity, own)
                 for low, high in ((begin, made_from), (made_to, end)):
-                    _row_keys(
+                    _row_scores(
                         pairs, queries[q], own[:, 0], items, members, low - begin, high - begin, sums, row[begin:]
                     )  # fmt: skip
                 if same_set:

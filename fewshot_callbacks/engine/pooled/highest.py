@@ -1,28 +1,35 @@
-"""The pairs of different classes with the highest estimates, as they were met on the way past all pairs."""
+"""The negatives with the highest estimates, collected during a pass."""
 
 from __future__ import annotations
 
 import math
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.pooled.intervals import Floats, Ints, inside_any, merged
+from fewshot_callbacks.engine.pooled.record import PairRecord
 from fewshot_callbacks.engine.pooled.tally import ThresholdCounts
+from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.engine.threads import Task, run_tasks
 
-if TYPE_CHECKING:
-    from fewshot_callbacks.engine.cpu.count_kernels import Pooled
-    from fewshot_callbacks.engine.ranking_pass import RankingPass
-    from fewshot_callbacks.engine.scores.products import ScoreTiles
+SCORES_AT_ONCE = 2**13
 
-KEYS_AT_ONCE = 2**13
+
+class OpenPairs(NamedTuple):
+    """Pairs of one rectangle whose exact scores are needed."""
+
+    rows: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    weights: Ints
+    """how many pairs each stands for"""
 
 
 class _Part(NamedTuple):
-    rectangle: int
+    position: int
     values: Floats
     rows: NDArray[np.int32]
     columns: NDArray[np.int32]
@@ -30,25 +37,32 @@ class _Part(NamedTuple):
 
 
 class TopNegatives:
-    """Every negative whose key lies well above `cut`, with an estimate of that key.
+    """Every negative whose exact score lies well above `cut`, with an estimate of that score.
 
     Args:
-        walk: the pairs.
-        error: no estimate lies further from its key than this.
+        weighted: a pair may stand for several equal ones.
+        symmetric: without weights, each pair stands for two.
     """
 
-    def __init__(self, walk: RankingPass, error: float) -> None:
-        self.walk, self.error = walk, error
+    def __init__(self, weighted: bool, *, symmetric: bool) -> None:
+        self.weighted, self.each, self.error = weighted, 2 if symmetric else 1, 0.0
         self._cuts: list[float] = []
         self._parts: list[_Part] = []
 
-    def add(self, record: Pooled, rectangle: int = 0) -> None:
-        """Take what one thread has collected in a rectangle; each thread has seen other pairs."""
+    def add(self, record: PairRecord, position: int = 0, error: float = 0.0) -> None:
+        """Take what one thread has collected of a rectangle; each thread has seen other pairs.
+
+        Args:
+            record: of the thread.
+            position: of the rectangle in the pass.
+            error: no estimate lies further from its exact score than this.
+        """
         some = slice(int(record.filled[0]))
-        weights = record.weights[some].copy() if len(record.weights) else None
+        weights = record.weights[some].copy() if self.weighted else None
+        self.error = error
         self._cuts.append(record.cut)
         self._parts.append(
-            _Part(rectangle, record.values[some].copy(), record.rows[some].copy(), record.columns[some].copy(), weights)
+            _Part(position, record.values[some].copy(), record.rows[some].copy(), record.columns[some].copy(), weights)
         )
 
     def __len__(self) -> int:
@@ -58,9 +72,9 @@ class TopNegatives:
         """Keep nothing: they have become too many."""
         self._parts, self._cuts = [], [math.inf]
 
-    def reduce_over_processes(self) -> None:
-        """All pairs have been met: from where on nothing is missing in any process, and how far estimates are off."""
-        cut, self.error = self.walk.processes.largest([self.cut, self.error])
+    def reduce_over_processes(self, processes: Processes) -> None:
+        """Agree from which score on nothing is missing in any process, and how far estimates are off."""
+        cut, self.error = processes.largest([self.cut, self.error])
         self._cuts = [cut]
 
     @property
@@ -70,16 +84,16 @@ class TopNegatives:
 
     @property
     def exact_above(self) -> float:
-        """Every negative with this key or a higher one is here."""
+        """Every negative with this exact score or a higher one is here."""
         return self.cut + self.error
 
     @cached_property
     def _ordered(self) -> tuple[Floats, Ints | None]:
         """Estimates in ascending order, and how many pairs there are from each on (None: as many as estimates)."""
         values = np.concatenate([np.empty(0), *(part.values for part in self._parts)])
-        if not self.walk.repeats:
+        if not self.weighted:
             return np.sort(values), None
-        weights = np.concatenate([np.empty(0, np.int64), *(_weights(part, 1) for part in self._parts)])
+        weights = np.concatenate([np.empty(0, np.int64), *(self._weights(part, 1) for part in self._parts)])
         order = np.argsort(values)
         return values[order], np.append(np.cumsum(weights[order][::-1])[::-1], 0)
 
@@ -89,59 +103,60 @@ class TopNegatives:
         if from_here is not None:
             counts: Ints = from_here[place]
             return counts
-        return (len(ordered) - place) * (2 if self.walk.both else 1)
+        return (len(ordered) - place) * self.each
 
-    def bounds(self, keys: Floats) -> tuple[Ints, Ints]:
-        """How many negatives at least, and at most, reach each of these keys, none of which lies below `exact_above`."""
-        # a little more, so that the rounding of these sums changes nothing
-        reach = self.error * (1 + 1e-9) + np.abs(keys) * 2.0**-50
-        counts = np.stack([self._reaching(keys + reach, "right"), self._reaching(keys - reach, "left")])
-        fewest, most = self.walk.processes.summed(counts)
-        return fewest, most
+    def bounds(self, scores: Floats) -> NDArray[np.int64]:
+        """Return how many negatives of this process at least, and at most, reach each of these scores.
 
-    def count(self, tally: ThresholdCounts) -> None:
-        """Count the pairs against some keys, the lowest of which is not below `exact_above`, exactly.
-
-        The vectors of those whose key is asked for are met once more, if they are not here.
+        Args:
+            scores: none below `exact_above`.
         """
-        edges = tally.keys
+        # a little more, so that the rounding of these sums changes nothing
+        reach = self.error * (1 + 1e-9) + np.abs(scores) * 2.0**-50
+        return np.stack([self._reaching(scores + reach, "right"), self._reaching(scores - reach, "left")])
+
+    def count(self, counts: ThresholdCounts) -> dict[int, list[OpenPairs]]:
+        """Count the pairs against some thresholds, the lowest of which is not below `exact_above`.
+
+        Returns:
+            By the position of their rectangle, pairs that are not counted: their estimates leave open on which side of a
+            threshold they lie, or their exact scores are to be listed. See `exact_scores_of`.
+        """
+        edges = counts.keys
         reach = self.error * (1 + 1e-9) + float(np.abs(edges[[0, -1]]).max()) * 2.0**-50
-        noting = merged(tally.noting[:, 0] - reach, tally.noting[:, 1] + reach)
-        open_pairs: dict[int, list[tuple[_Part, Ints]]] = {}
+        noting = merged(counts.noting[:, 0] - reach, counts.noting[:, 1] + reach)
+        open_pairs: dict[int, list[OpenPairs]] = {}
         for part in self._parts:
-            weights = _weights(part, 2 if self.walk.both else 1)
+            weights = self._weights(part, self.each)
             above = part.values > edges[-1] + reach
             within = np.flatnonzero((part.values >= edges[0] - reach) & ~above)
             inside = part.values[within]
             open_ = np.searchsorted(edges, inside - reach) != np.searchsorted(edges, inside + reach, side="right")
             open_ |= inside_any(inside, noting)
-            tally.add(inside[~open_], weights[within[~open_]])
-            tally.add(np.full(1, np.inf), weights[above].sum()[None])
+            counts.add(inside[~open_], weights[within[~open_]])
+            counts.add(np.full(1, np.inf), weights[above].sum()[None])
             if open_.any():
-                open_pairs.setdefault(part.rectangle, []).append((part, within[open_]))
-        for place, scores in self.walk.revisit_tiles(bool(open_pairs)):
-            for part, index in open_pairs.get(place, []):
-                keys = self._keys(scores, part.rows[index], part.columns[index])
-                weights = _weights(part, 2 if self.walk.both else 1)[index]
-                tally.add(keys, weights)
-                tally.note(keys, weights)
-            del scores  # before the next guest comes
+                chosen = within[open_]
+                pairs = OpenPairs(part.rows[chosen], part.columns[chosen], weights[chosen])
+                open_pairs.setdefault(part.position, []).append(pairs)
+        return open_pairs
 
-    def _keys(self, scores: ScoreTiles, rows: NDArray[np.int32], columns: NDArray[np.int32]) -> Floats:
-        keys = np.empty(len(rows))
-        assert scores.compiled is not None
-        compute, pairs = scores.compiled.keys, scores.pairs()
-
-        def fill(start: int, _: None) -> None:
-            part = slice(start, start + KEYS_AT_ONCE)
-            compute(pairs, rows[part], columns[part], keys[part])
-
-        tasks = [Task(frozenset(), partial(fill, start), 1) for start in range(0, len(rows), KEYS_AT_ONCE)]
-        if tasks:
-            run_tasks(tasks, [None] * min(self.walk.threads, len(tasks)), lambda _: None)
-        return keys
+    def _weights(self, part: _Part, each: int) -> Ints:
+        """Return how many pairs each entry stands for."""
+        return np.broadcast_to(np.int64(each), part.values.shape) if part.weights is None else part.weights
 
 
-def _weights(part: _Part, each: int) -> Ints:
-    """How many pairs each entry stands for; `each` where that is the same for all."""
-    return np.broadcast_to(np.int64(each), part.values.shape) if part.weights is None else part.weights
+def exact_scores_of(scores: ScoreTiles, pairs: OpenPairs, threads: int) -> Floats:
+    """Return the exact score of each pair, made on several threads."""
+    found = np.empty(len(pairs.rows))
+    assert scores.compiled is not None
+    compute, sides = scores.compiled.pair_scores, scores.pairs()
+
+    def fill(start: int, _: None) -> None:
+        some = slice(start, start + SCORES_AT_ONCE)
+        compute(sides, pairs.rows[some], pairs.columns[some], found[some])
+
+    tasks = [Task(frozenset(), partial(fill, start), 1) for start in range(0, len(found), SCORES_AT_ONCE)]
+    if tasks:
+        run_tasks(tasks, [None] * min(threads, len(tasks)), lambda _: None)
+    return found

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.pooled.intervals import (
     Floats,
     Ints,
@@ -72,6 +73,16 @@ class ThresholdCounts:
         noted = distinct(*joined([self.noted, (keys[inside], None if weights is None else weights[inside])]))
         if len(noted[0]) <= self.most:
             self.noted = noted
+
+    def add_counters(self, hits: Ints, ties: Ints) -> None:
+        """Add what was counted elsewhere against the same thresholds."""
+        self.hits += hits
+        self.ties += ties
+
+    def reduce_over_processes(self, processes: Processes) -> None:
+        """Sum the counts, and join the lists of scores, of all processes."""
+        self.hits, self.ties = processes.summed(np.stack([self.hits, self.ties]))
+        self.noted = distinct(*joined(processes.gather(self.noted)))
 
     @property
     def total(self) -> int:

@@ -1,8 +1,8 @@
 """Exact scores on any device: the true cosine, dot product or distance of two rows, rounded once to float64.
 
-This is `kernels.exact` in plain PyTorch, for devices and machines where the compiled kernels do not run: the same sums with
-their rounding errors, for many pairs at a time. Both give the float64 that is nearest to the true value, so they agree to
-the bit although they do not add in the same way. What the error bound leaves open here is decided by rational numbers.
+This is `cpu.exact_kernels` in plain PyTorch, for devices and machines where the compiled kernels do not run: the same sums
+with their rounding errors, for many pairs at a time. Both give the float64 that is nearest to the true value, so they agree
+to the bit although they do not add in the same way. What the error bound leaves open here is decided by rational numbers.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def cosine(products: tuple[Tensor, Tensor, Tensor], square: Sum, other: Sum, dim
     return nearest(first, second, first.abs() * relative + 1.01 * error / norm).clamp(-1.0, 1.0)
 
 
-def distance_key(high: Tensor, low: Tensor, dim: int) -> Tensor:
+def negative_square(high: Tensor, low: Tensor, dim: int) -> Tensor:
     """Minus the square of the distance rounded to float64, from a squared distance; NaN where two values are open."""
     distance, rest = root(high, low)
     distance = nearest(distance, rest, distance * (2.0**-97 + relative_error(dim)))

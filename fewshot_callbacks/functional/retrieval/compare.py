@@ -1,4 +1,4 @@
-"""Two evaluations of the same queries, compared query by query: what is better, and what is chance."""
+"""Compares two evaluations of the same queries, query by query, with intervals of the differences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
     Args:
         first: one evaluation.
         second: another of the same queries in the same order, say by another model.
-        confidence: of the intervals.
+        confidence: confidence level of the intervals.
 
     Returns:
         Metric -> first, second and the interval of first minus second; the metrics that both have.

@@ -1,11 +1,11 @@
-"""What an evaluation will cost, before it is started."""
+"""Counts the operations and the memory of an evaluation before it starts."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from fewshot_callbacks.engine.budget import choose_layout, least_bytes
+from fewshot_callbacks.engine import choose_layout, least_bytes
 from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, check_memory, memory_or_default
 
 
@@ -21,19 +21,19 @@ class EvaluationPlan:
     floating_point_operations: int
     """of the matrix product: one multiplication and one addition for each component of each pair"""
     query_bytes: int
-    """what the queries' embeddings take, in float32"""
+    """size of the query embeddings in float32"""
     gallery_bytes: int
-    """what the gallery's embeddings take, in float32; with one set they are the queries'"""
+    """size of the gallery embeddings in float32; with one set they are the same tensor"""
     matrix_bytes: int
-    """what the matrix of all similarities would take, in float32; it is never made"""
+    """size of the similarity matrix in float32, which is never made"""
     memory_bytes: int
-    """the budget beyond the embeddings"""
+    """budget beyond the embeddings"""
     needed_bytes: int
-    """what counters and tiles take of it; the rest serves to keep what would be made anew for each tile"""
+    """part of the budget that counters and tiles take; the rest caches operands between tiles"""
     least_bytes: int
-    """the smallest budget that can be kept"""
+    """smallest budget that can be kept"""
     tile: tuple[int, int]
-    """queries x gallery items that are scored at once"""
+    """queries and gallery items that are scored at once"""
     tiles: int
 
 

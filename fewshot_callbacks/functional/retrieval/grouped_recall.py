@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,13 +19,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine.candidates import find_candidates
-from fewshot_callbacks.engine.exchange import EXCHANGE_CHUNKS
-from fewshot_callbacks.engine.open_pass import Begin, Regroup, passes, scores_of
-from fewshot_callbacks.engine.precision import full_precision
-from fewshot_callbacks.engine.ranks import BestMatches
-from fewshot_callbacks.engine.scores.products import Similarity, check_similarity
-from fewshot_callbacks.engine.threads import threads_for
+from fewshot_callbacks.engine import (
+    BestMatches,
+    HammingPass,
+    RankingPass,
+    Similarity,
+    check_similarity,
+    compare,
+    computing_on,
+    find_candidates,
+    open_pass,
+)
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
@@ -45,9 +50,6 @@ from fewshot_callbacks.functional.statistics.intervals import (
     mean_interval,
     normal_quantile,
 )
-
-ENOUGH_GROUPS = 2
-"""With so many groups for each process at a time, groups share out the items evenly enough."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +224,9 @@ def grouped_recall(
         first = splits[0][0]
         raise without_match(0, int(torch.isin(sets.query_labels, first).sum()), first, sets.label_names)
     cpu = torch.device("cpu")
-    with full_precision(), threads_for(cpu):
-        begin = passes(scores_of(sets.queries, sets.gallery, similarity), int(memory_mb * 10**6))
+    with computing_on(cpu):
+        compared = compare(sets.queries, sets.gallery, similarity)
+        begin = partial(open_pass, compared, memory_bytes=int(memory_mb * 10**6))
         search = GroupedSearch.of(sets, begin, cpu, ALONE)
         return search.recall(splits, ks, ties, confidence, unmatched, are_given=given is not None)
 
@@ -233,7 +236,7 @@ class GroupedSearch:
     """Queries and a gallery in which every label is that of some query, to be searched in groups of labels.
 
     Args:
-        begin: makes a pass over these candidates, given the best matches of each query if they are known.
+        begin: opens a pass over these vectors: called with candidates, and with `best` matches if they are known.
         same_set: the gallery is the queries.
         query_labels: (queries,) on the device of the scores.
         gallery_labels: (gallery,) likewise.
@@ -241,11 +244,10 @@ class GroupedSearch:
         best: the best matches of each query, if they are known.
         processes: who else holds some of the queries.
         own: which queries this process holds; by default all.
-        regroup: brings the items of a group together in one process.
         label_names: the word of each label, if they were words.
     """
 
-    begin: Begin
+    begin: Callable[..., RankingPass | HammingPass]
     same_set: bool
     query_labels: Int[Tensor, "queries"]
     gallery_labels: Int[Tensor, "gallery"]
@@ -253,26 +255,22 @@ class GroupedSearch:
     best: BestMatches | None = None
     processes: Processes = ALONE
     own: Int[Tensor, "own"] | None = None
-    regroup: Regroup | None = None
     label_names: tuple[str, ...] | None = None
 
     @classmethod
     def of(
         cls,
         sets: RetrievalInputs,
-        begin: Begin,
+        begin: Callable[..., RankingPass | HammingPass],
         device: torch.device,
         processes: Processes,
         best: BestMatches | None = None,
-        regroup: Regroup | None = None,
     ) -> GroupedSearch:
         """Of sets in which every label is that of some query."""
         codes = {name: None if code is None else code.to(device) for name, code in sets.codes.items()}
         query_labels, gallery_labels = sets.query_labels.to(device), sets.gallery_labels.to(device)
         own = None if sets.share is None else sets.share.queries
-        return cls(
-            begin, sets.same_set, query_labels, gallery_labels, codes, best, processes, own, regroup, sets.label_names
-        )
+        return cls(begin, sets.same_set, query_labels, gallery_labels, codes, best, processes, own, sets.label_names)
 
     def recall(
         self,
@@ -293,22 +291,19 @@ class GroupedSearch:
         repeats, groups = len(splits), len(splits[0])
         values = torch.empty(repeats, groups, len(ks), dtype=torch.float64)
         best = self.best
+        own = torch.arange(len(self.query_labels)) if self.own is None else self.own
         for repeat, split in enumerate(splits):
             group_of = _group_of_each(distinct.cpu(), split)
             group = group_of.to(distinct.device)[torch.searchsorted(distinct, self.query_labels)]
             candidates = find_candidates(
                 self.query_labels, self.gallery_labels, same_set=self.same_set, query_part=group, **self.codes
             )
-            mine, places = [], []
-            for begin, own, known in self._rounds(group_of, distinct, groups, best if repeats > 1 else self.best):
-                walk = begin(candidates, known)
-                recalls = torch.full((len(ks), len(own)), torch.nan, dtype=torch.float64)
-                for ranks in walk.run():
-                    recalls[:, ranks.queries.cpu()] = torch.stack([recall_at_k(ranks, k, ties) for k in ks]).cpu()
-                mine.append(recalls)
-                places.append(own)
-                best = walk.best_matches()
-            found = self.processes.placed(torch.cat(mine, dim=1), torch.cat(places), len(group))
+            ranking_pass = self.begin(candidates, best=best)
+            recalls = torch.full((len(ks), len(own)), torch.nan, dtype=torch.float64)
+            for ranks in ranking_pass.run():
+                recalls[:, ranks.queries.cpu()] = torch.stack([recall_at_k(ranks, k, ties) for k in ks]).cpu()
+            best = ranking_pass.best_matches()
+            found = self.processes.placed(recalls, own, len(group))
             if unmatched == "miss" and not bool(found[0, (group < groups).cpu()].isnan().all()):
                 found = found.nan_to_num(0.0)
             for number, members in enumerate(_members(group.cpu(), groups)):
@@ -320,28 +315,6 @@ class GroupedSearch:
         dropped = len(distinct) - sum(map(len, splits[0]))
         summary = _summary(values, ks, splits, dropped, confidence, are_given=are_given)
         return replace(summary, unmatched=unmatched)
-
-    def _rounds(
-        self, group_of: Int[Tensor, "labels"], distinct: Int[Tensor, "labels"], groups: int, best: BestMatches | None
-    ) -> Iterator[tuple[Begin, Int[Tensor, "own"], BestMatches | None]]:
-        """What begins a pass in this process, over which queries, and their best matches if they are known.
-
-        One round, in which all groups are searched where their items are; or some groups at a time, for which they are
-        brought together, so that a process never holds more than a piece of the others' items.
-        """
-        own = torch.arange(len(self.query_labels)) if self.own is None else self.own
-        count = self.processes.count
-        if self.regroup is None or groups < ENOUGH_GROUPS * EXCHANGE_CHUNKS * count:
-            yield self.begin, own, best
-            return
-        distinct = distinct.cpu()
-        of_query = torch.searchsorted(distinct, self.query_labels.cpu())
-        of_item = torch.searchsorted(distinct, self.gallery_labels.cpu())
-        for piece in range(EXCHANGE_CHUNKS):
-            first, last = (groups * end // EXCHANGE_CHUNKS for end in (piece, piece + 1))
-            inside = (group_of >= first) & (group_of < last)
-            owner = torch.where(inside, (group_of - first) * count // (last - first), -1)
-            yield self.regroup((owner[of_query], owner[of_item]))
 
 
 def _group_of_each(distinct: Int[Tensor, "labels"], split: Sequence[Tensor]) -> Int[Tensor, "labels"]:

@@ -28,11 +28,11 @@ def label_groups(
     Args:
         labels: any integers, as a tensor, array or list; what repeats counts once.
         group_size: labels in each group, at least 2.
-        seed: of the random split.
-        repeats: how many independent splits.
+        seed: seed of the random split.
+        repeats: number of independent splits.
 
     Returns:
-        The labels of each group of each split. Left-over labels are in no group.
+        The labels of each group of each split. Labels left over are in no group.
 
     Raises:
         ValueError: if there are fewer labels than a group needs, or labels are words.
@@ -65,12 +65,12 @@ def label_groups(
 
 
 def checked_groups(call: str, name: str, groups: Any) -> list[Labels]:
-    """Groups that a caller gives.
+    """Read the groups that a caller gives.
 
     Args:
-        call: who was given them, for the message.
+        call: the public function, for the message.
         name: of the argument, for the message.
-        groups: for each group the labels in it, integers or words.
+        groups: the labels of each group, integers or words.
 
     Raises:
         ValueError: if they are no groups of at least two labels each, or a label is in two groups.
@@ -102,12 +102,12 @@ def given_split(
     labels: Int[Tensor, "items"],
     label_names: tuple[str, ...] | None = None,
 ) -> Splits:
-    """One split into the groups that a caller gives, all of whose labels are labels of queries.
+    """Make a split of the groups that a caller gives, all of whose labels must be labels of queries.
 
     Args:
-        call: who was given them, for the message.
+        call: the public function, for the message.
         name: of the argument, for the message.
-        groups: of `checked_groups`.
+        groups: as `checked_groups` returns them.
         labels: of the queries.
         label_names: the word of each label, if they were words.
 
@@ -136,12 +136,12 @@ def _shown(labels: Labels, code: int) -> int | str:
 
 
 def random_splits(labels: Int[Tensor, "items"], group_size: int, seed: int, repeats: int = 1) -> Splits:
-    """The groups of `label_groups`, one by one."""
+    """List the groups of `label_groups`."""
     return [list(split) for split in label_groups(labels, group_size, seed, repeats)]
 
 
 def check_unmatched(unmatched: str, call: str = "grouped_recall", name: str = "unmatched") -> None:
-    """Refuse what is none of `Unmatched`.
+    """Refuse any value but those of `Unmatched`.
 
     Raises:
         ValueError: with the choices.

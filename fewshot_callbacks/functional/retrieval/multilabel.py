@@ -1,34 +1,43 @@
-"""Items with several labels each: a candidate is relevant if it shares a label, the more labels the more.
+"""`evaluate_multilabel`: metrics of items with several labels each, graded by the number of shared labels.
 
-That is how image hashing is evaluated on sets such as NUS-WIDE: mAP of what shares at least one label, and nDCG with the
-number of shared labels as the grade.
+This is the evaluation of image hashing on sets such as NUS-WIDE: for mAP a candidate is relevant if it shares a label, and
+for nDCG its grade is the number of labels it shares.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.candidates import Candidates, find_candidates
-from fewshot_callbacks.engine.codes.packing import pack_codes
-from fewshot_callbacks.engine.options import Progress
-from fewshot_callbacks.engine.precision import full_precision
-from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.engine.scores.products import ScoreTiles, Similarity
+from fewshot_callbacks.engine import (
+    Candidates,
+    Progress,
+    RankBlock,
+    ScoreTiles,
+    Similarity,
+    find_candidates,
+    full_precision,
+    pack_codes,
+)
 from fewshot_callbacks.functional._inputs import check_embeddings, exclusion_codes
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties, depends_on_ties
+from fewshot_callbacks.functional.retrieval.query_metrics import query_metrics
+from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, depends_on_ties
 from fewshot_callbacks.functional.retrieval.report import QueryMeans, notes_on, or_none
-from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, RetrievalSettings
+from fewshot_callbacks.functional.retrieval.settings import (
+    RankOptions,
+    RetrievalSettings,
+    shows_settings,
+)
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
-from fewshot_callbacks.functional.statistics.intervals import Interval, clustered_mean_interval, normal_quantile
+from fewshot_callbacks.functional.statistics.intervals import Interval, clustered_mean_interval
 
 Gain = Literal["exponential", "linear"]
 """Gain of nDCG for a grade: 2^grade - 1 (Burges et al., 2005), or the grade itself (Järvelin and Kekäläinen, 2002)."""
@@ -63,7 +72,7 @@ class MultilabelReport(QueryMeans):
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
     """metric -> its value for each query; NaN for a query without a match"""
     seconds: float = field(compare=False)
-    """how long the evaluation took"""
+    """duration of the evaluation"""
 
     def metrics(self) -> dict[str, float]:
         """All values under the names they are logged with, the primary one first."""
@@ -71,7 +80,7 @@ class MultilabelReport(QueryMeans):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """All that a user should be told, as `RetrievalReport.messages`."""
+        """The notes, as in `RetrievalReport.messages`."""
         return self.notes
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,27 +101,20 @@ class MultilabelReport(QueryMeans):
         }
 
 
+@shows_settings(RankOptions, ndcg_k=(10,))
 def evaluate_multilabel(
     embeddings: Any,
     targets: Any,
     gallery: Any = None,
     gallery_targets: Any = None,
     *,
-    similarity: Similarity = "cosine",
-    recall_k: int | Sequence[int] = (1, 5, 10),
-    ir_recall_k: int | Sequence[int] = (),
-    map_k: int | Sequence[int | tuple[int, Divisor]] = (),
-    precision_k: int | Sequence[int] = (),
-    ndcg_k: int | Sequence[int] = (10,),
     ndcg_gain: Gain = "exponential",
-    ties: Ties = "expected",
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
-    confidence: float = 0.95,
-    memory_mb: float | None = DEFAULT_MEMORY_MB,
     progress: Progress | None = None,
+    **settings: Unpack[RankOptions],
 ) -> MultilabelReport:
     """Exact retrieval metrics of items with several labels each: mAP, MAP@R, Recall@K, graded nDCG@k and the others.
 
@@ -124,26 +126,17 @@ def evaluate_multilabel(
     Args:
         embeddings: (queries, dim) vectors, or (queries, bits) codes of two values where `similarity="hamming"`.
         targets: (queries, labels) zeros and ones: which labels an item has.
-        gallery: (gallery, dim) likewise; by default the queries themselves, each without itself.
-        gallery_targets: (gallery, labels) likewise.
-        similarity: `cosine`, `dot`, `euclidean` or `hamming`.
-        recall_k: the K of Recall@K, the share of queries with a relevant item among the first K.
-        ir_recall_k: the k of information retrieval's Recall@k, the share of a query's relevant items that are among the
-            first k. Named `ir_recall@10`.
-        map_k: AP@k, each as k or (k, divisor): `min` divides by min(R, k), `relevant` by R, `found`, as papers on hashing
-            do, by the relevant items among the first k. Named `map@10_min`.
-        precision_k: the K of Precision@K, the share of relevant items among the first K.
-        ndcg_k: the k of nDCG@k. Named `ndcg@10`, with a linear gain `ndcg@10_linear`.
-        ndcg_gain: what a candidate of a grade is worth: `exponential`, 2^grade - 1, or `linear`, the grade.
-        ties: what equal scores count as: `expected` (the mean over their orders), `optimistic` or `pessimistic`.
+        gallery: (gallery, dim) items to retrieve from; by default the queries themselves, each without itself.
+        gallery_targets: (gallery, labels) their targets.
+        ndcg_gain: gain of a candidate of a grade: `exponential`, 2^grade - 1, or `linear`, the grade, named
+            `ndcg@10_linear`.
         query_ids: (queries,) identity of each query; with `gallery_ids`, the same item in both sets is no candidate.
         gallery_ids: (gallery,) identity of each gallery item.
         query_groups: (queries,) for instance the video of each frame: candidates of the query's own group are neither
             hit nor miss.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
-        confidence: of the intervals.
-        memory_mb: bound on the memory used beyond the embeddings, in MB; None is the default.
-        progress: called with the pairs that are done and the pairs that there are.
+        progress: called with the number of pairs done and the number of all pairs.
+        **settings: see `RetrievalSettings`.
 
     Returns:
         A frozen report with values in [0, 1], larger is better. Queries without a match are left out of every mean and
@@ -161,34 +154,22 @@ def evaluate_multilabel(
         (0.975, 1.0, 1.0)
     """
     started = time.perf_counter()
-    settings = RetrievalSettings.of(
-        similarity=similarity,
-        recall_k=recall_k,
-        ir_recall_k=ir_recall_k,
-        map_k=map_k,
-        precision_k=precision_k,
-        ndcg_k=ndcg_k,
-        group_size=None,
-        ties=ties,
-        memory_mb=memory_mb,
-    )
-    settings.check(_CALL)
+    checked = RetrievalSettings.checked(evaluate_multilabel, {"ndcg_k": (10,), "group_size": None, **settings})
     check_gain(_CALL, ndcg_gain)
-    normal_quantile(confidence)  # a wrong confidence is refused before the work, not after it
     codes = {
         "query_ids": query_ids,
         "gallery_ids": gallery_ids,
         "query_groups": query_groups,
         "gallery_groups": gallery_groups,
     }
-    sets = _Sets.of(embeddings, targets, gallery, gallery_targets, similarity, codes)
+    sets = _Sets.of(embeddings, targets, gallery, gallery_targets, checked.similarity, codes)
     queries, items, own = sets.queries, sets.items, sets.own
-    metrics = multilabel_metrics(settings, ndcg_gain)
+    metrics = multilabel_metrics(checked, ndcg_gain)
     values = {name: torch.full((len(queries),), torch.nan, dtype=torch.float64) for name in metrics}
     tied = 0
-    rows = int(max(1, min(1024, settings.memory_mb * 10**6 // (BYTES_PER_PAIR * len(items)))))
+    rows = int(max(1, min(1024, checked.memory_mb * 10**6 // (BYTES_PER_PAIR * len(items)))))
     with full_precision():
-        tiles = None if similarity == "hamming" else ScoreTiles(queries, items, similarity)
+        tiles = None if checked.similarity == "hamming" else ScoreTiles.from_rows(queries, items, checked.similarity)
         for block in _blocks(sets, tiles, rows):
             for name, metric in metrics.items():
                 values[name][block.ranks.queries] = metric(block)
@@ -210,15 +191,16 @@ def evaluate_multilabel(
     return MultilabelReport(
         mean={name: exact_mean(value[matched]) for name, value in values.items()},
         intervals={
-            name: clustered_mean_interval(value[matched], clusters, confidence) for name, value in values.items()
+            name: clustered_mean_interval(value[matched], clusters, checked.confidence)
+            for name, value in values.items()
         },
         queries=len(queries),
         gallery=len(items),
         labels=own.shape[1],
         queries_without_match=int((~matched).sum()),
         queries_with_ties=tied,
-        similarity=similarity,
-        ties=ties,
+        similarity=checked.similarity,
+        ties=checked.ties,
         ndcg_gain=ndcg_gain,
         notes=tuple(notes),
         per_query=values,
@@ -238,7 +220,7 @@ def multilabel_metrics(settings: RetrievalSettings, ndcg_gain: Gain) -> dict[str
     def of_ranks(block: _Block, metric: Callable[[RankBlock], Tensor]) -> Tensor:
         return metric(block.ranks)
 
-    names = replace(settings, ndcg_k=()).per_query()
+    names = query_metrics(replace(settings, ndcg_k=()))
     metrics: dict[str, Callable[[_Block], Tensor]] = {
         name: partial(of_ranks, metric=metric) for name, metric in names.items()
     }
@@ -260,7 +242,7 @@ class _Sets:
     others: Float[Tensor, "gallery labels"]
     """targets of the gallery"""
     candidates: Candidates
-    """who is excluded; what is relevant follows from the targets"""
+    """the excluded pairs; relevance follows from the targets"""
 
     @classmethod
     def of(
@@ -297,7 +279,7 @@ class _Sets:
 
 @dataclass(frozen=True)
 class _Block:
-    """Some queries with all candidates; what is no candidate has key -inf and grade 0."""
+    """Some queries and their scores with the whole gallery; a pair that is excluded has score -inf and grade 0."""
 
     ranks: RankBlock
     keys: Float[Tensor, "queries gallery"]
@@ -342,7 +324,7 @@ def _blocks(sets: _Sets, tiles: ScoreTiles | None, rows: int) -> Iterator[_Block
     columns = torch.arange(len(sets.items))
     for index in torch.arange(len(sets.queries)).split(rows):
         # products of codes of -1 and +1 are bits - 2 distance; whole numbers, which float32 holds
-        keys = (sets.queries[index] @ sets.items.T).double() if tiles is None else tiles.keys(index, columns)
+        keys = (sets.queries[index] @ sets.items.T).double() if tiles is None else tiles.exact_scores(index, columns)
         grades = (sets.own[index] @ sets.others.T).double()  # (queries, gallery)
         if sets.candidates.exclusions:
             excluded = sets.candidates.excluded(index[:, None], columns[None])

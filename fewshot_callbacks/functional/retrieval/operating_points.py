@@ -15,22 +15,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fewshot_callbacks.engine.codes.hamming_pass import HammingCounts
-from fewshot_callbacks.engine.pooled.bins import Enclosure, ThresholdBins, most_false_positives
-from fewshot_callbacks.engine.pooled.histogram import PooledCounts, PooledRequest
-from fewshot_callbacks.engine.pooled.intervals import Bools, Ints
-from fewshot_callbacks.engine.pooled.recount import Recount, plan_recount
-from fewshot_callbacks.engine.pooled.tally import Located
+from fewshot_callbacks.engine import (
+    FirstCounts,
+    HammingCounts,
+    Located,
+    OpenQuestions,
+    Recount,
+    ThresholdBins,
+    count_exactly,
+    plan_recount,
+)
+from fewshot_callbacks.functional.retrieval import threshold_rules as rules
+from fewshot_callbacks.functional.retrieval.threshold_rules import (
+    Bools,
+    Enclosure,
+    Ints,
+    PooledRequest,
+    most_false_positives,
+)
 
-__all__ = [
-    "Enclosure",
-    "ErrorRatePoint",
-    "OperatingPoint",
-    "PooledCounts",
-    "PooledDecisions",
-    "PooledRequest",
-    "decide",
-]
+__all__ = ["Enclosure", "ErrorRatePoint", "OperatingPoint", "PooledDecisions", "PooledRequest", "decide"]
 
 CURVE_POINTS = 200
 EARLY_RANKS = 2**14
@@ -112,29 +116,22 @@ class PooledDecisions:
     """how often all pairs had to be looked at"""
 
 
-def decide(first: PooledCounts | HammingCounts) -> PooledDecisions:
-    """Find the operating points after a walk that `first` has observed.
+def decide(first: FirstCounts | HammingCounts, request: PooledRequest) -> PooledDecisions:
+    """Find the operating points after a pass.
+
+    Args:
+        first: what is known of all pairs.
+        request: what is asked of them.
 
     Returns:
         The points; each is exact. The area under the curve is enclosed by proved bounds.
     """
-    search = _Search(first)
-    if isinstance(first, HammingCounts):  # everything is known
-        return search.decisions()
-    while search.open:
-        look = plan_recount(
-            first, search.cells, search.decisive, search.wanted, sorted(search.sought), sorted(search.early)
-        )
+    search = _Search(first, request)
+    while search.open and isinstance(first, FirstCounts):  # of codes everything is known
+        recount = plan_recount(first, search.questions())
         search.forget()
-        for keys, weights in first.walk.positives(look.exact) if len(look.exact) else ():
-            look.relevant(keys, weights)
-        if look.edges()[0] >= first.highest.exact_above:
-            first.highest.count(look.negatives)
-        else:
-            first.walk.scan(look)
-            search.walks += 1
-        look.reduce_over_processes()
-        search.take(look, look.cells())
+        search.walks += count_exactly(first, recount)
+        search.take(recount, recount.cells())
     return search.decisions()
 
 
@@ -155,11 +152,12 @@ class _Search:
     """What has been decided so far, and what is still open.
 
     Args:
-        first: the first look.
+        first: what is known of all pairs after a pass.
+        request: what is asked of them.
     """
 
-    def __init__(self, first: PooledCounts | HammingCounts) -> None:
-        self.first, self.request, self.scores = first, first.request, first.walk.scores
+    def __init__(self, first: FirstCounts | HammingCounts, request: PooledRequest) -> None:
+        self.first, self.request, self.scores = first, request, first.scores
         self.low, self.high = (self.scores.to_key(bound) for bound in self.request.bounds)
         self.best_f1: OperatingPoint | None = None
         self.starts: dict[float, _Start] = {}
@@ -179,14 +177,19 @@ class _Search:
         """Whether another look is needed."""
         return bool(self.decisive.any() or self.wanted or self.sought)
 
-    def take(self, look: PooledCounts | Recount | HammingCounts, cells: ThresholdBins) -> None:
+    def questions(self) -> OpenQuestions:
+        """Return what is still open, for a recount."""
+        likely = rules.likely_best_f1(self.cells, np.flatnonzero(self.decisive))
+        return OpenQuestions(self.cells, self.decisive, likely, self.wanted, sorted(self.sought), sorted(self.early))
+
+    def take(self, look: FirstCounts | Recount | HammingCounts, cells: ThresholdBins) -> None:
         """Decide what a look allows to decide."""
         self.look, self.cells = look, cells
         self.decisive = np.zeros(len(cells.low), bool)
         self.wanted: list[float] = []
         self.sought: set[tuple[float, float]] = set()
         self.early: set[tuple[float, float]] = set()
-        if self.best_f1 is None and (chosen := self._settled(cells.best_f1())) is not None:
+        if self.best_f1 is None and (chosen := self._settled(rules.best_f1(cells))) is not None:
             self.best_f1 = self._point_of(int(chosen[-1]))
         for precision in self.request.precisions:
             if precision not in self.at_precision and precision not in self.starts:
@@ -198,12 +201,15 @@ class _Search:
             if threshold not in self.at_threshold:
                 self._find_threshold(threshold)
         for rate in self.request.false_match_rates:
-            if rate not in self.at_rate and (chosen := self._settled(cells.at_false_match_rate(rate))) is not None:
+            if (
+                rate not in self.at_rate
+                and (chosen := self._settled(rules.at_false_match_rate(cells, rate))) is not None
+            ):
                 self.at_rate[rate] = self._rates_of(chosen)
         if self.request.equal_error_rate and self.crossing is None:
-            chosen = self._settled(cells.equal_error_rate())
+            chosen = self._settled(rules.equal_error_rate(cells))
             if chosen is not None:
-                self.crossing = cells.crossing(int(chosen[0])) if len(chosen) else math.nan
+                self.crossing = rules.crossing(cells, int(chosen[0])) if len(chosen) else math.nan
         if self.request.average_precision and self.area is None:
             self._find_area()
 
@@ -221,8 +227,8 @@ class _Search:
             at_threshold=self.at_threshold,
             at_false_match_rate={rate: self.at_rate[rate] for rate in self.request.false_match_rates},
             equal_error_rate=self.crossing,
-            average_precision=self.area or self.initial.average_precision(),
-            curve=self.initial.curve(self.scores, CURVE_POINTS),
+            average_precision=self.area or rules.average_precision(self.initial),
+            curve=rules.curve(self.initial, self.scores.to_score, CURVE_POINTS),
             walks=self.walks,
         )
 
@@ -247,7 +253,7 @@ class _Search:
         Only precision matters there: between two relevant keys no threshold has more true positives or fewer false ones
         than the upper key.
         """
-        possible = self.cells.at_precision(precision, self.low, self.high)
+        possible = rules.at_precision(self.cells, precision, self.low, self.high)
         chosen = self._settled(possible)
         if chosen is None:
             self._foresee(precision, possible)
@@ -341,9 +347,9 @@ class _Search:
         if self.look is self.first and not bool(cells.single.all()):
             self.decisive |= ~cells.single
             return
-        self.area = cells.average_precision()
+        self.area = rules.average_precision(cells)
         if self.look is not self.first:  # what the first look knew of single keys, and the rest from this one
             singles = self.initial.of(self.initial.single)
-            known = singles.average_precision()
-            rest = cells.of(~(np.isin(cells.low, singles.low) & cells.single)).average_precision()
+            known = rules.average_precision(singles)
+            rest = rules.average_precision(cells.of(~(np.isin(cells.low, singles.low) & cells.single)))
             self.area = Enclosure(known.low + rest.low, known.high + rest.high)

@@ -1,4 +1,4 @@
-"""What an evaluation found."""
+"""`RetrievalReport`: the metrics of an evaluation, their intervals, and notes on what to know of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.scores.products import Similarity
+from fewshot_callbacks.engine import Similarity
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
@@ -17,7 +17,7 @@ from fewshot_callbacks.functional.statistics.intervals import Interval
 
 
 class QueryMeans:
-    """Names for the means over queries that every report of a retrieval has."""
+    """Names of the means over queries that every retrieval report has."""
 
     mean: dict[str, float]
 
@@ -70,10 +70,10 @@ class QueryMeans:
 
 
 def notes_on(*, queries: int, without_match: int, tied: int, zero_vectors: int, collapsed: bool) -> list[str]:
-    """What a reader of the means should know.
+    """Write the notes on what a reader of the means should know.
 
     Args:
-        queries: how many there are.
+        queries: number of queries.
         without_match: queries that have no relevant candidate.
         tied: queries with a relevant item that ties with an irrelevant one.
         zero_vectors: embeddings of length zero, where the similarity is cosine.
@@ -92,7 +92,7 @@ def notes_on(*, queries: int, without_match: int, tied: int, zero_vectors: int, 
 
 
 def or_none(value: float) -> float | None:
-    """A number as JSON can hold it: None for NaN."""
+    """Replace NaN, which JSON cannot hold, by None."""
     return None if math.isnan(value) else value
 
 
@@ -118,10 +118,11 @@ class RetrievalReport(QueryMeans):
     grouped: GroupedRecall | None
     """Grouped Recall@K; None where there are fewer labels than one group needs"""
     intervals: dict[str, Interval]
-    """metric -> 95 % interval (or what was asked for) of its mean, robust to the dependence of queries of one class"""
+    """metric -> confidence interval of its mean, robust to the dependence of queries of one class"""
     queries: int
-    """how many there are, or were drawn"""
+    """number of queries, or of those drawn"""
     gallery: int
+    """number of gallery items"""
     classes: int
     """distinct labels of the queries"""
     queries_without_match: int
@@ -129,9 +130,9 @@ class RetrievalReport(QueryMeans):
     queries_with_ties: int
     """queries with a relevant item that ties with an irrelevant one: where the rule for ties decides"""
     is_estimate: bool
-    """only a sample of the queries was evaluated (`max_queries`)"""
+    """whether only a sample of the queries was evaluated (`max_queries`)"""
     has_exact_auc_pr: bool
-    """`auc_pr` was asked for, and its bounds meet up to rounding; only then is it among the metrics"""
+    """whether `auc_pr` was asked for, so that its bounds meet up to rounding; only then is it among the metrics"""
     similarity: Similarity
     ties: Ties
     notes: tuple[str, ...]
@@ -150,7 +151,7 @@ class RetrievalReport(QueryMeans):
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
     """where labels were words: each word once, sorted; None where they were integers"""
     seconds: float = field(compare=False)
-    """how long the evaluation took"""
+    """duration of the evaluation"""
 
     @property
     def recall_at_precision(self) -> dict[float, float]:
@@ -196,7 +197,7 @@ class RetrievalReport(QueryMeans):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """All that a user should be told: the notes, and one on the memory budget if it could not be kept."""
+        """The notes, and one on the memory budget if it could not be kept."""
         return self.notes if self.memory_note is None else (*self.notes, self.memory_note)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,70 +1,154 @@
-"""What an evaluation is asked for: checked in one place, and named in one place."""
+"""`RetrievalSettings`: what an evaluation is asked for, named, explained and checked in one place."""
 
 from __future__ import annotations
 
+import difflib
+import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeGuard, get_args
+from inspect import Parameter, signature
+from typing import Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast, get_args, get_type_hints
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from docstring_parser import parse_from_object
 
-from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.engine.scores.products import Similarity, check_similarity
+from fewshot_callbacks.engine import Similarity, check_similarity
 from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, check_unmatched, checked_groups
-from fewshot_callbacks.functional.retrieval.rank_metrics import (
-    Divisor,
-    Ties,
-    average_precision,
-    average_precision_at_k,
-    check_ties,
-    hits_within,
-    ir_recall_at_k,
-    ndcg,
-    precision_at_k,
-    recall_at_k,
-    reciprocal_rank,
-)
+from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties, check_ties
+from fewshot_callbacks.functional.statistics.intervals import normal_quantile
 
 DEFAULT_MEMORY_MB: float = 512
 
-PerQuery = Callable[[RankBlock], Float[Tensor, "queries"]]
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class RankOptions(TypedDict, total=False):
+    """The settings that single-label and multi-label evaluations share, in the types a caller may give them in."""
+
+    similarity: Similarity
+    recall_k: int | Sequence[int]
+    ir_recall_k: int | Sequence[int]
+    map_k: int | Sequence[int | tuple[int, Divisor]]
+    precision_k: int | Sequence[int]
+    ndcg_k: int | Sequence[int]
+    ties: Ties
+    confidence: float
+    memory_mb: float | None
+
+
+class RetrievalOptions(RankOptions, total=False):
+    """The settings of `evaluate_retrieval`, in the types a caller may give them in.
+
+    mypy and editors read them here; meanings and defaults are those of `RetrievalSettings`.
+    """
+
+    macro: bool
+    per_class: bool
+    precisions: float | Sequence[float]
+    threshold: float | None
+    threshold_bounds: tuple[float, float] | None
+    false_match_rates: float | Sequence[float]
+    equal_error_rate: bool
+    auc_pr: bool
+    prototype_accuracy: bool
+    grouped_k: int | Sequence[int]
+    group_size: int | None
+    group_seed: int
+    label_groups: Sequence[Sequence[int | str]] | None
+    grouped_unmatched: Unmatched
+    max_queries: int | None
+    query_seed: int
+    device: str
+    device_memory_mb: float | None
+
+
+class UnknownSettingError(TypeError, ValueError):
+    """A keyword that is no setting: a TypeError, as of any unexpected keyword, and a ValueError, as any wrong setting."""
 
 
 @dataclass(frozen=True)
 class RetrievalSettings:
-    """The settings of `evaluate_retrieval`; see there. One value stands for a tuple of it, a NumPy number for Python's."""
+    """The settings of `evaluate_retrieval`, each named, explained and given its default here.
+
+    Signatures, docstrings and command-line options list them from here (`shows_settings`, `described_settings`). A single
+    value becomes a tuple where several are allowed, and a NumPy number one of Python's.
+    """
 
     similarity: Similarity = "cosine"
+    """How two embeddings are compared: `cosine`, `dot` or `euclidean` (minus the distance); `hamming` for binary codes of
+    -1 and +1, or 0 and 1, in any dtype: minus the number of bits that differ."""
     recall_k: Sequence[int] = (1, 5, 10)
+    """The K of Recall@K, the share of queries with a relevant item among the first K; here and below one value or
+    several."""
     ir_recall_k: Sequence[int] = ()
+    """The k of information retrieval's Recall@k, the share of a query's relevant items that are among the first k, logged
+    as `ir_recall@10`. It is small where a query has many more than k relevant items."""
     map_k: Sequence[int | tuple[int, Divisor]] = ()
+    """AP@k, each as k or (k, divisor), logged as `map@10_min`: `min` divides by min(R, k), `relevant` by R, the number of
+    relevant items, `found` by the number of them among the first k (as papers on hashing do)."""
     precision_k: Sequence[int] = ()
+    """The K of Precision@K, the share of relevant items among the first K."""
     ndcg_k: Sequence[int] = ()
+    """The K of nDCG@K; the relevance is 0 or 1, and for multi-label targets the number of shared labels."""
     macro: bool = False
+    """Report the mean over classes of each metric of a query, too (`macro_mAP`), so that large classes do not dominate."""
+    per_class: bool = False
+    """Report each metric of a query for each class, too."""
     precisions: Sequence[float] = (0.95,)
+    """Report the pooled recall at the smallest threshold with at least each of these precisions (R@P); a precision is
+    compared as the rounded quotient of two counts."""
     threshold: float | None = None
+    """Score from which a pair is accepted, for pooled precision, recall and F1; None takes the threshold of the best F1."""
     threshold_bounds: tuple[float, float] | None = None
+    """Smallest and largest threshold allowed for recall at fixed precision; None sets no bounds. (0, 1) reproduces
+    definitions that search thresholds in [0, 1]."""
     false_match_rates: Sequence[float] = ()
+    """Report, for each, the pooled share of relevant pairs rejected by the threshold that accepts at most this share of the
+    irrelevant ones (FNMR at FMR), logged as `fnmr@fmr0.001`."""
     equal_error_rate: bool = False
+    """Report the rate at which these two shares are equal, too, as `eer`. May take a second pass over all pairs."""
     auc_pr: bool = False
+    """Report the exact area under the pooled precision-recall curve, too, which takes a second pass over all pairs. The
+    report holds bounds of it in any case."""
     prototype_accuracy: bool = False
+    """Report the share of queries whose class has the most similar mean embedding, too; a query is left out of the mean of
+    its own class."""
     grouped_k: Sequence[int] = (1,)
+    """The K of Grouped Recall@K."""
     group_size: int | None = 10
+    """Labels in a group for Grouped Recall; None leaves it out."""
     group_seed: int = 0
+    """Seed of the random groups, which are the same for the same set of labels."""
     label_groups: Sequence[Sequence[int | str]] | None = None
+    """The labels of each group for Grouped Recall, such as [[0, 1, 2], [3, 4, 5]], in place of random groups; see `groups`
+    of `grouped_recall`, also for the meaning of the interval."""
     grouped_unmatched: Unmatched = "exclude"
+    """How Grouped Recall counts a query without a match in its group: `exclude` leaves it out, `miss` counts it as a miss,
+    as the metric's paper does. All other means leave it out."""
     ties: Ties = "expected"
+    """How equal scores count: `expected` (the mean over all orders), `optimistic` or `pessimistic`."""
     max_queries: int | None = None
+    """Evaluate at most this many queries, drawn from all classes in proportion to their size, against the whole gallery:
+    an estimate, whose intervals say how good it is. None evaluates all queries."""
     query_seed: int = 0
+    """Seed of that draw, which also depends on the order of the queries."""
+    confidence: float = 0.95
+    """Confidence level of the intervals."""
     memory_mb: float = DEFAULT_MEMORY_MB
+    """Bound on the memory used beyond the embeddings, in MB; None is the default. `memory_note` of the report says how much
+    is needed if that is more. Binary codes take what their number and the largest class need, without a note."""
     device: str = "cpu"
+    """Device that computes the scores: `cpu`, `cuda` (or `cuda:1`, ...) or `auto`. The results are the same. The embeddings
+    stay where they are and are copied in slices."""
+    device_memory_mb: float | None = None
+    """Bound on the memory used on that device, in MB; None is half of what is free there."""
 
     def __post_init__(self) -> None:
-        """Bring what was given into one form; what has none is refused by `check`."""
+        """Bring what was given into one form; what has none is refused by `check_settings`."""
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
             if name.endswith("_k"):
@@ -80,139 +164,164 @@ class RetrievalSettings:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, **given: Any) -> RetrievalSettings:
-        """Settings in the forms that a user may give them in."""
-        return cls(**given)
-
-    def arguments(self) -> dict[str, Any]:
-        """As keyword arguments of `evaluate_retrieval`."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def check(self, call: str) -> None:
-        """Refuse what no data could make sense of.
+    def checked(cls, target: Callable[..., Any], given: Mapping[str, Any]) -> RetrievalSettings:
+        """Read the settings that a function or class was given.
 
         Args:
-            call: who was given the settings, for the message.
+            target: the function or class, whose name messages begin with.
+            given: settings by name.
 
         Raises:
-            ValueError: with the setting, its value and what to pass instead.
+            UnknownSettingError: with the name that is near.
+            ValueError: for a value that no data could make sense of, with what to pass instead.
         """
-        check_similarity(self.similarity)
-        check_ties(self.ties)
-        for name in ("recall_k", "ir_recall_k", "precision_k", "ndcg_k", "grouped_k"):
-            ks = getattr(self, name)
-            if any(not _is_rank(k) for k in ks):
-                raise ValueError(f"{call}: {name}={ks} must hold positive whole numbers, such as (1, 5, 10).")
-        for entry in self.map_k:
-            k, divisor = entry if isinstance(entry, tuple | list) and len(entry) == 2 else (entry, "min")
-            if not _is_rank(k) or divisor not in get_args(Divisor):
-                raise ValueError(
-                    f"{call}: map_k={self.map_k} must hold ranks, alone or with the divisor of AP@k, such as "
-                    f"(10, (100, 'found')). The divisors are {', '.join(map(repr, get_args(Divisor)))}."
-                )
-        if any(not (_is_number(precision) and 0 < precision <= 1) for precision in self.precisions):
-            raise ValueError(f"{call}: precisions={self.precisions} must lie in (0, 1], such as (0.95,).")
-        if any(not (_is_number(rate) and 0 < rate < 1) for rate in self.false_match_rates):
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, [*known, *signature(target).parameters], n=1)
+                fix = f"Did you mean {near[0]!r}?" if near else f"The settings are {', '.join(known)}."
+                raise UnknownSettingError(f"{target.__name__}: there is no setting {name!r}. {fix}")
+        settings = cls(**given)
+        check_settings(target.__name__, settings)
+        return settings
+
+    def arguments(self) -> RetrievalOptions:
+        """As keyword arguments of `evaluate_retrieval`."""
+        return cast(RetrievalOptions, {field.name: getattr(self, field.name) for field in fields(self)})
+
+
+# ------------------------------------------------------------------------------------------------- where they are shown
+
+
+class Setting(NamedTuple):
+    """A setting as signatures, docstrings and command-line options show it."""
+
+    type: Any
+    """what may be given"""
+    default: Any
+    meaning: str
+
+
+@functools.cache
+def described_settings() -> dict[str, Setting]:
+    """Each setting by name; without Python's sources the meanings are empty."""
+    types = get_type_hints(RetrievalOptions)
+    meanings = {entry.arg_name: entry.description for entry in parse_from_object(RetrievalSettings).params}
+    return {
+        field.name: Setting(types[field.name], field.default, " ".join((meanings.get(field.name) or "").split()))
+        for field in fields(RetrievalSettings)
+    }
+
+
+def shows_settings(options: type = RetrievalOptions, **defaults: Any) -> Callable[[T], T]:
+    """Make `help`, notebooks and jsonargparse show each setting of a function or class that takes them as `**settings`.
+
+    mypy and editors read `Unpack[RetrievalOptions]`; this does the same for what reads signatures and docstrings.
+
+    Args:
+        options: names of the settings.
+        **defaults: those that differ from `RetrievalSettings`.
+    """
+
+    def decorate(target: T) -> T:
+        function: Any = vars(target)["__init__"] if isinstance(target, type) else target
+        shown = {name: entry for name, entry in described_settings().items() if name in get_type_hints(options)}
+        own = [entry for entry in signature(function).parameters.values() if entry.kind is not entry.VAR_KEYWORD]
+        added = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name, entry.default), annotation=entry.type)
+            for name, entry in shown.items()
+        ]
+        function.__signature__ = signature(function).replace(parameters=[*own, *added])
+        lines = "\n".join(
+            textwrap.fill(f"{name}: {entry.meaning}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12)
+            for name, entry in shown.items()
+        )
+        target.__doc__ = re.sub(r" {8}\*\*settings: .*", lambda _: lines, target.__doc__ or "")
+        return target
+
+    return decorate
+
+
+# ----------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_settings(call: str, settings: RetrievalSettings) -> None:
+    """Refuse what no data could make sense of.
+
+    Args:
+        call: the public function, for messages.
+        settings: in one form.
+
+    Raises:
+        ValueError: with the setting, its value and what to pass instead.
+    """
+    check_similarity(settings.similarity)
+    check_ties(settings.ties)
+    for name in ("recall_k", "ir_recall_k", "precision_k", "ndcg_k", "grouped_k"):
+        ks = getattr(settings, name)
+        if any(not _is_rank(k) for k in ks):
+            raise ValueError(f"{call}: {name}={ks} must hold positive whole numbers, such as (1, 5, 10).")
+    for entry in settings.map_k:
+        k, divisor = entry if isinstance(entry, tuple | list) and len(entry) == 2 else (entry, "min")
+        if not _is_rank(k) or divisor not in get_args(Divisor):
             raise ValueError(
-                f"{call}: false_match_rates={self.false_match_rates} must lie between 0 and 1, such as (0.001,)."
+                f"{call}: map_k={settings.map_k} must hold ranks, alone or with the divisor of AP@k, such as "
+                f"(10, (100, 'found')). The divisors are {', '.join(map(repr, get_args(Divisor)))}."
             )
-        if self.threshold is not None and not (_is_number(self.threshold) and math.isfinite(self.threshold)):
-            raise ValueError(
-                f"{call}: threshold={self.threshold!r} must be a finite score; None takes that of the best F1."
-            )
-        _check_range(call, self.threshold_bounds)
-        self._check_groups(call)
-        self._check_draws(call)
-        check_memory(call, self.memory_mb)
-        compute_device(call, self.device)
-        if self.similarity == "hamming" and (self.prototype_accuracy or self.device not in ("cpu", "auto")):
-            raise ValueError(
-                f"{call}: binary codes have no mean to be a prototype, and are compared on the CPU. With "
-                "similarity='hamming' leave prototype_accuracy and device out."
-            )
-
-    def _check_groups(self, call: str) -> None:
-        check_unmatched(self.grouped_unmatched, call, "grouped_unmatched")
-        if self.group_size is not None and not (_is_rank(self.group_size) and self.group_size > 1):
-            raise ValueError(
-                f"{call}: group_size={self.group_size!r} must be a whole number of at least 2 labels; None leaves "
-                "Grouped Recall out."
-            )
-        smallest, fact = self.group_size, f"group_size={self.group_size}"
-        if self.label_groups is not None:
-            groups = checked_groups(call, "label_groups", self.label_groups)
-            if len(groups) < 2:
-                raise ValueError(f"{call}: label_groups holds one group; its interval needs two. Give another group.")
-            smallest = min(map(len, groups))
-            fact = f"{smallest}, the labels of the smallest group"
-        if smallest is not None and max(self.grouped_k, default=1) >= smallest:
-            raise ValueError(
-                f"{call}: grouped_k={self.grouped_k} must hold ranks below {fact}. Use larger groups or smaller ranks."
-            )
-
-    def _check_draws(self, call: str) -> None:
-        if self.max_queries is not None and not _is_rank(self.max_queries):
-            wanted = "positive" if isinstance(self.max_queries, int) else "a positive whole number"
-            raise ValueError(f"{call}: max_queries={self.max_queries!r} must be {wanted}; None evaluates all queries.")
-        for name in ("group_seed", "query_seed"):
-            if not isinstance(getattr(self, name), int):
-                raise ValueError(f"{call}: {name}={getattr(self, name)!r} must be a whole number, such as 0.")
-
-    # --------------------------------------------------------------------------------------------------------- per query
-
-    @property
-    def map_at(self) -> tuple[tuple[int, Divisor], ...]:
-        """Each k of AP@k with its divisor."""
-        return tuple((entry, "min") if isinstance(entry, int) else (entry[0], entry[1]) for entry in self.map_k)
-
-    def per_query(self) -> dict[str, PerQuery]:
-        """The metrics that each query has, by name; their means are reported."""
-        ties = self.ties
-        metrics: dict[str, PerQuery] = {
-            "mAP": lambda ranks: average_precision(ranks, ties),
-            "map@r": lambda ranks: average_precision(ranks, ties, cut=ranks.relevant),
-            "r_precision": lambda ranks: hits_within(ranks, ranks.relevant, ties) / ranks.relevant,
-            "mrr": lambda ranks: reciprocal_rank(ranks, ties),
-        }
-        for k, divisor in self.map_at:
-            metrics[f"map@{k}_{divisor}"] = lambda ranks, k=k, divisor=divisor: average_precision_at_k(  # type: ignore[misc]
-                ranks, k, divisor, ties
-            )
-        for k in self.recall_k:
-            metrics[f"recall@{k}"] = lambda ranks, k=k: recall_at_k(ranks, k, ties)  # type: ignore[misc]
-        for k in self.ir_recall_k:
-            metrics[f"ir_recall@{k}"] = lambda ranks, k=k: ir_recall_at_k(ranks, k, ties)  # type: ignore[misc]
-        for k in self.precision_k:
-            metrics[f"precision@{k}"] = lambda ranks, k=k: precision_at_k(ranks, k, ties)  # type: ignore[misc]
-        for k in self.ndcg_k:
-            metrics[f"ndcg@{k}"] = lambda ranks, k=k: ndcg(ranks, k, ties)  # type: ignore[misc]
-        return metrics
-
-    @property
-    def has_groups(self) -> bool:
-        """Whether Grouped Recall is wanted."""
-        return bool(self.grouped_k) and (self.group_size is not None or self.label_groups is not None)
-
-    def metric_names(self) -> tuple[str, ...]:
-        """The keys of `RetrievalReport.metrics`, also where nothing could be computed."""
-        per_query = tuple(self.per_query())
-        if self.prototype_accuracy:
-            per_query = (*per_query, "prototype_accuracy")
-        grouped = [f"grouped_recall@{k}" for k in self.grouped_k] if self.has_groups else []
-        return (
-            *per_query,
-            *(f"macro_{name}" for name in per_query if self.macro),
-            *grouped,
-            *("precision", "recall", "f1", "threshold"),
-            *(("auc_pr",) if self.auc_pr else ()),
-            *(f"recall@precision{precision:g}" for precision in self.precisions),
-            *(f"fnmr@fmr{rate:g}" for rate in self.false_match_rates),
-            *(("eer",) if self.equal_error_rate else ()),
+    if any(not (_is_number(precision) and 0 < precision <= 1) for precision in settings.precisions):
+        raise ValueError(f"{call}: precisions={settings.precisions} must lie in (0, 1], such as (0.95,).")
+    if any(not (_is_number(rate) and 0 < rate < 1) for rate in settings.false_match_rates):
+        raise ValueError(
+            f"{call}: false_match_rates={settings.false_match_rates} must lie between 0 and 1, such as (0.001,)."
+        )
+    if settings.threshold is not None and not (_is_number(settings.threshold) and math.isfinite(settings.threshold)):
+        raise ValueError(
+            f"{call}: threshold={settings.threshold!r} must be a finite score; None takes that of the best F1."
+        )
+    _check_range(call, settings.threshold_bounds)
+    _check_groups(call, settings)
+    _check_draws(call, settings)
+    normal_quantile(settings.confidence)  # a wrong one is refused before the work, not after it
+    check_memory(call, settings.memory_mb)
+    compute_device(call, settings.device)
+    if settings.similarity == "hamming" and (settings.prototype_accuracy or settings.device not in ("cpu", "auto")):
+        raise ValueError(
+            f"{call}: binary codes have no mean to be a prototype, and are compared on the CPU. With "
+            "similarity='hamming' leave prototype_accuracy and device out."
         )
 
 
+def _check_groups(call: str, settings: RetrievalSettings) -> None:
+    check_unmatched(settings.grouped_unmatched, call, "grouped_unmatched")
+    if settings.group_size is not None and not (_is_rank(settings.group_size) and settings.group_size > 1):
+        raise ValueError(
+            f"{call}: group_size={settings.group_size!r} must be a whole number of at least 2 labels; None leaves "
+            "Grouped Recall out."
+        )
+    smallest, fact = settings.group_size, f"group_size={settings.group_size}"
+    if settings.label_groups is not None:
+        groups = checked_groups(call, "label_groups", settings.label_groups)
+        if len(groups) < 2:
+            raise ValueError(f"{call}: label_groups holds one group; its interval needs two. Give another group.")
+        smallest = min(map(len, groups))
+        fact = f"{smallest}, the labels of the smallest group"
+    if smallest is not None and max(settings.grouped_k, default=1) >= smallest:
+        raise ValueError(
+            f"{call}: grouped_k={settings.grouped_k} must hold ranks below {fact}. Use larger groups or smaller ranks."
+        )
+
+
+def _check_draws(call: str, settings: RetrievalSettings) -> None:
+    if settings.max_queries is not None and not _is_rank(settings.max_queries):
+        wanted = "positive" if isinstance(settings.max_queries, int) else "a positive whole number"
+        raise ValueError(f"{call}: max_queries={settings.max_queries!r} must be {wanted}; None evaluates all queries.")
+    for name in ("group_seed", "query_seed"):
+        if not isinstance(getattr(settings, name), int):
+            raise ValueError(f"{call}: {name}={getattr(settings, name)!r} must be a whole number, such as 0.")
+
+
 def compute_device(call: str, device: str | torch.device) -> torch.device:
-    """The device on which scores are made; `"auto"` is the first CUDA device, or the CPU where there is none.
+    """Choose the device that computes scores; `"auto"` is the first CUDA device, or the CPU if there is none.
 
     Raises:
         ValueError: for a device that is not there, or that lacks float64.
@@ -235,12 +344,12 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
 
 
 def ranks_of(value: Any) -> tuple[Any, ...]:
-    """One rank or several as a tuple, NumPy's numbers as Python's; what is no number stays what it is."""
+    """Make a tuple of one rank or several, NumPy's numbers as Python's; what is no number is left for the check."""
     return tuple(map(_whole, _several(value)))
 
 
 def memory_or_default(memory_mb: Any) -> Any:
-    """The bound in MB; the default for None."""
+    """Return the bound in MB; for None the default."""
     return DEFAULT_MEMORY_MB if memory_mb is None else _number(memory_mb)
 
 
@@ -257,14 +366,14 @@ def check_memory(call: str, memory_mb: object) -> None:
 
 
 def _several(value: Any) -> tuple[Any, ...]:
-    """What holds values as a tuple of them, another one as the only one."""
+    """Make a tuple of the values of an iterable, or of a single value."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
         return (value,)
     return tuple(value)
 
 
 def _whole(value: Any) -> Any:
-    """A whole number of any library as an int, in (k, divisor) too."""
+    """Convert a whole number of any library to int, also the k of (k, divisor)."""
     if isinstance(value, tuple | list) and len(value) == 2:
         return (_whole(value[0]), value[1])
     try:
@@ -274,7 +383,7 @@ def _whole(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """A number of any library as a float."""
+    """Convert a number of any library to float."""
     if type(value) in (int, float, bool) or not hasattr(value, "__float__") or getattr(value, "ndim", 0) != 0:
         return value
     return float(value)

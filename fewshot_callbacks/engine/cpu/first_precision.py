@@ -1,0 +1,170 @@
+"""Choosing the precision of the first products: what is fastest on a sample, on this data and processor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from fewshot_callbacks.engine.blocks import Block, ScoreRectangle
+from fewshot_callbacks.engine.cpu.counter import Kept, Space, TileCounter
+from fewshot_callbacks.engine.matrix import ScoreMatrix
+from fewshot_callbacks.engine.pooled.histogram import PooledCounts
+from fewshot_callbacks.engine.pooled.record import PairRecord
+from fewshot_callbacks.engine.pooled.recount import Recount
+from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.engine.pytorch.count import Counts
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.engine.tile_maker import Choice
+
+PILOT_ROWS, PILOT_COLUMNS = 128, 2048
+"""The sample: a piece of the matrix of all pairs."""
+MANY_PAIRS = 2**25
+"""Pairs below which a quarter of that piece has to do."""
+EXACT_PRICE = 30.0
+"""What the exact score of one pair costs, in float32 products of a pair."""
+OPEN_SHARE_FOR_FLOAT64 = 0.05
+"""Share of open pairs from which float64 products may pay."""
+SURVIVING_SHARE = 0.05
+"""Share of pairs that a screen in half precision lets pass, from which on it does not pay."""
+OPEN_SHARE_FOR_CHUNKS = 0.01
+"""Share of open pairs from which an estimate with a larger error does not pay."""
+PRODUCT_PRICE = {Precision.HALF: 0.45, Precision.FLOAT32: 1.0, Precision.FLOAT64: 2.0}
+"""What a product costs, in float32 products."""
+
+_timed: set[tuple[object, ...]] = set()
+"""Shapes of the samples that have been timed in this process: the first time may compile, also in the product library."""
+
+
+class Pilot:
+    """Tries a sample of all pairs at several precisions.
+
+    Args:
+        matrix: the pairs.
+        pooled: what will be asked of all pairs; takes from the sample from where on negatives will be wanted.
+    """
+
+    def __init__(self, matrix: ScoreMatrix, pooled: PooledCounts | None) -> None:
+        self.matrix, self.pooled = matrix, pooled
+        self.across = matrix.candidates.across_classes
+
+    def choose(self, sample: Callable[[int, int], tuple[Block, Block]]) -> Choice:
+        """Return the fastest precision, unless the options name one.
+
+        Args:
+            sample: makes random blocks of queries and gallery items of at most these sizes.
+        """
+        matrix, scores = self.matrix, self.matrix.scores
+        named, pairs = matrix.options.first_precision, matrix.everyone.pairs
+        if named == Precision.HALF and self.across:
+            named = Precision.FLOAT32  # a screen cannot tell who is excluded
+        queries, items = matrix.duplicates.queries, matrix.duplicates.items
+        nothing_here = not len(queries) * len(items)  # queries in one process, and the gallery in another
+        if pairs < matrix.options.pilot_pairs or nothing_here or (named is not None and self.pooled is None):
+            return Choice(Precision.FLOAT32 if named is None else named, scores.chunk)
+        smaller = 2 if pairs < MANY_PAIRS else 1
+        rows, columns = sample(PILOT_ROWS // smaller, PILOT_COLUMNS // smaller)
+        cost, record = self._try(scores, Precision.FLOAT32, rows, columns)
+        if self.pooled is not None:
+            self.pooled.expect(record, rows, columns)
+        if named == Precision.FLOAT64:
+            self._zoom(scores, rows, columns)
+        if named is None:
+            scores, named = self._fastest(rows, columns, cost, int(record.filled[1]))
+        return Choice(named, scores.chunk, None if self.pooled is None else self.pooled.forecast)
+
+    def _fastest(self, rows: Block, columns: Block, cost: float, opened: int) -> tuple[ScoreTiles, Precision]:
+        """Return the scores with the better chunks, and the precision that took the least time.
+
+        Args:
+            rows: queries of the sample.
+            columns: its gallery items.
+            cost: seconds that it takes in float32.
+            opened: pairs that float32 leaves open.
+        """
+        scores, costs, pairs = self.matrix.scores, {Precision.FLOAT32: cost}, len(rows) * len(columns)
+        # many small products leave fewer pairs open than one large
+        whole = scores.with_chunk(scores.dim + 2)
+        if opened <= OPEN_SHARE_FOR_CHUNKS * pairs and self._try(whole, Precision.FLOAT32, rows, columns)[0] <= cost:
+            scores = whole
+        if opened > OPEN_SHARE_FOR_FLOAT64 * pairs:
+            costs[Precision.FLOAT64], _ = self._try(scores, Precision.FLOAT64, rows, columns)
+        elif not self.across and self._surviving(scores, rows, columns) < SURVIVING_SHARE:
+            costs[Precision.HALF], _ = self._try(scores, Precision.HALF, rows, columns)
+        fastest = min(costs, key=lambda precision: costs[precision])
+        if fastest == Precision.FLOAT64:
+            self._zoom(scores, rows, columns)
+        return scores, fastest
+
+    def _rectangle(self, scores: ScoreTiles, rows: Block, columns: Block) -> ScoreRectangle:
+        matrix = self.matrix
+        numbers = matrix.duplicates.numbers
+        return ScoreRectangle(scores, matrix.candidates, [rows], [columns], False, matrix.repeats, numbers)
+
+    def _try(self, scores: ScoreTiles, precision: Precision, rows: Block, columns: Block) -> tuple[float, PairRecord]:
+        """Return the seconds that a sample takes at a precision, and what was recorded."""
+        assert rows.counts is not None
+        shape = (precision, scores.similarity, scores.chunk, len(rows), len(columns), scores.dim)
+        for _ in range(1 if shape in _timed else 2):
+            empty = replace(rows, counts=Counts.zeros(rows.counts.thresholds, torch.int32))
+            rectangle = self._rectangle(scores, empty, columns)
+            counter = TileCounter(rectangle, precision, Kept(), self.matrix.options.tile_rows)
+            space = Space(PairRecord.nothing() if self.pooled is None else self.pooled.new_record(1))
+            started = time.perf_counter()
+            counter.count(empty, columns, False, space)
+            seconds = time.perf_counter() - started
+        _timed.add(shape)
+        directions = 2 if self.matrix.symmetric_ranks else 1
+        product = space.products.seconds
+        return product + directions * (seconds - product), space.record
+
+    def _zoom(self, scores: ScoreTiles, rows: Block, columns: Block) -> None:
+        """Where float64 products are made, let the histogram see as finely as they tell pairs apart."""
+        if self.pooled is None or self.across:  # what is excluded would be taken for very low
+            return
+        assert rows.counts is not None
+        estimates, _ = scores.tile(rows.index, columns.index, Precision.FLOAT64)
+        relevant = rows.counts.thresholds
+        some = torch.cat([estimates[rows.classes[:, None] != columns.classes], relevant[relevant.isfinite()]])
+        if len(some):
+            self.pooled.zoom(float(some.min()), float(some.max()))
+            self.pooled.expect(self._try(scores, Precision.FLOAT64, rows, columns)[1], rows, columns)
+
+    def _surviving(self, scores: ScoreTiles, rows: Block, columns: Block) -> float:
+        """Return the share of a sample that a screen in half precision lets pass."""
+        left, right = (
+            scores.operand(block.index, Precision.HALF, of_query=of_query)
+            for block, of_query in ((rows, True), (columns, False))
+        )
+        record = PairRecord.nothing() if self.pooled is None else self.pooled.new_record(1)
+        counter = TileCounter(self._rectangle(scores, rows, columns), Precision.HALF, Kept(), 0)
+        low = torch.from_numpy(counter.lowest(rows, record, of_query=True))
+        passing = scores.half_product(left, right) >= low[:, None]
+        passing &= rows.classes[:, None] != columns.classes
+        return float(passing.count_nonzero()) / passing.numel()
+
+
+def precision_for_recount(
+    rectangle: ScoreRectangle, precision: Precision, named: Precision | None, recount: Recount
+) -> Precision:
+    """Return what should be fastest for a recount, where the pairs near its thresholds need exact scores.
+
+    Args:
+        rectangle: the pairs.
+        precision: in which they were counted; half precision is not taken if that did not pay.
+        named: what the options ask for.
+        recount: the thresholds.
+    """
+    if named is not None and not (named == Precision.HALF and rectangle.candidates.across_classes):
+        return named
+
+    def cost(precision: Precision) -> float:
+        error = rectangle.scores.largest_error(precision)
+        return PRODUCT_PRICE[precision] + EXACT_PRICE * recount.share_near(error)
+
+    choices = [Precision.FLOAT32, Precision.FLOAT64]
+    if precision == Precision.HALF:
+        choices.append(Precision.HALF)
+    return min(choices, key=cost)

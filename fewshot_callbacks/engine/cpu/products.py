@@ -1,0 +1,102 @@
+"""Operands of score tiles on the CPU, and their products."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewshot_callbacks.engine.blocks import Block
+from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+
+Key = tuple[int, bool]
+"""First row of a block, and whether it is a block of queries."""
+
+
+class Operands(NamedTuple):
+    """One side of a product."""
+
+    single: Tensor
+    """in float32, or float64 for products in float64"""
+    half: Tensor | None
+    """in half precision, for products in it"""
+
+    def rows(self, some: slice) -> Operands:
+        """Return some of the rows."""
+        return Operands(self.single[some], None if self.half is None else self.half[some])
+
+
+@dataclass
+class ProductSpace:
+    """What a thread makes products in."""
+
+    buffers: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+    operands: dict[Key, Operands] = field(default_factory=dict)
+    """the last ones made, where they are not kept for all threads"""
+    seconds: float = 0.0
+    """spent in products"""
+
+    def buffer(self, parts: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """Return (parts, rows, columns) of memory, whose content is undefined."""
+        size = parts * rows * columns
+        buffer = self.buffers.get((parts, dtype))
+        if buffer is None or len(buffer) < size:
+            buffer = self.buffers[parts, dtype] = torch.empty(size, dtype=dtype)
+        return buffer[:size].view(parts, rows, columns)
+
+
+class Products:
+    """Makes the products of one rectangle at one precision.
+
+    Args:
+        scores: of the rectangle.
+        precision: of the products.
+        one_side: both sides of a product have the same operands.
+        kept: operands that are kept for all threads; None to keep none.
+    """
+
+    def __init__(
+        self, scores: ScoreTiles, precision: Precision, *, one_side: bool, kept: dict[Key, Operands] | None
+    ) -> None:
+        self.scores, self.precision, self.one_side, self.kept = scores, precision, one_side, kept
+
+    def operands(self, block: Block, space: ProductSpace, *, of_query: bool) -> Operands:
+        """Return the operands of a block, made at most once for each thread that works on it."""
+        key = (block.first, of_query or self.one_side)
+        if self.kept is not None and (kept := self.kept.get(key)) is not None:
+            return kept
+        if key not in space.operands:
+            if len(space.operands) > 1:
+                space.operands.clear()
+            half = self.precision == Precision.HALF
+            single = self.scores.operand(block.index, Precision.FLOAT32 if half else self.precision, of_query=of_query)
+            of_half = single[:, : self.scores.dim].to(self.scores.half) if half else None
+            space.operands[key] = Operands(single, of_half)
+            if self.kept is not None:
+                self.kept[key] = space.operands.pop(key)
+                return self.kept[key]
+        return space.operands[key]
+
+    def make(self, left: Operands, right: Operands, space: ProductSpace) -> NDArray[Any]:
+        """Return (chunks, rows, columns): estimates of the scores, to be summed over the chunks."""
+        started = time.perf_counter()
+        rows, columns = len(left.single), len(right.single)
+        if left.half is not None and right.half is not None:
+            product = space.buffer(1, rows, columns, self.scores.half)
+            torch.mm(left.half, right.half.T, out=product[0])
+            estimates = self.scores.from_half(product[0], left.single, right.single).unsqueeze(0)
+        else:
+            components = left.single.shape[1]
+            chunk = components if self.precision == Precision.FLOAT64 else self.scores.chunk
+            estimates = space.buffer(math.ceil(components / chunk), rows, columns, left.single.dtype)
+            for number, start in enumerate(range(0, components, chunk)):
+                some = slice(start, start + chunk)
+                torch.mm(left.single[:, some], right.single[:, some].T, out=estimates[number])
+        space.seconds += time.perf_counter() - started
+        return estimates.numpy()

@@ -1,0 +1,117 @@
+"""The matrix of all scores: who may be retrieved for whom, equal rows, and how it is cut up. Nothing of it changes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.engine.budget import Budget, least_bytes
+from fewshot_callbacks.engine.candidates import Candidates
+from fewshot_callbacks.engine.duplicates import Duplicates, find_duplicates
+from fewshot_callbacks.engine.options import EngineOptions
+from fewshot_callbacks.engine.ranks import ShardIndex
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+
+EXCHANGE_CHUNKS = 4
+"""Chunks in which the gallery of a process visits another one, so that none ever holds more than its own and one chunk."""
+
+
+@dataclass(frozen=True)
+class ScoreMatrix:
+    """All pairs of queries and gallery, over all processes; see the module."""
+
+    scores: ScoreTiles
+    """of the vectors that this process holds"""
+    everyone: Candidates
+    """all queries and the whole gallery"""
+    candidates: Candidates
+    """queries and gallery items of this process; indices are those of `scores`"""
+    duplicates: Duplicates
+    budget: Budget
+    processes: Processes
+    options: EngineOptions
+    symmetric: bool
+    """each pair is scored once for both its items: one set, and neither ids nor groups exclude pairs of two classes"""
+    symmetric_ranks: bool
+    """so it is while ranks are counted, as the counters of all queries fit the budget"""
+
+    @property
+    def same_set(self) -> bool:
+        """Whether the gallery is the queries."""
+        return self.scores.queries is self.scores.gallery
+
+    @property
+    def repeats(self) -> bool:
+        """Whether entries may stand for several equal items."""
+        return self.duplicates.repeats
+
+    @property
+    def threads(self) -> int:
+        """How many threads make and count tiles."""
+        return self.budget.threads
+
+    @property
+    def free_bytes(self) -> int:
+        """The budget beside what is held for each query and item."""
+        return self.budget.free_bytes
+
+    @property
+    def half(self) -> int:
+        """Where the second half of the entries of this process begins."""
+        return math.ceil(len(self.duplicates.queries) / 2)
+
+
+def score_matrix(
+    scores: ScoreTiles,
+    candidates: Candidates,
+    memory_bytes: int,
+    options: EngineOptions,
+    *,
+    processes: Processes = ALONE,
+    share: ShardIndex | None = None,
+    best: bool = False,
+) -> ScoreMatrix:
+    """Plan a pass over all pairs; collective.
+
+    Args:
+        scores: of the vectors that this process holds.
+        candidates: who may be retrieved, of all queries and the whole gallery.
+        memory_bytes: budget of each process for everything beyond its embeddings; the least possible if it is smaller.
+        options: of the engine.
+        processes: who holds the rest.
+        share: which of all items this process holds; by default all.
+        best: only the best match of each query is ranked.
+    """
+    own = candidates
+    if share is not None:
+        own = candidates.share(*(index.to(candidates.query_order.device) for index in share))
+    duplicates = find_duplicates(scores, own, processes)
+    same_set = scores.queries is scores.gallery
+    queries, items = (max(sizes) for sizes in zip(*duplicates.sizes, strict=True))
+    if (
+        same_set and processes.count > 1
+    ):  # where both sides of a tile are counted, a visitor's counters are here as well
+        queries += math.ceil(queries / EXCHANGE_CHUNKS)
+    compiled = scores.compiled is not None
+    threads = (options.threads or torch.get_num_threads()) if compiled else 1
+    most = 1.0 if best else candidates.most_relevant
+    least = least_bytes(queries, items, scores.dim, most, threads=threads, whole_tiles=not compiled)
+    # what is free on a device, and how many threads there are, differs; what follows from it must not
+    most_needed, granted = processes.largest([least, -memory_bytes])
+    budget = Budget(
+        int(max(-granted, most_needed)),
+        queries,
+        items,
+        scores.dim,
+        threads,
+        not compiled,
+        1.0 if best else candidates.relevant_pairs / max(1, len(candidates.query_order)),
+        options.layout,
+    )
+    symmetric = same_set and not candidates.across_classes
+    fits = symmetric and budget.layout.batch >= queries and budget.layout.square
+    everywhere = not processes.largest([float(not fits)])[0]
+    return ScoreMatrix(scores, candidates, own, duplicates, budget, processes, options, symmetric, everywhere)

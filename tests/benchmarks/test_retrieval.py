@@ -1,0 +1,107 @@
+"""The benchmark runs, and its own method of sorting agrees with ours."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def retrieval():
+    sys.path.insert(0, str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("benchmark_retrieval", BENCHMARKS / "retrieval.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["benchmark_retrieval"] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(BENCHMARKS))
+    del sys.modules["benchmark_retrieval"]
+
+
+def small(retrieval, tmp_path, *more):
+    arguments = ["--items", "300", "--dim", "16", "--repeats", "1", "--threads", "1", "--in-process"]
+    assert retrieval.main([*arguments, *more, "--json", str(tmp_path / "out.json")]) == 0
+    return json.loads((tmp_path / "out.json").read_text())["results"]
+
+
+def test_a_table_of_the_floor_ours_and_sorting(retrieval, tmp_path, capsys):
+    results = small(retrieval, tmp_path, "--rows", "floor", "ours-auto", "argsort", "--difficulty", "middling")
+    floor, ours, by_hand = results
+    assert [row["row"] for row in results] == ["floor", "ours-auto", "argsort"]
+    assert all(row["ratio"] > 0 and row["seconds"] > 0 for row in results)
+    assert floor["values"] == {}
+    assert ours["values"]["mAP"] == pytest.approx(by_hand["values"]["mAP"], abs=1e-6)
+    assert ours["values"]["mAP"] == pytest.approx(0.6, abs=0.05)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(lines) == 2 + 3
+    assert "from ours" not in "".join(lines)
+
+
+def test_a_value_that_is_not_ours_is_marked(retrieval, tmp_path, capsys):
+    ours, by_hand = small(retrieval, tmp_path, "--rows", "ours-auto", "argsort", "--difficulty", "collapsed")
+    assert abs(ours["values"]["mAP"] - by_hand["values"]["mAP"]) > 1e-6  # sorting puts equal items in some order
+    assert capsys.readouterr().out.count("from ours**") == 1
+
+
+def test_a_row_that_cannot_run_says_why(retrieval, tmp_path, monkeypatch, capsys):
+    missing = ("faiss", "oml", "pytorch_metric_learning")
+    loaded = [name for name in sys.modules if name.partition(".")[0] in missing]  # by another test
+    for name in {*missing, *loaded}:
+        monkeypatch.setitem(sys.modules, name, None)
+    rows = small(retrieval, tmp_path, "--rows", "oml", "pml", "--difficulty", "random")
+    assert [row["note"] for row in rows] == [
+        "not installed: open-metric-learning", "not installed: pytorch-metric-learning"
+    ]  # fmt: skip
+    assert capsys.readouterr().out.count("not installed") == 2
+    options = retrieval.parse(["--rows", "torchmetrics"])
+    assert "--all" in retrieval.skipped(retrieval.ROWS["torchmetrics"], 10**6, options)
+
+
+def test_a_process_for_each_row(retrieval, capsys, tmp_path):
+    arguments = ["--items", "300", "--dim", "16", "--difficulty", "hard", "--threads", "1", "--repeats", "1"]
+    out = tmp_path / "out.json"
+    assert retrieval.main([*arguments, "--rows", "argsort", "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["results"]
+    assert row["ratio"] == pytest.approx(row["seconds"] / row["floors"][0])
+    assert 0 < row["values"]["mAP"] < 1
+    if sys.platform == "linux":
+        assert 0 <= row["peak_mb"] < 100
+    assert retrieval.main([*arguments, "--rows", "argsort", "--timeout", "0.01"]) == 0
+    assert "over 0.01 s" in capsys.readouterr().out
+
+
+def test_the_floor_covers_each_pair_once(retrieval):
+    embeddings = torch.eye(7)
+    floor = retrieval.Floor(embeddings, retrieval.Tile(3, 4))
+    seen = torch.zeros(7, 7)
+    for rows, columns in floor.tiles:
+        seen[rows, columns] += 1
+    assert floor.share == 1
+    assert (seen == 1).all()
+    assert retrieval.Floor(embeddings, retrieval.Tile(3, 4), pairs_at_most=12).share < 1
+
+
+@pytest.mark.parametrize("difficulty", ["near-collapsed", "collapsed", "repeated"])
+def test_degenerate_embeddings_are_what_they_say(retrieval, difficulty):
+    embeddings, labels = retrieval.make(300, 16, difficulty)
+    again, _ = retrieval.make(300, 16, difficulty)
+    assert torch.equal(embeddings, again)
+    assert embeddings.dtype == torch.float32
+    distinct, copies = embeddings.unique(dim=0, return_counts=True)
+    if difficulty == "collapsed":
+        assert len(distinct) == 1
+    elif difficulty == "repeated":
+        assert copies.tolist() == [10] * 30
+        of_item = (embeddings[:, None] == distinct).all(dim=2).float().argmax(dim=1)
+        classes = [len(labels[of_item == vector].unique()) for vector in range(30)]
+        assert sorted(set(classes)) == [1, 2]
+    else:
+        exact = torch.nn.functional.normalize(embeddings.double(), dim=1)
+        cosines = exact @ exact.T
+        assert float(cosines.max() - cosines.min()) < 1e-7
+        assert len(distinct) == 300

@@ -1,0 +1,104 @@
+"""A module that draws from every random state, its fit with or without all monitors, and all that the fit leaves behind."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
+
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
+from tests.callbacks.models import SHOTS, VALIDATION, Embeds, episodes, gap_monitor, loader, retrieval, trainer
+
+
+class Drawing(Embeds):
+    """Draws from every random state in every step; a part of it is frozen, an optimiser has a state."""
+
+    shots = SHOTS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen.eval()
+        self.encoder[1].bias.requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        random.random()  # without use: the type checker of the tests draws from the same state
+        noise = np.random.rand() + float(torch.rand(()))  # noqa: NPY002
+        return outputs | {"loss": outputs["loss"] * (1 + noise)}
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        random.random(), np.random.rand(), torch.rand(())  # noqa: NPY002
+        return super().validation_step(batch, batch_idx)
+
+    def on_validation_model_eval(self) -> None:
+        super().on_validation_model_eval()
+        self.classifier.train()  # where it makes no difference but for the mode
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam((weight for weight in self.parameters() if weight.requires_grad), lr=0.01)
+
+
+def all_monitors(**settings: Any) -> list[Any]:
+    return [
+        retrieval(source="encoder", strict=True),
+        DiscriminantRatioMonitor(source="encoder", strict=True),
+        gap_monitor(**({"strict": True} | settings)),
+        TrainingDynamicsMonitor(every_n_steps=1, strict=True),
+    ]
+
+
+def random_states() -> list[Any]:
+    """But Python's own, of which `test_python_random_is_left_alone_too` is."""
+    return [torch.get_rng_state(), np.random.get_state()[1].tolist()]  # noqa: NPY002
+
+
+def modes_of(net: nn.Module) -> list[bool]:
+    return [part.training for part in net.modules()]
+
+
+class Traces(Callback):
+    """After each batch and each validation: all that a monitor could disturb."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, net: LightningModule) -> None:
+        gradients = [None if weight.grad is None else weight.grad.clone() for weight in net.parameters()]
+        weights = {name: value.clone() for name, value in net.state_dict().items()}
+        self.seen.append(
+            [weights, gradients, modes_of(net), [w.requires_grad for w in net.parameters()], random_states()]
+        )
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+        self.note(pl_module)
+        self.seen.append(outputs["loss"].clone())
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.note(pl_module)
+
+
+def start(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def run(*monitors: Callback, **settings: Any) -> tuple[Drawing, list[Any]]:
+    """A fit from the same start; all that it leaves behind."""
+    start(5)
+    net, traces = Drawing(), Traces()
+    made = trainer(
+        *monitors, traces, **({"max_epochs": 2, "num_sanity_val_steps": 1, "val_check_interval": 4} | settings)
+    )
+    made.fit(net, episodes(), [loader(VALIDATION), loader(VALIDATION)])
+    state = [
+        net.state_dict(),
+        [optimizer.state_dict() for optimizer in made.optimizers],
+        random_states(),
+        modes_of(net),
+    ]
+    return net, [*traces.seen, *state]

@@ -1,0 +1,101 @@
+"""The files for table 2: complete, accepted by the command line, and what the name says is what the file says."""
+
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from torch import nn
+from torchvision import transforms
+
+from fewshot_callbacks.cli.fit import command
+from fewshot_callbacks.cli.main import main
+from tests.data.trees import write_tree
+
+FOLDER = Path(__file__).parents[2] / "configs" / "distance_ratio"
+CELLS = list(itertools.product(("cub", "miniimagenet"), ("conv4", "resnet18"), (1, 5), ("softmax", "dr")))
+CLASS = {"cub": "CUBDataModule", "miniimagenet": "MiniImageNetDataModule"}
+
+
+def test_there_is_one_file_for_each_cell():
+    expected = {f"{data}_{backbone}_{shots}shot_{head}" for data, backbone, shots, head in CELLS}
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == expected
+    assert len(expected) == 16
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "_".join(map(str, cell)))
+def test_the_command_line_takes_it_for_what_its_name_says(cell, capsys):
+    data, backbone, shots, head = cell
+    path = FOLDER / f"{data}_{backbone}_{shots}shot_{head}.yaml"
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--config", str(path), "--print_config"])
+    assert stop.value.code == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    model, settings, trainer = config["model"], config["data"], config["trainer"]
+    assert (model["head"], model["learning_rate"]) == (head, 1e-3)
+    if backbone == "conv4":
+        assert model["backbone"]["class_path"] == "fewshot_callbacks.protonet.Conv4"
+        assert model["backbone"]["init_args"] == {"in_channels": 3, "width": 64, "init": "he_fan_out"}
+    else:
+        assert model["backbone"] == "resnet18"
+    assert settings["class_path"] == f"fewshot_callbacks.data.{CLASS[data]}"
+    values = settings["init_args"]
+    assert values["image_size"] == {"conv4": 84, "resnet18": 224}[backbone]
+    square = math.floor(1.15 * values["image_size"])
+    assert values["resize"] == [square, square]  # whatever the shape of the image
+    assert [values[key] for key in ("augment", "min_area", "flip", "jitter")] == [True, 0.08, 0.5, 0.4]
+    assert [values[key] for key in ("ways", "shots", "queries", "episodes_per_batch")] == [5, shots, 16, 1]
+    assert [values[f"test_{key}"] for key in ("ways", "shots", "queries", "episodes")] == [5, shots, 15, 600]
+    assert values["val_episodes"] == 100
+    assert (values["episodes"], trainer["max_epochs"]) == (100, {1: 600, 5: 400}[shots])
+    (checkpoint,) = [c["init_args"] for c in trainer["callbacks"] if c["class_path"].endswith("ModelCheckpoint")]
+    assert (checkpoint["monitor"], checkpoint["mode"], checkpoint["filename"]) == ("val/accuracy", "max", "best")
+    monitors = [c["class_path"].rpartition(".")[2] for c in trainer["callbacks"]]
+    assert monitors == ["DiscriminantRatioMonitor", "RetrievalMonitor", "TrainingDynamicsMonitor", "ModelCheckpoint"]
+    assert f"--config configs/distance_ratio/{path.name} --data.root ROOT" in path.read_text()
+
+
+@pytest.mark.parametrize("backbone", ["conv4", "resnet18"])
+def test_the_model_and_the_images_are_those_of_the_authors_program(backbone, tmp_path, monkeypatch):
+    """What the file says reaches the network and the pixels; torchvision's default crop is the program's."""
+    monkeypatch.chdir(tmp_path)
+    path = FOLDER / f"cub_{backbone}_5shot_softmax.yaml"
+    words = ["validate", "--config", str(path), "--data.root", str(write_tree(tmp_path / "birds"))]
+    words += ["--data.num_workers=0", "--data.test_shots=1", "--data.test_queries=1", "--trainer.limit_val_batches=0"]
+    words += ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--ckpt_path=none"]
+    cli = command(words, keep_configuration=False)
+    model, data = cli.model, cli.datamodule
+    deviations = [
+        (module.weight.std().item(), math.sqrt(2 / (module.kernel_size[0] ** 2 * module.out_channels)))
+        for module in model.backbone.modules()
+        if isinstance(module, nn.Conv2d)
+    ]
+    assert len(deviations) == {"conv4": 4, "resnet18": 20}[backbone]
+    assert all(actual == pytest.approx(expected, rel=0.1) for actual, expected in deviations)
+    if backbone == "conv4":
+        assert deviations[1][0] == pytest.approx(0.059, abs=0.001)
+    assert (model.validation.episodes, model.evaluation.episodes) == (100, 600)
+    crop = next(step for step in data.images("train").transform.transforms if "Crop" in type(step).__name__)
+    default = transforms.RandomResizedCrop(84)
+    assert (crop.scale, crop.ratio, crop.size) == (default.scale, default.ratio, (data.image_size,) * 2)
+
+
+def test_the_figures_of_the_paper_are_one_table_of_sixteen():
+    table = re.findall(r"^\| (Conv4|ResNet18) \| (softmax|DR) \|(.*)\|$", (FOLDER / "README.md").read_text(), re.M)
+    figures = [figure.strip() for _, _, row in table for figure in row.split("|")]
+    assert len(figures) == 16
+    assert all(re.fullmatch(r"\d\d\.\d\d ± 0\.\d\d", figure) for figure in figures)
+
+
+def test_fit_then_test_of_a_cell_on_a_tiny_tree(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", str(FOLDER / "cub_conv4_1shot_dr.yaml"), "--data.root", str(write_tree(tmp_path / "birds"))]
+    words += ["--data.image_size=16", "--data.queries=1", "--data.test_queries=1", "--data.test_episodes=5"]
+    words += ["--data.episodes=1", "--data.num_workers=0", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+    words += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+    assert main(["fit", *words]) == 0
+    (best,) = tmp_path.glob("runs/**/best.ckpt")
+    assert main(["test", *words, "--ckpt_path", str(best)]) == 0
+    assert "test/accuracy_ci95" in capsys.readouterr().out

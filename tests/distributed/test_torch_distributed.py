@@ -1,0 +1,57 @@
+"""Real processes over gloo, and over a backend that knows no CPU: the report of one process, on every rank."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
+from fewshot_callbacks.metrics import all_processes
+from tests.metrics import gloo_jobs
+from tests.reports import assert_same
+
+
+@pytest.mark.parametrize("n", [22, 200])
+def test_one_set(on_ranks: list[dict[str, Any]], n: int) -> None:
+    alone = evaluate_retrieval(*gloo_jobs.items(n), **gloo_jobs.MORE)
+    for answers in on_ranks:
+        assert_same(alone, answers["sharded"][n])
+
+
+def test_queries_and_gallery(on_ranks: list[dict[str, Any]]) -> None:
+    alone = evaluate_retrieval(*gloo_jobs.items(23), *gloo_jobs.items(40), **gloo_jobs.MORE)
+    for answers in on_ranks:
+        assert_same(alone, answers["sharded"]["gallery"])
+
+
+@pytest.mark.parametrize("name", ["uneven", "first empty"])
+def test_parts_of_any_size(on_ranks: list[dict[str, Any]], name: str) -> None:
+    embeddings, labels = gloo_jobs.items(23)
+    for answers in on_ranks:
+        assert_same(evaluate_retrieval(embeddings, labels, **gloo_jobs.MORE), answers["sharded"][name])
+        expected = float(discriminant_ratio(embeddings.double(), labels))
+        assert answers["sharded"][f"J of {name}"] == pytest.approx(expected, rel=1e-12)
+    assert len({answers["sharded"][f"J of {name}"] for answers in on_ranks}) == 1
+
+
+def test_an_error_is_the_same_on_every_rank(on_ranks: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match="none of the 1 queries has another item of its class") as alone:
+        evaluate_retrieval(torch.ones(1, 5), torch.zeros(1, dtype=torch.int64), **gloo_jobs.MORE)
+    for answers in on_ranks:
+        assert answers["sharded"][1] == str(alone.value)
+
+
+def test_an_error_of_one_is_heard_by_all(on_ranks: list[dict[str, Any]]) -> None:
+    for rank, answers in enumerate(on_ranks):
+        kind, words = answers["failing"]["value"]
+        assert kind == "ValueError"
+        assert words.startswith("evaluate_retrieval needs integer labels; got torch.float32.")
+        kind, words = answers["failing"]["work"]
+        assert (kind, words) == (
+            ("ArithmeticError", "no more numbers") if rank == 0 else ("RemoteError", "ArithmeticError: no more numbers")
+        )
+        assert answers["failing"]["afterwards"] == list(range(len(on_ranks)))
+
+
+def test_this_one_alone() -> None:
+    assert all_processes().count == 1

@@ -1,0 +1,456 @@
+"""Every road to a report gives the same report: rungs, kernels, budgets, threads; and the bounds that this rests on."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq
+from sklearn.metrics import average_precision_score, roc_curve
+
+from fewshot_callbacks.engine.cpu import count_kernels as compiled
+from fewshot_callbacks.engine.open_pass import open_pass
+from fewshot_callbacks.engine.options import engine_options
+from fewshot_callbacks.engine.pooled.first_counts import FirstCounts
+from fewshot_callbacks.engine.pooled.histogram import PooledCounts
+from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
+from tests.cases import sampled_product
+from tests.engine.cpu.test_tiles import (
+    ALL,
+    KINDS,
+    PRECISIONS,
+    SIMILARITIES,
+    counted,
+    engine,
+    expected,
+    pair_keys,
+    prepared,
+    vectors,
+)
+from tests.functional.retrieval.test_evaluate import made
+
+RUNGS = PRECISIONS
+
+
+def hard_data(kind, n=160):
+    labels = torch.arange(n) % 20
+    labels[:30] = labels[0]
+    if kind in ("separated", "hard"):
+        return made(n, 20, 24, noise=0.3 if kind == "separated" else 4.0)[0], labels
+    if kind == "collapsed":
+        return torch.ones(n, 24), labels
+    embeddings = torch.from_numpy(vectors({"random": "real"}.get(kind, kind), n, 24))
+    return embeddings.float(), labels
+
+
+@pytest.mark.parametrize(
+    ("kind", "similarity"),
+    sampled_product(
+        ["random", "separated", "hard", "codes", "repeated", "near-collapsed", "collapsed"], SIMILARITIES, count=9
+    ),
+)
+def test_all_roads_give_one_report(kind, similarity):
+    embeddings, labels = hard_data(kind)
+
+    def of(kernel="compiled", precision=None, memory_mb=512, **setting):
+        with engine(kernel, precision, **setting):
+            return evaluate_retrieval(
+                embeddings, labels, similarity=similarity, precisions=(0.2, 0.9), group_size=5, memory_mb=memory_mb
+            )
+
+    first = of("pytorch")
+    for precision in RUNGS:
+        assert of(precision=precision) == first
+        assert of("pytorch", precision) == first
+        assert of(precision=precision, threads=2, layout=(64, 64, ALL), pilot=True) == first
+        assert of(precision=precision, threads=3, layout=(64, 48, 100), part_rows=20) == first
+    assert of(memory_mb=0.5) == first
+    assert of(pilot=True) == first
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("precision", RUNGS)
+@pytest.mark.parametrize("dim", [3])
+def test_keys_at_the_bounds_of_a_rung(precision, similarity, dim):
+    # one threshold, and candidates whose distance to it is the error of the precision, a little more and a little less
+    step = torch.tensor([0.0, 1e-9, 0.25, 0.5, 0.9, 0.99, 0.999999, 1.0, 1.000001, 1.01, 1.1, 1.5, 2.0, 2.1, 4.0])
+    step = torch.cat([-step.flip(0), step]).double().repeat(3)
+    queries = torch.zeros(4, dim, dtype=torch.float64)
+    queries[:, 0] = 1
+
+    def gallery(error):
+        value = torch.cat([torch.tensor([0.5, 0.5, 0.125], dtype=torch.float64), 0.5 + error * step])
+        items = torch.zeros(len(value), dim, dtype=torch.float64)
+        items[:, 0], items[:, 1] = value, (1 - value * value).clamp(min=0).sqrt()
+        return items.float() if similarity != "dot" else items
+
+    error = 0.0
+    for _ in range(2):  # the error depends on the data a little
+        tiles = ScoreTiles.from_rows(queries.to(gallery(error).dtype), gallery(error), similarity)
+        error = float(tiles.error(torch.arange(1), RUNGS[precision])[0])
+        error = min(error, 0.1) if similarity != "euclidean" else min(error / 2, 0.1)
+    items = gallery(error)
+    case = {
+        "queries": queries.to(items.dtype), "query_labels": torch.tensor([0, 0, 0, 1]), "similarity": similarity,
+        "gallery": items, "gallery_labels": torch.cat([torch.tensor([0, 1, 0]), torch.full((len(step),), 2)]),
+    }  # fmt: skip
+    by_keys = expected(case)
+    for kernel in ("compiled", "pytorch"):
+        for forced in (precision, "bfloat16"):
+            with engine(kernel, forced):
+                assert counted(case) == by_keys
+                request = PooledRequest((0.2,), (-math.inf, math.inf), (), (0.1,), equal_error_rate=True)
+                check_decisions(case, request)
+
+
+class TestBounds:
+    @pytest.mark.parametrize("similarity", SIMILARITIES)
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    @pytest.mark.parametrize("kernel", ["compiled", "pytorch"])
+    @pytest.mark.parametrize("dim", [1, 2, 130])
+    def test_no_estimate_is_off_by_more(self, similarity, dtype, kernel, dim):
+        rows, columns = torch.arange(23), torch.arange(31)
+        for kind in (*KINDS, "cancelling"):
+            if kind == "cancelling":  # x . y = 0, by terms of the largest size
+                left, right = np.ones((23, dim)), np.ones((31, dim))
+                right[:, : dim // 2] = -1
+                left, right = left * vectors("real", 1, dim), right * vectors("real", 31, 1) / vectors("real", 1, dim)
+            else:
+                left, right = vectors(kind, 23, dim), vectors(kind, 31, dim, gallery=True)
+            with engine_options(kernel=kernel):
+                tiles = ScoreTiles.from_rows(
+                    *(torch.from_numpy(side.astype(dtype)) for side in (left, right)), similarity
+                )
+            keys = tiles.exact_scores(rows, columns)
+            for precision in RUNGS.values():
+                estimates, error = tiles.tile(rows, columns, precision)
+                distance = (estimates.double() - keys).abs()
+                assert bool((distance <= error[:, None]).all()), (kind, precision)
+                assert bool((distance <= tiles.error(columns, precision, of_query=False)).all()), (kind, precision)
+                assert float(error.max()) <= tiles.largest_error(precision)
+            left, right = (
+                tiles.operand(rows, Precision.FLOAT32, of_query=True),
+                tiles.operand(columns, Precision.FLOAT32, of_query=False),
+            )
+            distance = (left.double() @ right.double().T - keys).abs()
+            assert bool((distance <= tiles.error(rows, Precision.FLOAT64_OF_FLOAT32)[:, None]).all()), kind
+            assert bool((distance <= tiles.error(columns, Precision.FLOAT64_OF_FLOAT32, of_query=False)).all()), kind
+            estimates, _ = tiles.tile(rows, columns, Precision.HALF)
+            low = tiles.half_low(keys.flatten(), rows.repeat_interleave(31), of_query=True)
+            assert bool((low.view(23, 31) <= estimates).all()), kind
+            low = tiles.half_low(keys.T.flatten(), columns.repeat_interleave(23), of_query=False)
+            assert bool((low.view(31, 23) <= estimates.T).all()), kind
+
+    @pytest.mark.parametrize("similarity", SIMILARITIES)
+    def test_single_products_of_the_kernel_keep_the_bound_of_float64(self, similarity):
+        for kind in KINDS:
+            for dtype in (np.float32, np.float64):
+                left, right = vectors(kind, 11, 70), vectors(kind, 13, 70, gallery=True)
+                tiles = ScoreTiles.from_rows(
+                    *(torch.from_numpy(side.astype(dtype)) for side in (left, right)), similarity
+                )
+                keys = tiles.exact_scores(torch.arange(11), torch.arange(13))
+                pairs = tiles.pairs()
+                for i in range(11):
+                    for j in range(13):
+                        estimate, error = compiled.close_score(pairs, i, j)
+                        assert abs(estimate - float(keys[i, j])) <= error, kind
+
+    def test_where_nothing_is_asked_nothing_comes_near(self):
+        tiles = ScoreTiles.from_rows(torch.randn(5, 8), torch.randn(6, 8), "cosine")
+        asked = torch.tensor([math.inf, -math.inf, 0.5, 0.0, -0.0], dtype=torch.float64)
+        low = tiles.half_low(asked, torch.arange(5), of_query=True)
+        assert low[:2].tolist() == [math.inf, -math.inf]
+        assert bool((low[2:] < asked[2:]).all())
+
+
+# Pooled operating points, by their definitions: all pairs are held, every threshold is tried.
+
+
+def all_pairs(case):
+    keys, relevant, wanted = pair_keys(case)
+    return keys[relevant & wanted], keys[~relevant & wanted]
+
+
+def accepted(scores, thresholds):
+    return len(scores) - np.searchsorted(np.sort(scores), thresholds, side="left")
+
+
+def check_decisions(case, request, capacity=10_000, look=PooledCounts):
+    """Compare `decide` with loops over all relevant keys; returns the decisions and what was seen first."""
+    positives, negatives = all_pairs(case)
+    tiles, candidates = prepared(case)
+    ranking_pass = open_pass(tiles, candidates, 10**8)
+    pooled = look(ranking_pass.matrix, request.wanted, request.thresholds, capacity)
+    for _ in ranking_pass.run(pooled):
+        pass
+    first = FirstCounts(ranking_pass, pooled)
+    found = decide(first, request)
+    keys = np.unique(positives)
+    tp, fp = accepted(positives, keys), accepted(negatives, keys)
+
+    def same(point, key, tp, fp):
+        assert (point.true_positives, point.false_positives) == (tp, fp)
+        assert point.false_negatives == len(positives) - tp
+        assert point.threshold == tiles.to_score(float(key))
+
+    f1 = 2 * tp / (tp + fp + len(positives))
+    best = np.flatnonzero(f1 == f1.max())[-1]
+    same(found.best_f1, keys[best], tp[best], fp[best])
+    low, high = (tiles.to_key(bound) for bound in request.bounds)
+    tried = np.unique(np.concatenate([positives, negatives, [low, high]]))
+    tried = tried[(tried >= low) & (tried <= high) & np.isfinite(tried)]
+    tried_tp, tried_fp = accepted(positives, tried), accepted(negatives, tried)
+    for precision in request.precisions:
+        reaching = np.flatnonzero(tried_tp / np.maximum(tried_tp + tried_fp, 1) >= precision)
+        point = found.at_precision[precision]
+        if len(reaching):
+            chosen = reaching[0]
+            assert (point.true_positives, point.false_positives) == (tried_tp[chosen], tried_fp[chosen])
+            assert point.false_negatives == len(positives) - tried_tp[chosen]
+            bound = {low: request.bounds[0], high: request.bounds[1]}
+            assert point.threshold == bound.get(tried[chosen], tiles.to_score(float(tried[chosen])))
+        else:
+            assert math.isnan(point.threshold)
+            assert point.recall == 0
+    for threshold in request.thresholds:
+        key, point = tiles.to_key(threshold), found.at_threshold[threshold]
+        assert (point.true_positives, point.false_positives) == ((positives >= key).sum(), (negatives >= key).sum())
+    for rate in request.false_match_rates:
+        allowed = np.flatnonzero(fp / max(len(negatives), 1) <= rate)
+        point = found.at_false_match_rate[rate]
+        if not len(negatives):
+            assert all(
+                math.isnan(part) for part in (point.threshold, point.false_match_rate, point.false_non_match_rate)
+            )
+            continue
+        if not len(allowed):
+            assert math.isnan(point.threshold)
+            assert point.false_non_match_rate == 1
+            continue
+        assert point.threshold == tiles.to_score(float(keys[allowed[0]]))
+        assert point.false_match_rate == fp[allowed[0]] / len(negatives)
+        assert point.false_non_match_rate == pytest.approx(1 - tp[allowed[0]] / len(positives), abs=1e-15)
+    scores = np.concatenate([positives, negatives])
+    truth = np.concatenate([np.ones(len(positives), int), np.zeros(len(negatives), int)])
+    area = average_precision_score(truth, scores)
+    assert found.average_precision.low - 1e-9 <= area <= found.average_precision.high + 1e-9
+    if request.equal_error_rate and len(negatives):
+        assert found.equal_error_rate == pytest.approx(equal_error_rate(positives, negatives), abs=1e-12)
+        fmr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
+        # where the two cross: the lowest such place is the only one, since one falls where the other rises
+        crossing = brentq(lambda at: np.interp(at, np.arange(len(fmr)), fmr + tpr) - 1, 0, len(fmr) - 1, xtol=1e-13)
+        assert found.equal_error_rate == pytest.approx(np.interp(crossing, np.arange(len(fmr)), fmr), abs=1e-9)
+    return found, first
+
+
+def equal_error_rate(positives, negatives):
+    """Where the line through the points of all thresholds, from the highest on, meets FMR = FNMR."""
+    before = (0.0, 1.0)
+    thresholds = np.unique(np.concatenate([positives, negatives]))[::-1]
+    rates = accepted(negatives, thresholds) / len(negatives), 1 - accepted(positives, thresholds) / len(positives)
+    for fmr, fnmr in zip(*rates, strict=True):
+        if fmr >= fnmr:
+            ahead, behind = before[1] - before[0], fmr - fnmr
+            return before[0] + (fmr - before[0]) * ahead / (ahead + behind)
+        before = fmr, fnmr
+    raise AssertionError("they always meet")
+
+
+def pooled_case(kind, similarity, n=150, classes=10):
+    labels = torch.arange(n) % classes
+    if kind in ("separated", "hard"):
+        queries = made(n, classes, 12, noise=0.5 if kind == "separated" else 2.0)[0]
+    elif kind == "few-values":  # positives and negatives tie
+        queries = (torch.nn.functional.one_hot(labels, 12).float() + 0.45 * torch.randn(n, 12)).round()
+    else:
+        queries = torch.from_numpy(vectors(kind, n, 12).astype(np.float32))
+    return {"queries": queries, "query_labels": labels, "similarity": similarity}
+
+
+def request_for(case, **changes):
+    positives, negatives = all_pairs(case)
+    tiles = prepared(case)[0]
+    some = np.concatenate(
+        [np.quantile(part, [0.0, 0.3, 0.9, 1.0], method="nearest") for part in (positives, negatives)]
+    )
+    thresholds = (*tuple(tiles.to_score(float(key)) for key in some), 0.3)
+    bounds = (0.0, 1.0) if case["similarity"] == "cosine" else (-math.inf, math.inf)
+    settings = {
+        "precisions": (0.05, 0.3, 0.75, 1.0), "bounds": bounds, "thresholds": thresholds,
+        "false_match_rates": (0.0, 0.001, 0.01, 0.1, 1.0), "equal_error_rate": True,
+    }  # fmt: skip
+    return PooledRequest(**(settings | changes))
+
+
+POOLED = ("separated", "hard", "few-values", "codes", "equal", "repeated", "near-collapsed", "mixed", "zeros")
+
+
+class TestDecisions:
+    @pytest.mark.parametrize(
+        ("kind", "similarity"),
+        [(kind, "cosine") for kind in POOLED]
+        + [(kind, other) for kind in ("few-values", "mixed", "codes") for other in ("dot", "euclidean")],
+    )
+    def test_are_those_of_all_pairs(self, kind, similarity):
+        case = pooled_case(kind, similarity)
+        request = request_for(case)
+        for setting in (
+            {},
+            {"pilot": True, "layout": (64, 64, ALL)},
+            {"precision": "bfloat16", "pilot": True, "layout": (64, 64, 90)},
+            {"precision": "float64"},
+            {"kernel": "pytorch"},
+            {"kernel": "pytorch", "precision": "bfloat16", "layout": (64, 64, 90)},
+        ):
+            with engine(**setting):
+                check_decisions(case, request, capacity=400)
+
+    @pytest.mark.parametrize("kernel", ["compiled", "pytorch"])
+    @pytest.mark.parametrize("bins", [4, 32])
+    @pytest.mark.parametrize("block", [ALL, 60])
+    def test_are_refined_until_every_point_is_a_single_key(self, kernel, bins, block):
+        case = pooled_case("hard", "cosine", 200, 3)  # 13,000 relevant pairs, and 1,000 edges at a time
+        with engine(kernel, layout=(64, 64, block), bins=bins):
+            found, _ = check_decisions(case, request_for(case), capacity=100)
+        assert found.walks >= 3
+
+    @pytest.mark.parametrize("precision", [None, "bfloat16", "float32", "float64"])
+    def test_collected_keys_save_the_second_walk(self, precision):
+        case = pooled_case("separated", "cosine", 260, 10)
+        request = request_for(
+            case, thresholds=(), equal_error_rate=False, false_match_rates=(0.001,), precisions=(0.95,)
+        )
+        with engine(precision=precision, pilot=True, layout=(64, 64, ALL), collected_share=0.3):
+            found, first = check_decisions(case, request, capacity=100_000)
+        assert math.isfinite(first.highest.cut)
+        assert found.walks == 1
+
+    @pytest.mark.parametrize("listed", [1, 40, 300])
+    def test_relevant_keys_above_those_that_are_listed_are_counted(self, listed):
+        listed_bytes = 10**8 // listed  # of 10**8 that are free at most
+        case = pooled_case("separated", "cosine", 260, 10)
+        request = request_for(case, thresholds=(), false_match_rates=(0.001, 0.01))
+        with engine(
+            precision="float32", pilot=True, layout=(64, 64, ALL), collected_share=0.3, listed_bytes=listed_bytes
+        ):
+            _, first = check_decisions(case, request, capacity=100_000)
+        known = first._known_bins()
+        assert math.isfinite(first.highest.cut)
+        assert first.positives[known.stop :].sum() > 0
+
+    @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
+    @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+    @pytest.mark.parametrize("kind", ["hard", "few-values"])
+    def test_a_sample_that_was_wrong_costs_time_alone(self, kind, precision, share):
+        # more keys reach the expected cut than can be held: it rises, or all are given up
+        case = pooled_case(kind, "cosine")
+        cut = float(np.quantile(all_pairs(case)[1], 1 - share))
+
+        class Wrong(PooledCounts):
+            def expect(self, record, rows, columns):
+                super().expect(record, rows, columns)
+                self._cut, self._floor = cut, min(cut, self._floor)
+
+        for capacity in (20, 1500):
+            with engine(precision=precision, pilot=True, threads=2, layout=(32, 32, ALL)):
+                check_decisions(case, request_for(case), capacity, Wrong)
+
+    @pytest.mark.parametrize("kind", ["hard", "few-values", "near-collapsed"])
+    def test_a_range_that_was_too_narrow_costs_time_alone(self, kind):
+        case, ranges = pooled_case(kind, "cosine"), []
+
+        class Narrow(PooledCounts):
+            def zoom(self, low, high):
+                ranges.append((low, high))
+                super().zoom(low + 0.45 * (high - low), low + 0.5 * (high - low))
+
+        for capacity in (20, 1500):
+            with engine(precision="float64", pilot=True, threads=2, layout=(32, 32, ALL)):
+                check_decisions(case, request_for(case), capacity, Narrow)
+        assert len(ranges) == 2
+
+    def test_a_threshold_below_the_range_of_the_sample_accepts_the_negatives_there(self):
+        """The sample held no negative, so all of them lie below the first cell, and so does the threshold."""
+        queries = torch.nn.functional.normalize(torch.randn(40, 12) * 0.1 + torch.eye(12)[0], dim=1)
+        queries[0] *= -1
+        case = {"queries": queries, "query_labels": torch.arange(40).clamp(max=1), "similarity": "cosine"}
+        positives, negatives = all_pairs(case)
+        assert negatives.max() < positives.min() - 0.5
+
+        class Positives(PooledCounts):
+            def zoom(self, low, high):
+                super().zoom(float(positives.min()), high)
+
+        request = PooledRequest((0.5,), thresholds=(-1.0, float(np.median(negatives)), 0.0))
+        with engine(precision="float64", pilot=True, layout=(64, 64, ALL)):
+            found, first = check_decisions(case, request, look=Positives)
+        assert first.negatives[1:].sum() == 0
+        assert found.at_threshold[-1.0].false_positives == len(negatives)
+
+    def test_near_collapsed_data_needs_one_walk(self):
+        case = pooled_case("near-collapsed", "cosine", 300, 10)
+        case["queries"] = torch.nn.functional.normalize(
+            torch.ones(1, 12) + 2e-4 * torch.nn.functional.normalize(made(300, 10, 12, noise=0.5)[0], dim=1), dim=1
+        )
+        with engine(precision="float64", pilot=True, layout=(64, 64, ALL), collected_share=0.3):
+            found, first = check_decisions(case, PooledRequest((0.5,)), capacity=100_000)
+        assert first.grid.bins > 100  # where the whole range has 30,000 for keys that are 1e-7 apart
+        assert first.grid.scale > 1e9
+        assert found.walks == 1
+
+    @pytest.mark.parametrize("bounds", [(0.3, 0.35), (0.999, 1.0), (-1.0, -0.5), (0.4, 0.4)])
+    def test_bounds_of_thresholds(self, bounds):
+        case = pooled_case("hard", "cosine")
+        for kernel in ("compiled", "pytorch"):
+            with engine(kernel):
+                check_decisions(case, request_for(case, bounds=bounds, precisions=(0.05, 0.11, 0.2, 0.9)))
+
+    def test_one_class_has_no_negatives(self):
+        case = {
+            "queries": torch.randn(30, 4),
+            "query_labels": torch.zeros(30, dtype=torch.int64),
+            "similarity": "cosine",
+        }
+        for kernel in ("compiled", "pytorch"):
+            with engine(kernel):
+                found, _ = check_decisions(case, PooledRequest((0.9,), false_match_rates=(0.1,), equal_error_rate=True))
+        assert found.best_f1.f1 == 1
+        assert math.isnan(found.equal_error_rate)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("precision", RUNGS)
+def test_powers_of_two_and_order_change_nothing(similarity, precision):
+    embeddings, labels = made(150, 10, 16, noise=1.5)
+    plain = evaluate_retrieval(embeddings, labels, similarity=similarity, group_size=None)
+    order = torch.randperm(150)
+    for power in (-90, -3, 0, 40):
+        with engine_options(first_precision=PRECISIONS[precision]):
+            other = evaluate_retrieval(
+                torch.ldexp(embeddings, torch.tensor(power))[order],
+                labels[order],
+                similarity=similarity,
+                group_size=None,
+            )
+        ranked = (other.mAP, other.map_at_r, other.recall_at, other.decision.true_positives, other.decision.f1)
+        assert ranked == (plain.mAP, plain.map_at_r, plain.recall_at, plain.decision.true_positives, plain.decision.f1)
+        factor = {"cosine": 1.0, "dot": 4.0**power, "euclidean": 2.0**power}[similarity]
+        assert other.threshold == plain.threshold * factor
+
+
+@pytest.mark.parametrize("precision", RUNGS)
+def test_negative_products(precision):
+    generator = torch.Generator().manual_seed(0)
+    queries, gallery = (torch.rand(60, 8, generator=generator) + 0.1 for _ in range(2))
+    case = {
+        "queries": queries, "query_labels": torch.arange(60) % 6, "similarity": "dot",
+        "gallery": -gallery, "gallery_labels": torch.arange(60) % 5,
+    }  # fmt: skip
+    by_keys = expected(case)
+    with engine(precision=precision, layout=(16, 16, ALL), pilot=True):
+        assert counted(case) == by_keys
+        check_decisions(case, request_for(case))

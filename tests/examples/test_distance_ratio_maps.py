@@ -1,0 +1,98 @@
+"""The maps of probability: the formulas of the figure's caption, and its extremes against a search over the sphere."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+FILE = Path(__file__).parents[2] / "examples" / "distance_ratio_maps.py"
+spec = importlib.util.spec_from_file_location("distance_ratio_maps", FILE)
+maps = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(maps)
+
+COSINE = [name for name in maps.SPHERE if "Face" in name]
+DR = [name for name in maps.SPHERE if name.startswith("DR")]
+RED, GREEN, BLUE = torch.eye(3, dtype=torch.float64)[[2, 1, 0]]
+LOGITS = {  # of an angle to the red vector, as figure 7 says: scale 2; margin 2 with k = 0, 0.25 and 0.25
+    "NormFace (softmax of chords)": lambda angle: 2 * math.cos(angle),
+    "SphereFace, margin 2, k = 0": lambda angle: 2 * ((-1) ** 0 * math.cos(2 * angle) - 2 * 0),
+    "CosFace, margin 0.25": lambda angle: 2 * (math.cos(angle) - 0.25),
+    "ArcFace, margin 0.25": lambda angle: 2 * math.cos(angle + 0.25),
+}
+coordinates = st.tuples(*[st.floats(-1, 1) for _ in range(3)]).filter(lambda point: math.hypot(*point) > 0.1)
+
+
+@pytest.mark.parametrize("name", COSINE)
+@given(point=coordinates)
+@settings(deadline=None, max_examples=50)
+def test_a_cosine_classifier_is_the_formula_of_the_caption(name: str, point: tuple[float, float, float]) -> None:
+    blue, green, red = (x / math.hypot(*point) for x in point)
+    weights = [math.exp(logit) for logit in (LOGITS[name](math.acos(red)), 2 * green, 2 * blue)]
+    actual = maps.SPHERE[name](torch.tensor([[blue, green, red]], dtype=torch.float64))
+    assert actual.item() == pytest.approx(weights[0] / sum(weights), rel=1e-7)  # acos is steep at 1
+
+
+@pytest.mark.parametrize("name", maps.SPHERE)
+def test_nowhere_is_it_higher_or_lower_than_at_the_extremes(name: str) -> None:
+    probability = maps.SPHERE[name]
+    generator = torch.Generator().manual_seed(0)
+    anywhere = torch.nn.functional.normalize(torch.randn(20_000, 3, generator=generator, dtype=torch.float64), dim=1)
+    values = probability(anywhere)
+    for sign in (1, -1):
+        found = maps.extremes(probability, sign)
+        heights = probability(found)
+        assert (heights.max() - heights.min()) < 1e-8
+        assert (sign * (values - heights[0])).max() < 1e-12
+        close = anywhere[sign * (values - heights[0]) > -1e-5]  # each of these belongs to an extreme that is listed
+        assert ((close[:, None] - found).norm(dim=-1).min(dim=1).values < 0.15).all()
+
+
+def distance(points: torch.Tensor, *others: torch.Tensor) -> float:
+    return torch.cdist(points, torch.stack(others)).min().item()
+
+
+@pytest.mark.parametrize("name", COSINE)
+def test_cosine_classifiers_are_extreme_elsewhere_than_at_the_vectors(name: str) -> None:
+    """Appendix E: the maximum is not at red's vector, the minimum neither at green's nor at blue's."""
+    assert distance(maps.extremes(maps.SPHERE[name], 1), RED) > 0.1
+    assert distance(maps.extremes(maps.SPHERE[name], -1), GREEN, BLUE) > 0.1
+
+
+def test_sphereface_with_k_0_has_two_maxima_and_two_minima() -> None:
+    """cos(2 angle) takes a point and its mirror image below the equator for equals; k = 1 beyond 90 degrees would not."""
+    probability = maps.SPHERE["SphereFace, margin 2, k = 0"]
+    points = torch.nn.functional.normalize(torch.randn(100, 3, dtype=torch.float64), dim=1)
+    torch.testing.assert_close(probability(points), probability(points * torch.tensor([1.0, 1.0, -1.0])))
+    highest, lowest = maps.extremes(probability, 1), maps.extremes(probability, -1)
+    assert highest.shape == lowest.shape == (2, 3)
+    torch.testing.assert_close(highest[0] * torch.tensor([1.0, 1.0, -1.0]), highest[1], atol=1e-4, rtol=0.0)
+    torch.testing.assert_close(lowest[0][[1, 0, 2]], lowest[1], atol=1e-4, rtol=0.0)
+
+
+def test_distance_ratios_are_extreme_at_the_vectors_and_the_softmax_of_angles_is_not() -> None:
+    for name in DR:
+        torch.testing.assert_close(maps.extremes(maps.SPHERE[name], 1), RED[None], atol=1e-6, rtol=0.0)
+        lowest = maps.extremes(maps.SPHERE[name], -1)
+        torch.testing.assert_close(lowest.sort(dim=0).values[:, :2], torch.eye(2).double().sort(dim=0).values)
+    angles = maps.SPHERE["softmax of angles"]
+    assert distance(maps.extremes(angles, 1), RED) > 0.1
+    torch.testing.assert_close(maps.extremes(angles, -1), -RED[None], atol=1e-6, rtol=0.0)
+
+
+def test_no_two_markers_share_a_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pictures keep the colours of all markers, and stay small; they are drawn with a quarter of the steps here."""
+    from PIL import Image
+
+    for name in ("SIDE", "LATITUDE", "LONGITUDE"):
+        monkeypatch.setattr(maps, name, getattr(maps, name)[::4])
+    for name, draw in (("plane", maps.draw_plane), ("sphere", maps.draw_sphere)):
+        draw(tmp_path / name)
+        for file in (tmp_path / f"{name}.png", FILE.parents[1] / "docs" / f"distance_ratio_maps_{name}.png"):
+            colours = Image.open(file).convert("RGB").getcolors(maxcolors=1 << 24)
+            frequent = {colour for count, colour in colours if count >= 10}
+            assert {(255, 0, 0), (0, 255, 0), (0, 0, 255), (0, 255, 255)} <= frequent, file  # red, lime, blue, cyan
+            assert file.stat().st_size < 200_000

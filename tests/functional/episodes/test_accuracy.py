@@ -1,0 +1,108 @@
+"""Accuracies of episodes: their mean, its interval, and differences episode by episode."""
+
+import dataclasses
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fewshot_callbacks.functional.episodes.accuracy import summarize_accuracies
+from fewshot_callbacks.functional.episodes.sampling import sample_episodes
+from fewshot_callbacks.functional.statistics.intervals import (
+    independent_difference_interval,
+    mean_interval,
+    paired_difference_interval,
+)
+from tests.functional.episodes.cases import LABELS
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=20))
+def test_summary_is_the_schoolbook_one(values: list[float]) -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=len(values))
+    result = summarize_accuracies(torch.tensor(values, dtype=torch.float64), episodes)
+    assert result.mean == pytest.approx(statistics.fmean(values))
+    assert result.std == pytest.approx(statistics.stdev(values), abs=1e-12)
+    assert result.ci95 == pytest.approx(1.96 * statistics.stdev(values) / math.sqrt(len(values)), abs=1e-12)
+    assert (result.n, result.ways, result.shots, result.queries) == (len(values), 2, 1, 3)
+    assert result.episodes_hash == episodes.hash
+
+
+def test_summary_in_words() -> None:
+    episodes = sample_episodes(LABELS, ways=5, shots=1, queries=5, episodes=2)
+    result = summarize_accuracies(torch.tensor([0.5, 0.7]), episodes)
+    assert str(result) == f"60.00 ± 19.60 % (2 episodes, 5-way 1-shot, hash {episodes.hash})"
+    result = summarize_accuracies(torch.tensor([0.5, 0.7]), episodes, batch_statistics=True)
+    assert str(result) == f"60.00 ± 19.60 % (2 episodes, 5-way 1-shot, batch statistics, hash {episodes.hash})"
+
+
+def test_one_episode_has_no_spread() -> None:
+    episodes = sample_episodes(LABELS, ways=5, shots=1, queries=5, episodes=1)
+    result = summarize_accuracies(torch.tensor([0.25]), episodes)
+    assert result.mean == 0.25
+    assert math.isnan(result.std)
+    assert math.isnan(result.ci95)
+    assert str(result) == f"25.00 % (1 episode, 5-way 1-shot, hash {episodes.hash})"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([], "0 episodes were measured"),
+        ([0.5], r"1 accuracies came with a list of 2 episodes.*episode_list\.first\(n\)"),
+        ([50.0, 60.0], r"found 50 to 60\. Pass fractions, not percentages"),
+        ([0.5, math.nan], "no NaN"),
+        ([0.5, -0.1], "found -0.1 to 0.5"),
+    ],
+)
+def test_summary_refuses_what_it_cannot_summarise(values: list[float], words: str) -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=2)
+    with pytest.raises(ValueError, match=words):
+        summarize_accuracies(torch.tensor(values), episodes)
+
+
+def test_the_difference_of_two_accuracies_is_taken_episode_by_episode() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=50)
+    hard = torch.rand(50, dtype=torch.float64) * 0.8  # what both find hard
+    one = summarize_accuracies(hard + 0.1 + 0.02 * torch.rand(50, dtype=torch.float64), episodes)
+    other = summarize_accuracies(hard, episodes)
+    gains = (one.per_episode - other.per_episode).tolist()
+    difference = one.minus(other)
+    assert difference.value == pytest.approx(statistics.mean(gains))
+    assert difference.interval == paired_difference_interval(one.per_episode - other.per_episode)
+    assert difference.is_beyond_chance
+    assert other.minus(one).value == -difference.value
+    # of other episodes nothing is known pair by pair
+    elsewhere = summarize_accuracies(hard, sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=50, seed=1))
+    expected = independent_difference_interval(one.mean, one.interval, elsewhere.mean, elsewhere.interval)
+    assert one.minus(elsewhere).interval == expected
+    assert expected.half_width == pytest.approx(math.hypot(one.ci95, elsewhere.ci95), rel=0.05)  # of fifty episodes
+
+
+def test_the_interval_of_few_episodes_or_near_one_is_not_that_of_the_papers() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=5)
+    for values in ([0.9, 1.0, 1.0, 0.8, 1.0], [1.0] * 5):
+        result = summarize_accuracies(torch.tensor(values), episodes)
+        assert result.interval == mean_interval(result.per_episode)
+        assert result.mean - result.interval.low > result.ci95
+        assert result.interval.high <= 1
+        # without the accuracies themselves: the same up to its degrees of freedom
+        alone = dataclasses.replace(result, per_episode=None).interval
+        assert result.interval.low <= alone.low + 1e-9 < result.mean
+
+
+def test_accuracies_of_different_settings_have_no_difference() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=2)
+    accuracies = torch.tensor([0.5, 0.7])
+    one, other = (summarize_accuracies(accuracies, episodes, batch_statistics=flag) for flag in (True, False))
+    with pytest.raises(ValueError, match="batch statistics of its episodes, the other was not"):
+        one.minus(other)
+
+
+def test_one_episode_leaves_the_difference_without_an_interval() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=3, episodes=1)
+    one, other = (summarize_accuracies(torch.tensor([value]), episodes) for value in (0.5, 0.75))
+    assert other.minus(one).value == 0.25
+    assert math.isnan(other.minus(one).interval.low)

@@ -1,0 +1,146 @@
+"""Episodes are drawn as the labels and the seed say."""
+
+import hashlib
+import struct
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.functional.episodes.sampling import EpisodeList, sample_episodes
+from tests.functional.episodes.cases import LABELS
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    values=st.lists(st.integers(-(2**62), 2**62), min_size=3, max_size=8, unique=True),
+    ways=st.integers(1, 3),
+    shots=st.integers(1, 3),
+    queries=st.integers(1, 4),
+    extra=st.integers(0, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_every_episode_is_made_of_whole_distinct_rows(
+    *, values: list[int], ways: int, shots: int, queries: int, extra: int, seed: int
+) -> None:
+    labels = torch.tensor(values).repeat(shots + queries + extra)
+    labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+    drawn = sample_episodes(labels, ways=ways, shots=shots, queries=queries, episodes=7, seed=seed)
+    assert tuple(drawn.indices.shape) == (7, ways, shots + queries)
+    assert drawn.indices.dtype == torch.int64
+    for episode in drawn.indices:
+        assert len(set(episode.flatten().tolist())) == ways * (shots + queries)
+        classes = [set(labels[row].tolist()) for row in episode]
+        assert all(len(of_row) == 1 for of_row in classes)
+        assert len(set.union(*classes)) == ways
+
+
+def test_classes_and_images_and_places_are_equally_likely() -> None:
+    labels = torch.tensor([0] * 4 + [1] * 8 + [2] * 4 + [3] * 4)  # class 1 is larger, not likelier
+    indices = sample_episodes(labels, ways=2, shots=1, queries=2, episodes=20_000).indices
+    of_class = labels[indices[:, :, 0]]
+    for way in range(2):
+        share = of_class[:, way].bincount(minlength=4) / 20_000
+        assert torch.allclose(share, torch.full((4,), 0.25), atol=0.02)
+    pairs = (of_class[:, 0] * 4 + of_class[:, 1]).bincount(minlength=16).reshape(4, 4) / 20_000
+    assert torch.allclose(pairs, (1 - torch.eye(4)) / 12, atol=0.01)
+    for place in range(3):
+        inside = indices[:, :, place][of_class == 1] - 4
+        share = inside.bincount(minlength=8) / len(inside)
+        assert torch.allclose(share, torch.full((8,), 1 / 8), atol=0.02)
+    small = (indices[of_class == 0] * torch.tensor([16, 4, 1])).sum(1).bincount(minlength=64) / (of_class == 0).sum()
+    orders = [16 * a + 4 * b + c for a in range(4) for b in range(4) for c in range(4) if len({a, b, c}) == 3]
+    assert torch.allclose(small[orders], torch.full((24,), 1 / 24), atol=0.01)
+    assert small.sum() == pytest.approx(float(small[orders].sum()))
+
+
+def test_a_class_is_used_up_without_repeats_when_it_is_just_large_enough() -> None:
+    episode = sample_episodes(LABELS, ways=6, shots=3, queries=7, episodes=1)[0]
+    assert sorted(episode.flatten().tolist()) == list(range(60))
+
+
+def test_the_result_depends_on_arguments_alone() -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    one = sample_episodes(LABELS, queries=5, episodes=20, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        other = sample_episodes(LABELS, queries=5, episodes=20, seed=3)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(one.indices, other.indices)
+    assert one.hash == other.hash
+    assert one.hash != sample_episodes(LABELS, queries=5, episodes=20, seed=4).hash
+
+
+def test_renaming_the_classes_in_order_changes_nothing() -> None:
+    far = torch.tensor([-(2**62), -5, 0, 3, 2**24 + 1, 2**62])[LABELS]
+    assert torch.equal(sample_episodes(far, queries=5).indices, sample_episodes(LABELS, queries=5).indices)
+    small = LABELS.to(torch.uint8)
+    assert torch.equal(sample_episodes(small, queries=5).indices, sample_episodes(LABELS, queries=5).indices)
+
+
+def test_drawing_is_fast() -> None:
+    labels = torch.randint(0, 600, (30_000,))
+    start = time.perf_counter()
+    sample_episodes(labels)
+    assert time.perf_counter() - start < 1.5  # 0.03 s on an idle machine
+
+
+def test_hash_is_the_start_of_a_sha256_of_sizes_and_positions() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=2, episodes=3)
+    numbers = [3, 2, 1, 2, *episodes.indices.flatten().tolist()]
+    assert episodes.hash == hashlib.sha256(struct.pack(f"<{len(numbers)}q", *numbers)).hexdigest()[:12]
+    assert EpisodeList(episodes.indices, 2, 2, 1).hash != episodes.hash  # the same images, another task
+    assert episodes.first(2).hash == EpisodeList(episodes.indices[:2].clone(), 2, 1, 2).hash
+
+
+def test_episode_list_knows_its_sizes() -> None:
+    episodes = sample_episodes(LABELS, ways=2, shots=1, queries=2, episodes=3)
+    assert len(episodes) == 3
+    assert len(list(episodes.first(0).indices)) == 0
+    assert torch.equal(episodes[-1], episodes.indices[2])
+    with pytest.raises(ValueError, match=r"\(2, 3\) classes and images per episode; 2-way 2-shot with 2 queries"):
+        EpisodeList(episodes.indices, 2, 2, 2)
+    with pytest.raises(ValueError, match=r"first\(-1\)"):
+        episodes.first(-1)
+
+
+LONG = torch.tensor([0] * 20 + [12] * 12 + [13] * 16)
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings_", "words"),
+    [
+        (
+            LONG,
+            {"ways": 2},
+            r"2-way 1-shot with 15 queries needs 16 images per class; class 12 has 12\. Use queries <= 11 or drop the",
+        ),
+        (
+            LONG,
+            {"ways": 2, "queries": 18, "class_names": {12: "heron"}},
+            r"needs 19 images per class; class 'heron' has 12, the smallest of 2 classes that are too small\. "
+            r"Use queries <= 11 or drop these classes\.",
+        ),
+        (LONG, {"ways": 2, "shots": 12, "queries": 1}, r"class 12 has 12\. Use fewer shots and queries or drop"),
+        (LABELS, {"ways": 2, "class_names": list("abcdef")}, r"class 'a' has 10, the smallest of 6 classes"),
+        (LONG, {"ways": 2, "class_names": ["a"]}, "class 12 has 12"),
+        (LONG, {"ways": 4}, r"4-way episodes need 4 classes; the labels hold 3\. Use ways <= 3 or add classes\."),
+        (torch.zeros(0, dtype=torch.int64), {}, r"5-way episodes need 5 classes; the labels hold 0\. Pass the labels"),
+        (LABELS.float(), {}, r"sample_episodes needs integer labels; got torch.float32"),
+        (LABELS.reshape(6, 10), {}, r"needs one label for each item; labels has shape \(6, 10\)"),
+        (LABELS, {"ways": 0}, "ways is 0; an episode needs at least one. Use ways >= 1."),
+        (LABELS, {"shots": 0}, "shots is 0"),
+        (LABELS, {"queries": -1}, "queries is -1"),
+        (LABELS, {"episodes": 0}, "episodes is 0"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_words(labels: torch.Tensor, settings_: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        sample_episodes(labels, **settings_)

@@ -1,0 +1,141 @@
+"""Differences of two reports or of two Grouped Recalls, with their intervals."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fewshot_callbacks.functional.retrieval.compare import compare_reports
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall
+from fewshot_callbacks.functional.statistics.intervals import (
+    Difference,
+    Interval,
+    mean_interval,
+    normal_quantile,
+    paired_difference_interval,
+)
+
+
+def models(noises, items=300, classes=30, dim=12, seed=0):
+    """Embeddings of the same items by models of different quality, whose errors have much in common."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(items) % classes
+    centres = torch.randn(classes, dim, generator=generator)
+    error = torch.randn(items, dim, generator=generator)
+    return [centres[labels] + noise * error for noise in noises], labels
+
+
+class TestReports:
+    def test_of_one_and_the_same_differ_in_nothing(self):
+        (embeddings,), labels = models([1.0])
+        report = evaluate_retrieval(embeddings, labels, group_size=5, macro=True)
+        for name, difference in compare_reports(report, report).items():
+            assert difference.value == 0, name
+            assert not difference.is_beyond_chance
+            low, high = (
+                difference.interval
+            )  # equal on these classes, which leaves open by how much they differ on others
+            assert math.isnan(low) or (low == pytest.approx(-high) and 0 < high < 0.6)
+
+    def test_compare_each_query_with_itself(self):
+        (good, bad), labels = models([1.0, 1.1])
+        first, second = (evaluate_retrieval(some, labels, group_size=5, macro=True) for some in (good, bad))
+        found = compare_reports(first, second)
+        assert set(found) == set(first.metrics())
+        for name in ("mAP", "map@r", "recall@1"):
+            values = first.per_query[name] - second.per_query[name]
+            assert found[name].interval == paired_difference_interval(values, labels)
+            assert found[name].value == pytest.approx(float(values.mean()), abs=1e-12)
+        paired, alone = found["mAP"].interval.half_width, first.intervals["mAP"].half_width
+        assert paired < alone / 2.5  # what is hard for both is no part of it
+        assert found["mAP"].is_beyond_chance
+        of_classes = torch.stack(
+            [(first.per_query["mAP"] - second.per_query["mAP"])[labels == c].mean() for c in range(30)]
+        )
+        assert found["macro_mAP"].interval == pytest.approx(paired_difference_interval(of_classes), abs=1e-12)
+        of_groups = (first.grouped.per_group[1] - second.grouped.per_group[1])[0]
+        assert found["grouped_recall@1"].interval == paired_difference_interval(of_groups)
+        for name in ("f1", "threshold", "recall@precision0.95"):
+            assert math.isnan(found[name].interval.low)
+            assert not found[name].is_beyond_chance
+
+    def test_queries_without_a_match_are_left_out_of_both(self):
+        (good, bad), labels = models([0.5, 1.5])
+        labels[:7] = torch.arange(100, 107)
+        first, second = (evaluate_retrieval(some, labels, group_size=None) for some in (good, bad))
+        values = (first.per_query["mAP"] - second.per_query["mAP"])[7:]
+        assert bool(first.per_query["mAP"][:7].isnan().all())
+        assert compare_reports(first, second)["mAP"].value == pytest.approx(float(values.mean()), abs=1e-12)
+
+    def test_those_of_other_queries_are_refused(self):
+        (some, _), labels = models([0.5, 1.5])
+        first = evaluate_retrieval(some, labels, group_size=None)
+        for other in (
+            evaluate_retrieval(some[:90], labels[:90], group_size=None),
+            evaluate_retrieval(some, labels.flip(0)),
+        ):
+            with pytest.raises(
+                ValueError, match=r"the first evaluation has 300 queries, the second \d+, and their labels"
+            ):
+                compare_reports(first, other)
+
+    def test_confidence_widens_the_intervals(self):
+        reports = [evaluate_retrieval(some, models([1])[1], group_size=5) for some in models([1.0, 1.1])[0]]
+        widths = [compare_reports(*reports, confidence=c)["mAP"].interval.half_width for c in (0.5, 0.95)]
+        assert widths[1] / widths[0] > normal_quantile(0.95) / normal_quantile(0.5)
+        with pytest.raises(ValueError, match="confidence=2 is no probability"):
+            compare_reports(*reports, confidence=2)
+
+
+class TestGroups:
+    def test_of_two_sets_are_independent(self):
+        (some,), labels = models([2.5])
+        (other,), _ = models([3.0], seed=1)
+        first, second = (
+            grouped_recall(some, labels, group_size=5, k=(1, 2)),
+            grouped_recall(other, labels, group_size=5),
+        )
+        found = first.minus(second)
+        assert list(found) == [1]
+        assert found[1].value == first.at[1] - second.at[1]
+        (low, high), (other_low, other_high) = (mean_interval(part.per_group[1][0]) for part in (first, second))
+        below = math.hypot(first.at[1] - low, other_high - second.at[1])
+        above = math.hypot(high - first.at[1], second.at[1] - other_low)
+        assert found[1].interval == pytest.approx((found[1].value - below, found[1].value + above), abs=1e-12)
+
+    def test_of_another_size_or_confidence_are_refused(self):
+        (some,), labels = models([2.5])
+        five = grouped_recall(some, labels, group_size=5)
+        for other in (
+            grouped_recall(some, labels, group_size=6),
+            grouped_recall(some, labels, group_size=5, confidence=0.9),
+        ):
+            with pytest.raises(ValueError, match=r"groups of 5 labels at confidence 0.95 cannot be compared with"):
+                five.minus(other)
+
+    def test_each_group_has_its_value(self):
+        (some,), labels = models([2.5])
+        found = grouped_recall(some, labels, group_size=5, repeats=3, k=(1, 2))
+        assert {k: tuple(values.shape) for k, values in found.per_group.items()} == {1: (3, 6), 2: (3, 6)}
+        assert {k: float(values.mean()) for k, values in found.per_group.items()} == pytest.approx(found.at)
+
+
+@pytest.mark.parametrize(("ends", "beyond"), [((0.1, 0.2), True), ((-0.2, -0.1), True), ((-0.1, 0.2), False)])
+def test_beyond_chance_is_an_interval_without_zero(ends, beyond):
+    difference = Difference(0.5, 0.4, Interval(*ends))
+    assert difference.is_beyond_chance is beyond
+    assert difference.value == pytest.approx(0.1)
+    assert not Difference(0.5, 0.4, Interval(math.nan, math.nan)).is_beyond_chance
+
+
+def test_the_interval_covers_a_true_difference():
+    # a shift that all queries of a class share: 200 sets of 40 classes, true difference 0.03
+    rng, held = np.random.default_rng(0), 0
+    labels = torch.arange(400) % 40
+    for _ in range(200):
+        shift = torch.from_numpy(rng.normal(0.03, 0.1, 40))[labels] + torch.from_numpy(rng.normal(0, 0.05, 400))
+        low, high = paired_difference_interval(shift.clamp(-1, 1), labels)
+        held += low <= 0.03 <= high
+    assert 180 <= held <= 198

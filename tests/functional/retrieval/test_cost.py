@@ -1,0 +1,108 @@
+"""The plan of an evaluation: pairs, tiles and bytes."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.engine.budget import choose_layout, item_bytes, least_bytes
+from fewshot_callbacks.engine.candidates import find_candidates
+from fewshot_callbacks.engine.open_pass import open_pass
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.cost import plan_evaluation
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+
+
+def test_one_by_hand():
+    plan = plan_evaluation(1000, 2000, 128)
+    assert plan.pairs == 2_000_000
+    assert plan.floating_point_operations == 512_000_000  # 2 * 2e6 * 128
+    assert (plan.query_bytes, plan.gallery_bytes) == (1000 * 128 * 4, 2000 * 128 * 4)
+    assert plan.matrix_bytes == 8_000_000
+    assert plan.memory_bytes == 512 * 10**6
+    assert plan.tiles == math.ceil(1000 / plan.tile[0]) * math.ceil(2000 / plan.tile[1])
+
+
+sizes = st.integers(1, 300_000)
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes, sizes, st.integers(1, 4096), st.floats(0.01, 4096), st.integers(0, 5000))
+def test_tiles_cover_every_pair_once(queries, gallery, dim, memory_mb, relevant):
+    plan = plan_evaluation(queries, gallery, dim, memory_mb=memory_mb, relevant=relevant)
+    rows, columns = plan.tile
+    assert 1 <= rows <= queries
+    assert 1 <= columns <= gallery
+    assert plan.tiles == math.ceil(queries / rows) * math.ceil(gallery / columns)
+    assert plan.tiles * rows * columns >= plan.pairs
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**34), sizes, st.integers(1, 4096), st.integers(0, 500), st.integers(1, 16))
+def test_a_layout_keeps_to_its_budget_or_to_the_least_that_is_possible(memory_bytes, items, dim, relevant, threads):
+    shape = items, items, dim, relevant
+    least = least_bytes(*shape, threads=threads)
+    layout = choose_layout(max(memory_bytes, least), *shape, threads=threads)
+    assert layout.bytes <= max(memory_bytes, least)
+    assert layout.bytes > item_bytes(items, items)
+    assert layout.rows <= max(layout.columns, 16)
+
+
+def test_the_least_budget_by_hand():
+    # 4 MB; 600 bytes for each item that is both query and gallery item, and half of that at least for everything else
+    assert item_bytes(1000, 1000) == 4_600_000
+    plan = plan_evaluation(1000, 1000, 64, memory_mb=0.001)
+    assert plan.least_bytes == least_bytes(1000, 1000, 64, 64) > 4_900_000
+    assert plan_evaluation(1000, 1000, 64).least_bytes == plan.least_bytes
+    assert plan.needed_bytes <= plan.least_bytes
+
+
+def test_more_memory_means_fewer_tiles():
+    tiles = [plan_evaluation(60_000, 60_000, 512, memory_mb=memory).tiles for memory in (16, 64, 256, 1024)]
+    assert tiles == sorted(tiles, reverse=True)
+    assert tiles[0] > tiles[-1]
+
+
+@pytest.mark.parametrize("memory_mb", [24, 64])
+def test_every_pair_is_counted_once(memory_mb):
+    labels, embeddings = torch.arange(600) % 60, torch.randn(600, 8)
+    tiles = ScoreTiles.from_rows(embeddings, embeddings, "cosine")
+    seen = []
+    candidates = find_candidates(labels, labels, same_set=True)
+    walk = open_pass(tiles, candidates, memory_mb * 10**6, progress=lambda *now: seen.append(now))
+    ranks = list(walk.run())
+    assert sum(len(block.queries) for block in ranks) == 600
+    assert seen[-1] == (360_000, 360_000)
+    assert len(seen) >= 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(20, 300), st.integers(1, 8), st.integers(2, 12), st.floats(-6, 1), st.integers(0, 2**20), st.booleans()
+)
+def test_no_budget_changes_a_report(items, dim, classes, power, seed, coarse):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(items) % classes
+    embeddings = torch.randn(items, dim, generator=generator) + labels[:, None] / 4
+    embeddings = embeddings.round() if coarse else embeddings  # equal rows and ties
+    reports = [
+        evaluate_retrieval(embeddings, labels, group_size=2, memory_mb=memory, similarity="euclidean")
+        for memory in (10**power, 512)
+    ]
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("name", ["queries", "gallery", "dim", "memory_mb"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_refuses_what_is_not_positive(name, value):
+    arguments = {"queries": 10, "gallery": 10, "dim": 4} | {name: value}
+    with pytest.raises(ValueError, match=rf"plan_evaluation: {name}={value} must be positive"):
+        plan_evaluation(**arguments)
+
+
+def test_refuses_a_negative_number_of_relevant_items():
+    with pytest.raises(ValueError, match=r"relevant=-1 must not be negative"):
+        plan_evaluation(10, 10, 4, relevant=-1)
+    assert plan_evaluation(10, 10, 4, relevant=0).tiles == 1

@@ -1,0 +1,560 @@
+"""`evaluate_retrieval` against brute force, scikit-learn and itself on other orders, scales, budgets and devices."""
+
+import dataclasses
+import json
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_curve
+
+from fewshot_callbacks.engine.duplicates import row_numbers
+from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.engine.scores import products as similarity_module
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.evaluate import _drawn, evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.query_metrics import metric_names
+from fewshot_callbacks.functional.retrieval.rank_metrics import check_ties
+from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
+from tests.functional.brute_force import BruteForce
+
+SIMILARITIES = ("cosine", "dot", "euclidean")
+
+
+@st.composite
+def retrieval_cases(draw):
+    """Small sets with many ties (few values, few dimensions), singletons, distractors, both forms."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    dim = draw(st.integers(1, 5))
+    kind = draw(st.sampled_from(["grid", "codes", "real", "offset", "collapsed", "repeated"]))
+    classes = draw(st.integers(1, 5))
+
+    def vectors(n: int) -> np.ndarray:
+        if kind == "grid":
+            return rng.integers(-1, 2, (n, dim)).astype(np.float32)
+        if kind == "codes":
+            return rng.choice([-1.0, 1.0], (n, dim)).astype(np.float32)
+        if kind == "collapsed":
+            return np.full((n, dim), 0.3, dtype=np.float32)
+        if kind == "repeated":
+            return np.tile(rng.normal(size=(2, dim)), (n, 1))[:n].astype(np.float32)
+        return (rng.normal(size=(n, dim)) + (1000.0 if kind == "offset" else 0.0)).astype(np.float32)
+
+    n = draw(st.integers(2, 9))
+    case = {"queries": vectors(n), "query_labels": rng.integers(0, classes, n) * 2**61 - 5}
+    if draw(st.booleans()):
+        m = draw(st.integers(1, 9))
+        case |= {"gallery": vectors(m), "gallery_labels": rng.integers(0, classes + 1, m) * 2**61 - 5}
+        if draw(st.booleans()):
+            case |= {"query_ids": rng.integers(0, 6, n), "gallery_ids": rng.integers(0, 6, m)}
+        if draw(st.booleans()):
+            case |= {"query_groups": rng.integers(0, 6, n), "gallery_groups": rng.integers(0, 6, m)}
+    elif draw(st.booleans()):
+        case |= {"query_groups": rng.integers(0, 6, n)}
+    case["similarity"] = draw(st.sampled_from(SIMILARITIES))
+    case["ties"] = draw(st.sampled_from(["expected", "optimistic", "pessimistic"]))
+    return case
+
+
+def evaluate(case, **kwargs):
+    case = {key: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}
+    return evaluate_retrieval(
+        case.pop("queries"), case.pop("query_labels"), recall_k=(1, 2, 5), group_size=None, **case, **kwargs
+    )
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(retrieval_cases(), st.sampled_from([None, (0.0, 1.0), (-0.5, 0.25)]))
+def test_equals_brute_force(case, bounds):
+    expected = BruteForce(**case)
+    if not expected.matched:
+        with pytest.raises(ValueError, match=r"has .* its class"):
+            evaluate(case)
+        return
+    low, high = bounds or (-math.inf, math.inf)
+    report = evaluate(case, precisions=(0.3, 0.75, 1.0), threshold_bounds=bounds, ir_recall_k=(1, 3))
+    assert report.mAP == pytest.approx(expected.mean_average_precision, abs=1e-12)
+    assert report.map_at_r == pytest.approx(expected.map_at_r, abs=1e-12)
+    assert report.r_precision == pytest.approx(expected.r_precision, abs=1e-12)
+    for k in (1, 2, 5):
+        assert report.recall_at[k] == pytest.approx(expected.recall_at(k), abs=1e-12)
+    for k, value in report.ir_recall_at.items():
+        assert value == pytest.approx(expected.ir_recall_at(k), abs=1e-12)
+    assert len(report.ir_recall_at) == 2
+    assert report.queries_without_match == len(expected.scores) - len(expected.matched)
+    assert report.f1 == pytest.approx(expected.best_f1, abs=1e-12)
+    for precision, recall in report.recall_at_precision.items():
+        assert recall == pytest.approx(expected.recall_at_precision(precision, low, high), abs=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(retrieval_cases(), st.floats(-1, 1))
+@example({"queries": np.zeros((2, 1), np.float32), "query_labels": np.zeros(2, int), "similarity": "euclidean"}, -1.0)
+def test_fixed_threshold(case, threshold):
+    expected = BruteForce(**case)
+    if expected.matched:
+        report = evaluate(case, threshold=threshold)
+        found = (report.decision.true_positives, report.decision.false_positives, report.decision.false_negatives)
+        if case["similarity"] == "cosine" or not np.isclose(np.concatenate(expected.scores), threshold).any():
+            assert found == expected.pooled(threshold)
+
+
+def made(n=600, classes=40, dim=24, noise=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    centres = torch.randn(classes, dim, generator=generator)
+    return centres[labels] + noise * torch.randn(n, dim, generator=generator), labels
+
+
+def fast_reference(embeddings, labels):
+    """mAP, Recall@1 and best F1 of a set without ties, by sorting whole rows in float64."""
+    unit = torch.nn.functional.normalize(embeddings.double(), dim=1)
+    scores = unit @ unit.T
+    same = labels[:, None] == labels[None, :]
+    scores.fill_diagonal_(-2)
+    same.fill_diagonal_(False)
+    ranked = same.gather(1, scores.argsort(1, descending=True))
+    hits = ranked.double().cumsum(1)
+    rank = torch.arange(1, len(labels) + 1)
+    average = (hits / rank * ranked).sum(1) / ranked.sum(1)
+    off = ~torch.eye(len(labels), dtype=torch.bool)
+    pairs, order = same[off], scores[off].argsort(descending=True)
+    tp = pairs[order].double().cumsum(0)
+    f1 = 2 * tp / (torch.arange(1, len(tp) + 1) + pairs.sum())
+    return float(average.mean()), float(ranked[:, 0].double().mean()), float(f1.max())
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 3.0, 100.0])
+def test_larger_sets_equal_a_sorted_reference(noise):
+    embeddings, labels = made(noise=noise)
+    report = evaluate_retrieval(embeddings, labels)
+    assert (report.mAP, report.recall_at[1], report.f1) == pytest.approx(fast_reference(embeddings, labels), abs=1e-12)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("kind", ["real", "codes", "collapsed", "repeated", "near-collapsed", "few-classes"])
+def test_memory_threads_order_and_scale_change_nothing(similarity, kind):
+    embeddings, labels = made(300, 3 if kind == "few-classes" else 20, 16)
+    labels[:40] = labels[0]  # classes of different size
+    if kind == "codes":
+        embeddings = embeddings.sign()
+    elif kind == "collapsed":
+        embeddings = embeddings[:1].expand(300, -1)
+    elif kind == "repeated":
+        embeddings = embeddings[torch.arange(300) % 7]
+    elif kind == "near-collapsed":
+        embeddings = 1 + 1e-4 * embeddings
+    options = {"similarity": similarity, "group_size": 3 if kind == "few-classes" else 5, "precisions": (0.5, 0.95)}
+    report = evaluate_retrieval(embeddings, labels, **options)
+    assert report == evaluate_retrieval(embeddings, labels, memory_mb=0.5, **options)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert report == evaluate_retrieval(embeddings, labels, **options)
+    finally:
+        torch.set_num_threads(threads)
+    order = torch.randperm(300)
+    shuffled = evaluate_retrieval(embeddings[order], labels[order], **options)
+    assert shuffled.metrics() == report.metrics()
+    assert shuffled.decision == report.decision
+    if similarity != "cosine" or kind == "codes":
+        scaled = evaluate_retrieval(embeddings * 4, labels, **options)
+        assert scaled.mAP == report.mAP
+        assert scaled.f1 == report.f1
+
+
+def test_collapsed_embeddings_are_at_chance_whatever_the_order():
+    labels = torch.arange(10).repeat_interleave(6)
+    report = evaluate_retrieval(torch.ones(60, 8), labels, group_size=None)
+    n, r = 59, 5
+    chance = sum((1 + (i - 1) * (r - 1) / (n - 1)) / i for i in range(1, n + 1)) / n
+    assert report.mAP == pytest.approx(chance, abs=1e-12)
+    assert report.recall_at[1] == pytest.approx(r / n, abs=1e-12)
+    assert "collapsed" in " ".join(report.notes)
+    shuffled = evaluate_retrieval(torch.ones(60, 8), labels[torch.randperm(60)], group_size=None)
+    assert shuffled.mAP == report.mAP
+
+
+def test_pooled_recall_where_precision_is_not_monotone():
+    # scores 9 8 7 6 5 with relevance 0 1 1 1 0: precision 0, 1/2, 2/3, 3/4, 3/5; the first crossing from above is wrong
+    gallery = torch.tensor([[9.0], [8.0], [7.0], [6.0], [5.0]])
+    report = evaluate_retrieval(
+        torch.ones(1, 1), torch.tensor([1]), gallery, torch.tensor([0, 1, 1, 1, 0]),
+        similarity="dot", precisions=(0.75, 0.76), group_size=None,
+    )  # fmt: skip
+    assert report.recall_at_precision[0.75] == 1.0
+    assert report.at_precision[0.75].threshold == 6.0
+    assert report.recall_at_precision[0.76] == 0.0
+    assert math.isnan(report.at_precision[0.76].threshold)
+
+
+@pytest.mark.parametrize("capacity_mb", [0.4, 512])
+def test_coarse_groups_are_refined_until_exact(capacity_mb):
+    embeddings, labels = made(600, 20, 6, noise=2.0)  # 17,000 relevant pairs, more than the small budget holds
+    report = evaluate_retrieval(embeddings, labels, memory_mb=capacity_mb, group_size=None, recall_k=(1,))
+    assert report.f1 == pytest.approx(fast_reference(embeddings, labels)[2], abs=1e-12)
+
+
+class TestScores:
+    @pytest.mark.parametrize("similarity", SIMILARITIES)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e12])
+    def test_error_bound_holds(self, similarity, dtype, scale):
+        queries, gallery = torch.randn(40, 48, dtype=dtype) * scale, torch.rand(70, 48, dtype=dtype) * scale
+        gallery[:5] = queries[:5]
+        gallery[5:10] *= 1e-6
+        tiles = ScoreTiles.from_rows(queries, gallery, similarity)
+        rows, columns = torch.arange(40), torch.arange(70)
+        keys = tiles.exact_scores(rows, columns)
+        for precision in (Precision.FLOAT32, Precision.FLOAT64):
+            estimates, error = tiles.tile(rows, columns, precision)
+            assert bool(((estimates.double() - keys).abs() <= error[:, None]).all())
+            assert bool((error < (1e-3 if precision == Precision.FLOAT32 else 1e-8)).all())
+
+    @pytest.mark.parametrize("similarity", SIMILARITIES)
+    def test_keys_equal_the_true_value(self, similarity):
+        queries, gallery = torch.randn(6, 33), torch.randn(9, 33)
+        tiles = ScoreTiles.from_rows(queries, gallery, similarity)
+        keys = tiles.exact_scores(torch.arange(6), torch.arange(9))
+        reference = BruteForce(queries.numpy(), np.zeros(6), gallery.numpy(), np.zeros(9), similarity=similarity).scores
+        for i in range(6):
+            for j in range(9):
+                assert tiles.to_score(float(keys[i, j])) == pytest.approx(reference[i][j], rel=1e-12, abs=1e-12)
+
+    @pytest.mark.parametrize("similarity", SIMILARITIES)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_keys_are_the_same_bits_by_every_road(self, similarity, dtype):
+        queries, gallery = torch.randn(30, 100, dtype=dtype), torch.randn(50, 100, dtype=dtype)
+        tiles = ScoreTiles.from_rows(queries, gallery, similarity)
+        rows, columns = torch.arange(30), torch.arange(50)
+        whole = tiles.exact_scores(rows, columns)
+        assert torch.equal(whole[3:7, 11:12], tiles.exact_scores(rows[3:7], columns[11:12]))
+        assert torch.equal(whole, tiles.batched_scores(rows.view(3, 10), columns.expand(3, 50)).flatten(0, 1))
+        pairs = torch.cartesian_prod(rows, columns)
+        assert torch.equal(whole.flatten(), tiles.pair_scores(pairs[:, 0], pairs[:, 1]))
+
+    def test_rungs_agree_on_counts(self, monkeypatch):
+        embeddings, labels = made(200, 10, 12, noise=3.0)
+        report = evaluate_retrieval(embeddings, labels)
+        for precision in (Precision.FLOAT64, Precision.EXACT):
+            original = similarity_module.ScoreTiles.tile
+            monkeypatch.setattr(
+                similarity_module.ScoreTiles,
+                "tile",
+                lambda self, r, c, _, up=precision, do=original: do(self, r, c, up),
+            )
+            assert evaluate_retrieval(embeddings, labels).mAP == report.mAP
+            monkeypatch.undo()
+
+    def test_a_zero_vector_is_similar_to_nothing_and_counted(self):
+        embeddings, labels = made(60, 6, 8)
+        embeddings[3] = 0
+        report = evaluate_retrieval(embeddings, labels, group_size=None)
+        assert any("1 embeddings have length zero" in note for note in report.notes)
+        assert report.queries == 60
+
+    def test_a_loose_matmul_setting_is_put_back_and_changes_nothing(self):
+        embeddings, labels = made(100, 10, 64)
+        expected = evaluate_retrieval(embeddings, labels)
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("medium")
+            assert evaluate_retrieval(embeddings, labels) == expected
+            assert torch.get_float32_matmul_precision() == "medium"
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+def test_row_numbers_of_equal_rows():
+    rows = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1e-30]])
+    number = row_numbers(rows).tolist()
+    assert number[0] == number[1] == number[3]
+    assert len(set(number)) == 3
+
+
+class TestInput:
+    def test_accepts_numpy_half_precision_and_any_integers(self):
+        embeddings, labels = made(80, 8, 16)
+        expected = evaluate_retrieval(embeddings.half().float(), labels)
+        assert evaluate_retrieval(embeddings.half(), labels.to(torch.uint8)) == dataclasses.replace(expected)
+        from_numpy = evaluate_retrieval(embeddings.half().float().numpy(), (labels - 4 + 2**62).numpy())
+        assert from_numpy.mAP == expected.mAP
+
+    def test_gradients_are_left_alone(self):
+        embeddings, labels = made(40, 4, 8)
+        embeddings.requires_grad_()
+        assert evaluate_retrieval(embeddings, labels, group_size=None).mAP > 0
+        assert embeddings.grad is None
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"labels": torch.arange(7)}, r"40 embeddings, but 7 labels. Both must come"),
+            ({"embeddings": torch.randn(40)}, r"shape \(items, dim\); got shape \(40,\). For a single item"),
+            ({"embeddings": torch.randn(40, 2, 2)}, r"Flatten what belongs to one item: embeddings.flatten\(1\)"),
+            ({"embeddings": torch.zeros(40, 2, dtype=torch.long)}, r"floating-point embeddings; got torch.int64"),
+            ({"labels": torch.randn(40)}, r"integer labels; got torch.float32.*labels.long\(\)"),
+            ({"labels": torch.zeros(40, 3, dtype=torch.long)}, r"one label for each item.*argmax"),
+            ({"embeddings": torch.randn(0, 4), "labels": torch.arange(0)}, r"embeddings is empty"),
+            (
+                {"labels": torch.arange(40)},
+                r"none of the 40 queries has another item.*each of the 40 labels occurs once",
+            ),
+            ({"gallery": torch.randn(3, 8)}, r"gallery without gallery_labels"),
+            ({"gallery_labels": torch.arange(3)}, r"gallery_labels without gallery"),
+            ({"gallery": torch.randn(3, 9), "gallery_labels": torch.arange(3)}, r"dimension 8, the gallery has 9"),
+            (
+                {"gallery": torch.randn(3, 8), "gallery_labels": torch.arange(3) + 99},
+                r"0 of the queries' 4 labels occur",
+            ),
+            ({"recall_k": (0,)}, r"recall_k=\(0,\) must hold positive whole numbers"),
+            ({"precisions": (95,)}, r"precisions=\(95,\) must lie in \(0, 1\]"),
+            ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
+            ({"threshold_bounds": (1.0, 0.0)}, r"threshold_bounds=\(1.0, 0.0\) must hold the smallest threshold"),
+            ({"threshold_bounds": (math.nan, 1.0)}, r"threshold_bounds=\(nan, 1.0\)"),
+            ({"threshold_bounds": 0.5}, r"threshold_bounds=0.5 must hold the smallest threshold"),
+            ({"threshold_bounds": (0.0, 0.5, 1.0)}, r"threshold_bounds=\(0.0, 0.5, 1.0\) must hold"),
+            ({"threshold_bounds": ("0", "1")}, r"threshold_bounds=\('0', '1'\) must hold"),
+            ({"query_ids": torch.arange(40)}, r"ids are for two sets"),
+        ],
+    )
+    def test_refuses_with_fact_and_fix(self, change, message, as_users_run_it):
+        embeddings, labels = made(40, 4, 8)
+        with pytest.raises(ValueError, match=message):
+            evaluate_retrieval(**({"embeddings": embeddings, "labels": labels} | change))
+
+    def test_refuses_unknown_choices(self):
+        with pytest.raises(ValueError, match=r"similarity='cosin' is unknown. Choose one of cosine, dot, euclidean"):
+            similarity_module.check_similarity("cosin")
+        with pytest.raises(ValueError, match=r"ties='random' is unknown. Choose one of expected"):
+            check_ties("random")
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_non_finite_rows_are_counted_and_located(self, bad):
+        embeddings, labels = made(40, 4, 8)
+        embeddings[[5, 31], 2] = bad
+        with pytest.raises(ValueError, match=r"2 of 40 rows of embeddings hold NaN or Inf, the first at index 5"):
+            evaluate_retrieval(embeddings, labels)
+
+
+EVERYTHING = {
+    "recall_k": (1, 7),
+    "map_k": (5, (10, "found"), (3, "relevant")),
+    "ir_recall_k": (4,),
+    "precision_k": (3,),
+    "ndcg_k": (5,),
+    "macro": True,
+    "precisions": (0.9,),
+    "false_match_rates": (0.01, 0.001),
+    "equal_error_rate": True,
+    "auc_pr": True,
+    "prototype_accuracy": True,
+    "grouped_k": (1, 2),
+    "group_size": 5,
+}
+
+
+def test_names_of_metrics_are_those_of_the_report():
+    report = evaluate_retrieval(*made(100, 20, 8), **EVERYTHING)
+    names = metric_names(RetrievalSettings(**EVERYTHING))
+    assert tuple(report.metrics()) == names
+    assert {"map@5_min", "map@10_found", "ndcg@5", "macro_mrr", "fnmr@fmr0.01", "eer", "auc_pr"} < set(names)
+    assert json.loads(json.dumps(report.to_dict()))["metrics"].keys() == set(names)
+
+
+def test_every_metric_equals_its_loop():
+    embeddings, labels = made(120, 15, 6, noise=2.0)
+    report = evaluate_retrieval(embeddings, labels, per_class=True, **EVERYTHING)
+    loops = BruteForce(embeddings.numpy(), labels.numpy())
+    assert report.mrr == pytest.approx(loops.mean_reciprocal_rank, abs=1e-12)
+    assert report.precision_at[3] == pytest.approx(loops.precision_at(3), abs=1e-12)
+    assert report.ir_recall_at[4] == pytest.approx(loops.ir_recall_at(4), abs=1e-12)
+    assert report.ndcg_at[5] == pytest.approx(loops.ndcg_at(5), abs=1e-12)
+    for k, divisor in ((5, "min"), (10, "found"), (3, "relevant")):
+        expected = loops.average_precision_at(k, divisor)
+        assert report.metrics()[f"map@{k}_{divisor}"] == pytest.approx(expected, abs=1e-12)
+    of_classes = report.per_class["mAP"]
+    assert set(of_classes) == set(labels.tolist())
+    assert report.macro["mAP"] == pytest.approx(sum(of_classes.values()) / len(of_classes), abs=1e-12)
+
+
+class TestPooledRates:
+    def pairs(self, embeddings, labels):
+        scores = (
+            torch.nn.functional.normalize(embeddings.double()) @ torch.nn.functional.normalize(embeddings.double()).T
+        )
+        others = ~torch.eye(len(labels), dtype=torch.bool)
+        return scores[others].numpy(), (labels[:, None] == labels)[others].numpy()
+
+    @pytest.mark.parametrize("noise", [0.3, 1.0, 3.0, 100.0])
+    def test_equal_scikit_learn(self, noise):
+        embeddings, labels = made(300, 20, 12, noise=noise)
+        report = evaluate_retrieval(
+            embeddings, labels, group_size=None, false_match_rates=(0.001, 0.01, 0.2), equal_error_rate=True
+        )
+        scores, relevant = self.pairs(embeddings, labels)
+        area = average_precision_score(relevant, scores)
+        assert report.auc_pr.low - 1e-9 <= area <= report.auc_pr.high + 1e-9
+        assert report.auc_pr.error < 0.01
+        exact = evaluate_retrieval(embeddings, labels, group_size=None, auc_pr=True)
+        assert exact.auc_pr.error < 1e-12
+        assert exact.metrics()["auc_pr"] == pytest.approx(area, abs=1e-9)
+        assert "auc_pr" not in report.metrics()
+        false_match, match, _ = roc_curve(relevant, scores, drop_intermediate=False)
+        for rate, point in report.at_false_match_rate.items():
+            allowed = false_match <= np.floor(rate * (~relevant).sum() + 1e-9) / (~relevant).sum() + 1e-15
+            assert point.false_non_match_rate == pytest.approx(1 - match[allowed].max(), abs=1e-9)
+            assert point.false_match_rate <= rate
+        crossing = np.flatnonzero(1 - match <= false_match)[0]
+        between = slice(crossing - 1, crossing + 1)
+        gap = (1 - match - false_match)[between]
+        expected = np.interp(0, -gap, false_match[between])
+        assert report.equal_error_rate == pytest.approx(expected, abs=2 / relevant.sum())
+
+    def test_a_single_class_has_no_error_rates(self):
+        embeddings, _ = made(20, 2, 4)
+        report = evaluate_retrieval(
+            embeddings, torch.zeros(20, dtype=torch.int64), false_match_rates=(0.1,), equal_error_rate=True
+        )
+        assert math.isnan(report.metrics()["fnmr@fmr0.1"])
+        assert math.isnan(report.equal_error_rate)
+
+    def test_the_curve_is_a_thinned_one(self):
+        report = evaluate_retrieval(*made(300, 20, 12, noise=2.0), group_size=None)
+        recalls = [recall for _, _, recall in report.curve]
+        assert recalls == sorted(recalls)
+        assert recalls[-1] == 1.0
+        assert 20 < len(recalls) <= 200
+        assert all(0 < precision <= 1 for _, precision, _ in report.curve)
+
+
+class TestSample:
+    def test_a_sample_is_near_the_whole_and_says_what_it_is(self):
+        embeddings, labels = made(2000, 40, 16, noise=2.0)
+        whole = evaluate_retrieval(embeddings, labels, group_size=None)
+        part = evaluate_retrieval(embeddings, labels, group_size=None, max_queries=500)
+        assert (part.queries, part.gallery, part.is_estimate, whole.is_estimate) == (500, 2000, True, False)
+        low, high = part.intervals["mAP"]
+        margin = high - low
+        assert low - margin < whole.mAP < high + margin
+        assert "500 of 2,000 queries were drawn (seed 0)" in part.notes[0]
+        assert evaluate_retrieval(embeddings, labels, group_size=None, max_queries=500) == part
+        assert evaluate_retrieval(embeddings, labels, group_size=None, max_queries=500, query_seed=1) != part
+
+    def test_each_class_gives_its_share(self):
+        labels = torch.tensor([0] * 100 + [1] * 300 + [2] * 600)
+        drawn = labels[_drawn(labels, 100, seed=3)]
+        assert torch.bincount(drawn).tolist() == [10, 30, 60]
+        assert len(_drawn(labels, 1000, seed=0).unique()) == 1000
+
+    def test_as_many_as_there_are_is_no_sample(self):
+        embeddings, labels = made(100, 10, 8)
+        assert evaluate_retrieval(embeddings, labels, max_queries=100) == evaluate_retrieval(embeddings, labels)
+
+    def test_a_drawn_query_is_no_candidate_of_itself(self):
+        embeddings, labels = made(60, 20, 8, noise=50.0)
+        whole = evaluate_retrieval(embeddings, labels, group_size=None, per_class=True)
+        part = evaluate_retrieval(embeddings, labels, group_size=None, per_class=True, max_queries=59)
+        same = [label for label, value in whole.per_class["mAP"].items() if part.per_class["mAP"].get(label) == value]
+        assert len(same) >= 19  # all but the class that lost a query
+
+
+class TestDevice:
+    def test_auto_is_there(self):
+        embeddings, labels = made(100, 10, 8)
+        assert evaluate_retrieval(embeddings, labels, device="auto").mAP == evaluate_retrieval(embeddings, labels).mAP
+
+    @pytest.mark.parametrize(
+        ("device", "message"),
+        [
+            ("gpu", r"device='gpu' is no device"),
+            ("mps", r"has no float64"),
+            ("cuda:97", r"torch sees \d+ CUDA devices"),
+        ],
+    )
+    def test_refuses_what_is_not_there(self, device, message):
+        with pytest.raises(ValueError, match=message):
+            evaluate_retrieval(*made(40, 4, 8), device=device)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    @pytest.mark.parametrize("noise", [0.3, 3.0])
+    def test_the_same_on_a_gpu(self, noise):
+        embeddings, labels = made(3000, 60, 130, noise=noise)
+        assert evaluate_retrieval(embeddings, labels, device="cuda") == evaluate_retrieval(embeddings, labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"map_k": ((0, "min"),)}, r"map_k=\(\(0, 'min'\),\) must hold ranks.*'min', 'relevant', 'found'"),
+        ({"ndcg_k": (0,)}, r"ndcg_k=\(0,\) must hold positive"),
+        ({"false_match_rates": (1.0,)}, r"false_match_rates=\(1.0,\) must lie between 0 and 1"),
+        ({"max_queries": 0}, r"max_queries=0 must be positive; None evaluates all"),
+    ],
+)
+def test_settings_that_make_no_sense(change, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate_retrieval(*made(40, 4, 8), **change)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.integers(3, 60), st.sampled_from([0.5, 2.0]), st.booleans())
+def test_the_order_of_the_data_does_not_change_a_bit_of_the_report(seed, items, noise, two_sets):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 12, (items,), generator=generator).repeat(2) * 5 - 2**40
+    embeddings = (labels[:, None] % 7 + noise * torch.randn(2 * items, 4, generator=generator)).round(decimals=1)
+    order, other = (torch.randperm(len(labels), generator=generator) for _ in range(2))
+    options = {"macro": True, "per_class": True, "group_size": 3, "grouped_k": (1, 2), "recall_k": (1, 2)}
+    options |= {"similarity": "euclidean", "ndcg_k": (5,)}
+    if len(labels.unique()) < 3:
+        options |= {"group_size": None}
+    sets, permuted = (embeddings, labels), (embeddings[order], labels[order])
+    if two_sets:
+        sets, permuted = (*sets, *sets), (*permuted, embeddings[other], labels[other])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Grouped recall over 1 group")
+        report, again = evaluate_retrieval(*sets, **options), evaluate_retrieval(*permuted, **options)
+    assert repr(again.intervals) == repr(report.intervals)
+    assert again.metrics() == report.metrics()
+    assert again == report
+
+
+def test_intervals_hold_their_means():
+    report = evaluate_retrieval(*made(600, 40, 8, noise=2.0))
+    for name, interval in report.intervals.items():
+        assert interval.low < report.metrics()[name] < interval.high
+
+
+def test_progress_ends_at_the_total():
+    seen = []
+    evaluate_retrieval(*made(300, 20, 8), progress=lambda done, total: seen.append((done, total)), memory_mb=0.3)
+    assert seen == sorted(seen)
+    assert len(seen) > 3
+    assert seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize("memory_mb", [3.0, 0.4, 1e-6])
+def test_small_budgets_change_no_number_and_one_that_cannot_be_kept_is_told(memory_mb):
+    embeddings, labels = made(600, 20, 6, noise=2.0)
+    report = evaluate_retrieval(embeddings, labels, memory_mb=memory_mb, group_size=5)
+    assert report == evaluate_retrieval(embeddings, labels, group_size=5)
+    told = report.memory_note
+    assert (told is not None) == (memory_mb < 1)
+    if told is not None:
+        assert report.messages[-1] == told
+        assert f"budget of {memory_mb:g} MB cannot be kept" in told
+        enough = float(told.split("memory_mb=")[1].split(" ")[0])
+        assert evaluate_retrieval(embeddings, labels, memory_mb=enough).memory_note is None
+
+
+def test_no_k_of_grouped_recall_leaves_it_out() -> None:
+    embeddings, labels = torch.randn(60, 4), torch.arange(60) % 20  # classes enough for two groups of 10
+    report = evaluate_retrieval(embeddings, labels, grouped_k=())
+    assert report.grouped is None
+    assert report.notes == ()
+    assert report.mAP == evaluate_retrieval(embeddings, labels, group_size=None).mAP

@@ -1,0 +1,533 @@
+"""Grouped Recall against loops over groups: drawn and given ones, its intervals, and what is refused."""
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.engine.options import engine_options
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.compare import compare_reports
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.grouped_recall import check_unmatched, grouped_recall
+from fewshot_callbacks.functional.retrieval.label_groups import label_groups
+from fewshot_callbacks.functional.statistics.intervals import mean_interval
+from tests.functional.brute_force import BruteForce, TooManyOrdersError
+
+
+def by_loops(queries, labels, split, k, gallery=None, gallery_labels=None, unmatched="exclude", **kwargs):
+    """Recall@K of each group of one split, or None where a group has no query with a match; or with misses."""
+    values = []
+    for group in split.tolist():
+        mine = np.isin(labels, group)
+        case = {"queries": queries[mine], "query_labels": labels[mine]} | kwargs
+        if gallery is not None:
+            theirs = np.isin(gallery_labels, group)
+            case |= {"gallery": gallery[theirs], "gallery_labels": gallery_labels[theirs]}
+        reference = BruteForce(**case)
+        recall = reference.recall_at(k) if reference.matched else None
+        if unmatched == "miss":  # a mean over all queries of the group, as in equation 5 of the paper
+            recall = (recall or 0.0) * len(reference.matched) / mine.sum()
+        values.append(recall)
+    return values
+
+
+def any_match(labels, split, gallery_labels=None):
+    """Whether any query of the groups of a split has the label of a candidate."""
+    candidates, least = (labels, 2) if gallery_labels is None else (gallery_labels, 1)
+    return any((candidates == label).sum() >= least for label in labels[np.isin(labels, split)])
+
+
+@st.composite
+def grouped_cases(draw):
+    """Small sets with ties, singletons, distractors and labels of any value, in both forms."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dim, classes, items = draw(st.integers(1, 4)), draw(st.integers(2, 9)), draw(st.integers(2, 18))
+    grid = draw(st.booleans())
+    names = rng.choice(np.array([0, 1, 2, -5, 7, 2**24, 2**24 + 1, 2**61, -(2**62)]), classes + 2, replace=True)
+
+    def vectors(n):
+        return (rng.integers(-1, 2, (n, dim)) if grid else rng.normal(size=(n, dim))).astype(np.float32)
+
+    case = {"queries": vectors(items), "labels": names[rng.integers(0, classes, items)]}
+    if draw(st.booleans()):
+        count = draw(st.integers(1, 18))
+        case |= {"gallery": vectors(count), "gallery_labels": names[rng.integers(0, classes + 2, count)]}
+    case["similarity"] = draw(st.sampled_from(["cosine", "dot", "euclidean"]))
+    case["unmatched"] = draw(st.sampled_from(["exclude", "miss"]))
+    case["ties"] = draw(st.sampled_from(["expected", "optimistic", "pessimistic"]))
+    return case, draw(st.integers(2, 4)), draw(st.integers(0, 5)), draw(st.integers(1, 3))
+
+
+@settings(max_examples=56, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(grouped_cases())
+def test_equals_loops_over_groups(drawn):
+    case, group_size, seed, repeats = drawn
+    distinct, ks = len(set(case["labels"].tolist())), (1, 2)[: group_size - 1]
+    arguments = {key: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}
+    queries = arguments.pop("queries")
+
+    def run():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Grouped recall over 1 group")
+            return grouped_recall(queries, k=ks, group_size=group_size, seed=seed, repeats=repeats, **arguments)
+
+    if distinct < group_size:
+        with pytest.raises(ValueError, match=f"Groups of {group_size} labels cannot be made of {distinct} labels"):
+            run()
+        return
+    splits = label_groups(torch.as_tensor(case["labels"]), group_size, seed, repeats)
+    try:
+        expected = {k: [by_loops(split=split, k=k, **case) for split in splits] for k in ks}
+    except TooManyOrdersError:
+        reject()
+    nothing = any(None in values for values in expected[1])
+    if case["unmatched"] == "miss":
+        known = {"gallery_labels": case["gallery_labels"]} if "gallery" in case else {}
+        nothing = not all(any_match(case["labels"], split, **known) for split in splits)
+    if nothing:
+        with pytest.raises(ValueError, match=r"none of the \d+ queries of group \d+ .* has a match"):
+            run()
+        return
+    result = run()
+    groups = distinct // group_size
+    assert (result.group_size, result.groups, result.repeats) == (group_size, groups, repeats)
+    assert result.dropped_labels == distinct - groups * group_size
+    for k in ks:
+        values = np.array(expected[k])  # (repeats, groups)
+        assert result.at[k] == pytest.approx(values.mean(), abs=1e-12)
+        if groups < 2:
+            assert all(math.isnan(end) for end in result.intervals[k])
+        else:
+            ends = np.mean([mean_interval(torch.from_numpy(split), parts=group_size) for split in values], axis=0)
+            assert result.intervals[k] == pytest.approx(tuple(ends), abs=1e-9)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(grouped_cases(), st.data())
+def test_given_groups_equal_loops_over_them(drawn, data):
+    """Groups of any sizes, some labels in none, against the definition; and the same as settings of an evaluation."""
+    case, *_ = drawn
+    distinct = data.draw(st.permutations(sorted(set(case["labels"].tolist()))))
+    groups = []
+    while len(distinct) - sum(map(len, groups)) >= 2 and len(groups) < 3:
+        first = sum(map(len, groups))
+        groups.append(distinct[first : first + data.draw(st.integers(2, len(distinct) - first))])
+    if not groups:
+        reject()
+    case = {key: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}
+    unmatched, ties = case.pop("unmatched"), case["ties"]
+    sets = [case[key] for key in ("queries", "labels", "gallery", "gallery_labels") if key in case]
+    arrays = [part.numpy() for part in sets]
+    loops = []
+    for group in groups:
+        mine = np.isin(arrays[1], group)
+        gallery = np.isin(arrays[3], group) if len(arrays) == 4 else None
+        theirs = {} if gallery is None else {"gallery": arrays[2][gallery], "gallery_labels": arrays[3][gallery]}
+        reference = BruteForce(arrays[0][mine], arrays[1][mine], **theirs, similarity=case["similarity"], ties=ties)
+        matched = len(reference.matched)
+        try:
+            recall = reference.recall_at(1) if matched else None
+        except TooManyOrdersError:
+            reject()
+        loops.append(recall if unmatched == "exclude" else (recall or 0.0) * matched / mine.sum())
+    options = {"similarity": case["similarity"], "ties": ties}
+
+    def grouped():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a single group
+            return grouped_recall(*sets, groups=groups, unmatched=unmatched, **options)
+
+    if None in loops or (unmatched == "miss" and not any_match(arrays[1], list(itertools.chain(*groups)), *arrays[3:])):
+        with pytest.raises(ValueError, match="has a match"):
+            grouped()
+        return
+    result = grouped()
+    assert result.per_group[1].tolist() == [pytest.approx(loops, abs=1e-12)]
+    assert result.at[1] == pytest.approx(sum(loops) / len(loops), abs=1e-12)
+    sizes = {len(group) for group in groups}
+    assert (result.group_size, result.groups, result.are_given) == (
+        min(sizes) if len(sizes) == 1 else None,
+        len(loops),
+        True,
+    )
+    assert result.dropped_labels == len(distinct) - sum(map(len, groups))
+    assert result.labels == (tuple(map(tuple, groups)),)
+    if len(groups) > 1:
+        assert result.intervals[1] == mean_interval(result.per_group[1][0])
+        report = evaluate_retrieval(*sets, label_groups=groups, grouped_unmatched=unmatched, group_size=None, **options)
+        assert report.grouped == result
+        assert report.to_dict()["grouped"]["unmatched"] == unmatched
+
+
+class TestGivenGroups:
+    def items(self):
+        labels = torch.arange(60) % 6
+        return torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), labels
+
+    def test_groups_that_were_drawn_and_are_given_back_have_the_same_value(self):
+        embeddings, labels = self.items()
+        drawn = grouped_recall(embeddings, labels, group_size=3, seed=4)
+        given = grouped_recall(embeddings, labels, groups=[list(group) for group in drawn.labels[0]])
+        assert (given.at, given.intervals, given.group_size) == (drawn.at, drawn.intervals, 3)
+
+    def test_without_a_miss_each_group_is_one_observation(self):
+        labels = torch.arange(60) % 6
+        for how, parts in (({"groups": [[0, 1, 2], [3, 4, 5]]}, 1), ({"group_size": 3}, 3)):
+            found = grouped_recall(torch.eye(6)[labels], labels, **how)
+            assert found.intervals[1] == mean_interval(torch.ones(2), parts=parts)
+
+    @pytest.mark.parametrize(
+        ("groups", "message"),
+        [
+            ([], r"groups must hold the labels of each group, such as groups=\[\[0, 1, 2\]"),
+            ("ab", r"groups must hold the labels of each group"),
+            ([[0, 1], [2]], r"group 1 of groups holds 1 labels; Recall@K inside a group needs at least 2"),
+            ([[0, 1], [1, 2]], r"label 1 comes more than once in groups"),
+            ([[0, 1], [2, 77]], r"1 of the 4 labels in groups are those of no query, the first is 77"),
+            ([[0.5, 1.5], [2, 3]], r"needs integer groups"),
+        ],
+    )
+    def test_refusals(self, groups, message, as_users_run_it):
+        with pytest.raises(ValueError, match=message):
+            grouped_recall(*self.items(), groups=groups)
+
+    def test_what_does_not_go_with_given_groups(self):
+        with pytest.raises(ValueError, match=r"repeats=2 draws random groups again"):
+            grouped_recall(*self.items(), groups=[[0, 1], [2, 3]], repeats=2)
+        with pytest.raises(ValueError, match=r"k=2 must be smaller than the 2 labels of the smallest group"):
+            grouped_recall(*self.items(), groups=[[0, 1], [2, 3, 4]], k=2)
+
+    def test_differences_are_of_groups_that_can_be_compared(self):
+        given, other = (
+            grouped_recall(*self.items(), groups=groups) for groups in ([[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3, 4]])
+        )
+        assert given.minus(given)[1].value == 0
+        for one, two in ((given, other), (other, other), (given, grouped_recall(*self.items(), group_size=3))):
+            with pytest.raises(ValueError, match="cannot be compared, nor groups that were given"):
+                one.minus(two)
+
+    def test_an_evaluation_says_why_there_is_none(self, as_users_run_it):
+        report = evaluate_retrieval(*self.items(), label_groups=[[0, 1], [2, 77]])
+        assert report.grouped is None
+        assert any("left out. evaluate_retrieval: 1 of the 4 labels in label_groups" in note for note in report.notes)
+        for groups, message in (
+            ([[0, 1, 2]], "label_groups holds one group"),
+            ([[0, 1], [1, 2]], "label 1 comes more than once in label_groups"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                evaluate_retrieval(*self.items(), label_groups=groups)
+        with pytest.raises(ValueError, match="must hold ranks below 2, the labels of the smallest group"):
+            evaluate_retrieval(*self.items(), label_groups=[[0, 1], [2, 3]], grouped_k=(2,))
+        with pytest.raises(ValueError, match=r"evaluate_retrieval: there is no grouped_unmatched='zero'"):
+            evaluate_retrieval(*self.items(), grouped_unmatched="zero")
+
+    def test_other_groups_are_not_compared_group_by_group(self):
+        embeddings, labels = self.items()
+        splits = [[0, 1, 2], [3, 4, 5]], [[0, 1, 3], [2, 4, 5]]
+        first, second = (evaluate_retrieval(embeddings, labels, label_groups=groups) for groups in splits)
+        assert math.isnan(compare_reports(first, second)["grouped_recall@1"].interval.low)
+        assert compare_reports(first, first)["grouped_recall@1"].interval.low <= 0
+
+
+def test_a_gallery_of_other_labels_alone_is_refused():
+    with pytest.raises(ValueError, match=r"none of the 4 queries of group 0 \(labels \[\d, \d\]\) has a match"):
+        grouped_recall(
+            torch.randn(8, 3), torch.arange(4).repeat(2), torch.randn(2, 3), torch.tensor([7, 8]), group_size=2, k=1
+        )
+
+
+def made(classes=40, per_class=6, dim=16, noise=1.5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(classes).repeat_interleave(per_class)
+    centres = torch.randn(classes, dim, generator=generator)
+    return centres[labels] + noise * torch.randn(len(labels), dim, generator=generator), labels
+
+
+def plain_recall(embeddings, labels):
+    return evaluate_retrieval(embeddings, labels, recall_k=(1,), group_size=None).recall_at[1]
+
+
+class TestSplit:
+    def test_each_label_is_in_one_group_at_most(self):
+        groups = label_groups(torch.arange(43) * 2**55 - 2**60, 10, repeats=5)
+        assert groups.shape == (5, 4, 10)
+        for split in groups:
+            assert len(split.unique()) == 40
+            assert bool(torch.isin(split, torch.arange(43) * 2**55 - 2**60).all())
+
+    @settings(max_examples=35, deadline=None)
+    @given(st.sets(st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=30), st.randoms(use_true_random=False))
+    def test_depends_on_the_set_of_labels_alone(self, names, random):
+        once = sorted(names)
+        often = once + [random.choice(once) for _ in range(20)]
+        random.shuffle(often)
+        expected = label_groups(torch.tensor(once), 2, seed=3)
+        assert torch.equal(label_groups(torch.tensor(often), 2, seed=3), expected)
+
+    def test_depends_on_the_seed_and_on_nothing_global(self):
+        labels = torch.arange(100)
+        torch.manual_seed(1)
+        first = label_groups(labels, 10, seed=5)
+        torch.manual_seed(2)
+        state = torch.get_rng_state()
+        assert torch.equal(label_groups(labels, 10, seed=5), first)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert not torch.equal(label_groups(labels, 10, seed=6), first)
+
+    def test_repeats_are_different_splits_of_which_the_first_stays(self):
+        labels = torch.arange(60)
+        three = label_groups(labels, 10, seed=0, repeats=3)
+        assert torch.equal(three[:1], label_groups(labels, 10, seed=0))
+        assert not torch.equal(three[0], three[1])
+        assert not torch.equal(three[1], three[2])
+
+    def test_every_label_has_the_same_chance(self):
+        drawn = label_groups(torch.arange(11), 10, seed=0, repeats=1100)  # leaves one label out each time
+        left_out = 1100 - torch.bincount(drawn.flatten(), minlength=11)
+        assert bool((left_out > 60).all())  # 100 on average, standard deviation 9.5
+        assert bool((left_out < 140).all())
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"group_size": 12}, r"Groups of 12 labels cannot be made of 11 labels. Use group_size <= 11"),
+            ({"group_size": 1}, r"group_size=1: .* needs at least 2 labels"),
+            ({"repeats": 0}, r"repeats=0: at least one split is needed"),
+        ],
+    )
+    def test_refusals(self, change, message):
+        with pytest.raises(ValueError, match=message):
+            label_groups(**({"labels": torch.arange(11), "group_size": 5} | change))
+
+
+class TestValue:
+    def test_one_group_of_all_labels_is_plain_recall(self):
+        embeddings, labels = made()
+        plain = evaluate_retrieval(embeddings, labels, recall_k=(1, 5), group_size=None).recall_at
+        with pytest.warns(UserWarning, match="Grouped recall over 1 group of 40 labels has no interval") as caught:
+            result = grouped_recall(embeddings, labels, k=(1, 5), group_size=40)
+        assert len(caught) == 1
+        assert result.at == pytest.approx(plain, abs=1e-12)
+        assert (result.groups, result.dropped_labels) == (1, 0)
+        assert all(math.isnan(end) for interval in result.intervals.values() for end in interval)
+
+    def test_plain_recall_falls_with_more_classes_and_grouped_recall_does_not(self):
+        # one embedding; its 160 classes whole, and as 2, 4 and 8 subsets of as many classes
+        embeddings, labels = made(160, 6, 16, noise=1.3)
+        plain, grouped = [], []
+        for parts in (1, 2, 4, 8):
+            subsets = [labels % parts == part for part in range(parts)]
+            plain.append(np.mean([plain_recall(embeddings[subset], labels[subset]) for subset in subsets]))
+            grouped.append(np.mean([grouped_recall(embeddings[s], labels[s]).at[1] for s in subsets]))
+        assert all(more > fewer + 0.04 for fewer, more in itertools.pairwise(plain))
+        assert plain[3] > plain[0] + 0.2
+        half = grouped_recall(embeddings, labels).intervals[1].half_width
+        assert max(grouped) - min(grouped) < half < 0.06
+
+    def test_two_sets_search_the_gallery_of_the_group(self):
+        # each label has one query and one gallery item beside it; label 9 is in the gallery alone, right at query 0
+        queries, labels = torch.arange(8.0).view(8, 1) * 10, torch.arange(8)
+        gallery = torch.cat([queries + 1, torch.tensor([[0.1]])])
+        gallery_labels = torch.cat([labels, torch.tensor([9])])
+        result = grouped_recall(queries, labels, gallery, gallery_labels, group_size=2, similarity="euclidean")
+        assert result.at[1] == 1.0  # the distractor belongs to no group
+        plain = evaluate_retrieval(
+            queries, labels, gallery, gallery_labels, similarity="euclidean", group_size=None, recall_k=(1,)
+        )
+        assert plain.recall_at[1] == 7 / 8
+
+    def test_a_query_without_a_match_is_left_out_of_its_group(self):
+        # three labels of two items each are found, the single item of label 3 is nobody's neighbour
+        embeddings = torch.tensor([[0.0], [0.1], [10.0], [10.1], [20.0], [20.1], [90.0]])
+        labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
+        result = grouped_recall(embeddings, labels, group_size=2, similarity="euclidean")
+        assert result.at[1] == 1.0
+        # the groups are pairs of labels: in that of label 3 one query of three has nothing to find
+        counted = grouped_recall(embeddings, labels, group_size=2, similarity="euclidean", unmatched="miss")
+        assert counted.at[1] == pytest.approx((1 + 2 / 3) / 2)
+        assert (result.unmatched, counted.unmatched) == ("exclude", "miss")
+        with pytest.raises(ValueError, match=r"unmatched='miss' cannot be compared with unmatched='exclude'"):
+            counted.minus(result)
+
+    def test_a_group_without_a_match_is_missed_if_another_has_one(self):
+        labels = torch.tensor([0, 0, 1, 1, 2, 3])
+        seed = next(s for s in range(99) if {2, 3} in [set(g) for g in label_groups(labels, 2, seed=s)[0].tolist()])
+        embeddings = torch.nn.functional.one_hot(labels).float()
+        with pytest.raises(ValueError, match="none of the 2 queries of group"):
+            grouped_recall(embeddings, labels, group_size=2, seed=seed)
+        assert grouped_recall(embeddings, labels, group_size=2, seed=seed, unmatched="miss").at[1] == 0.5
+
+    def test_repeats_average_and_tighten_nothing_but_the_split(self):
+        embeddings, labels = made()
+        once = [grouped_recall(embeddings, labels, group_size=10, repeats=n) for n in (1, 2)]
+        splits = label_groups(labels, 10, repeats=2)
+        values = np.array([by_loops(embeddings.numpy(), labels.numpy(), split, 1) for split in splits])
+        assert once[0].at[1] == pytest.approx(values[0].mean(), abs=1e-12)
+        assert once[1].at[1] == pytest.approx(values.mean(), abs=1e-12)
+        ends = np.array([mean_interval(torch.from_numpy(split), parts=10) for split in values])
+        assert once[0].intervals[1] == pytest.approx(tuple(ends[0]), abs=1e-12)
+        assert once[1].intervals[1] == pytest.approx(tuple(ends.mean(axis=0)), abs=1e-12)
+
+    def test_confidence_widens_the_interval(self):
+        embeddings, labels = made()
+        widths = [
+            grouped_recall(embeddings, labels, confidence=confidence).intervals[1].half_width
+            for confidence in (0.5, 0.95, 0.999)
+        ]
+        assert widths[0] < widths[1] / 2 < widths[2] / 4
+
+    def test_order_names_and_memory_change_nothing(self):
+        embeddings, labels = made()
+        expected = grouped_recall(embeddings, labels)
+        order = torch.randperm(len(labels))
+        for other in (
+            grouped_recall(embeddings[order], labels[order]),
+            grouped_recall(embeddings, labels * 3 - 2**40),  # the order of the labels stays
+            grouped_recall(embeddings, labels, memory_mb=0.01),
+            grouped_recall(embeddings.numpy(), labels.numpy()),
+            grouped_recall(embeddings, labels.to(torch.uint8)),
+        ):
+            assert other.at == pytest.approx(expected.at, abs=1e-12)
+            assert other.intervals[1] == pytest.approx(expected.intervals[1], abs=1e-12)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_precision_is_taken_as_it_is(self, dtype):
+        embeddings, labels = made()
+        rounded = embeddings.to(dtype)
+        assert grouped_recall(rounded, labels) == grouped_recall(rounded.float(), labels)
+
+    def test_one_k_or_several(self):
+        embeddings, labels = made()
+        several = grouped_recall(embeddings, labels, k=(1, 5, 9))
+        assert grouped_recall(embeddings, labels, k=5).at[5] == several.at[5]
+        assert several.at[1] < several.at[5] < several.at[9] < 1.0
+
+    def test_neither_autocast_nor_a_loose_matmul_reaches_the_scores(self, monkeypatch):
+        embeddings, labels = made()
+        seen, operand = [], ScoreTiles.operand
+
+        def spy(self, *arguments, **kwargs):
+            seen.append(torch.get_float32_matmul_precision())
+            rows = operand(self, *arguments, **kwargs)
+            seen.append((rows @ rows.T).dtype)
+            return rows
+
+        monkeypatch.setattr(ScoreTiles, "operand", spy)
+        before = torch.get_float32_matmul_precision()
+        try:
+            torch.set_float32_matmul_precision("medium")
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                grouped_recall(embeddings.requires_grad_(), labels)
+            assert torch.get_float32_matmul_precision() == "medium"
+        finally:
+            torch.set_float32_matmul_precision(before)
+        assert {"highest"} < set(seen) <= {"highest", torch.float32, torch.float64}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"group_size": 9}, r"Groups of 9 labels cannot be made of 8 labels. Use group_size <= 8"),
+            ({"k": 0}, r"grouped_recall: k=0 is no positive rank"),
+            ({"k": ()}, r"grouped_recall: k=\(\) is no positive rank"),
+            ({"k": (1, 4)}, r"grouped_recall: k=4 must be smaller than group_size=4"),
+            ({"confidence": 95}, r"confidence=95 is no probability"),
+            ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
+            ({"labels": torch.arange(7)}, r"grouped_recall: 40 embeddings, but 7 labels"),
+            ({"embeddings": torch.full((40, 2), math.nan)}, r"40 of 40 rows of embeddings hold NaN"),
+            ({"gallery": torch.ones(3, 4)}, r"grouped_recall: gallery without gallery_labels"),
+            ({"gallery_labels": torch.arange(3)}, r"grouped_recall: gallery_labels without gallery"),
+            (
+                {"gallery": torch.ones(3, 5), "gallery_labels": torch.arange(3)},
+                r"embeddings have dimension 4, the gallery has 5",
+            ),
+            (
+                {"gallery": torch.ones(3, 4), "gallery_labels": torch.arange(2)},
+                r"3 gallery items, but 2 gallery_labels",
+            ),
+        ],
+    )
+    def test_says_what_is_wrong(self, change, message):
+        embeddings, labels = made(8, 5, 4)
+        with pytest.raises(ValueError, match=message):
+            grouped_recall(**({"embeddings": embeddings, "labels": labels, "group_size": 4} | change))
+
+    def test_an_unknown_setting_of_unmatched_queries(self):
+        with pytest.raises(ValueError, match=r"there is no unmatched='zero'. Pass 'exclude' .* 'miss' to count"):
+            check_unmatched("zero")
+
+    def test_a_group_without_any_match(self):
+        labels = torch.arange(4)
+        for unmatched in ("exclude", "miss"):
+            with pytest.raises(ValueError, match=r"none of the 2 queries of group 0 \(labels \[\d, \d\]\) has a match"):
+                grouped_recall(torch.randn(4, 3), labels, group_size=2, unmatched=unmatched)
+
+    def test_a_group_without_any_gallery_item(self):
+        queries, labels = torch.randn(20, 3), torch.arange(20)
+        gallery, gallery_labels = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
+        with pytest.raises(
+            ValueError, match=r"has a match. Use a larger group_size than 5 \(or larger groups\), or drop the labels"
+        ):
+            grouped_recall(queries, labels, gallery, gallery_labels, group_size=5)
+        report = evaluate_retrieval(queries, labels, gallery, gallery_labels, group_size=5)
+        assert report.grouped is None
+        assert any("has a match" in note for note in report.notes)
+
+
+def test_ids_and_groups_exclude_in_the_groups_too():
+    labels = torch.arange(60) % 20
+    embeddings = torch.randn(60, 8)
+    ids = torch.arange(60)
+    alone = grouped_recall(embeddings, labels, group_size=5)
+    copies = grouped_recall(
+        embeddings, labels, embeddings.clone(), labels, group_size=5, query_ids=ids, gallery_ids=ids
+    )
+    assert copies.at == alone.at
+    report = evaluate_retrieval(
+        embeddings, labels, embeddings.clone(), labels, group_size=5, query_ids=ids, gallery_ids=ids
+    )
+    assert report.grouped_recall_at == alone.at
+    pairs = grouped_recall(embeddings, labels, group_size=5, query_groups=ids % 40)  # one of two matches is excluded
+    assert pairs.at != alone.at
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("form", ["one", "groups", "two", "distractors", "ids", "repeated", "sampled"])
+def test_an_evaluation_finds_the_same(form, similarity):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(230) % 23  # three labels are left over
+    scale = 10 ** (2 * torch.rand(230, 1, generator=generator))
+    embeddings = (torch.randn(23, 6, generator=generator)[labels] + torch.randn(230, 6, generator=generator)) * scale
+    case, extra = {"embeddings": embeddings, "labels": labels}, {}
+    if form == "repeated":
+        case = {"embeddings": embeddings[labels * 3 % 50], "labels": labels}
+    elif form == "groups":
+        case["query_groups"] = torch.arange(230) // 5
+    elif form == "sampled":
+        extra["max_queries"] = 50
+    elif form != "one":
+        case = {
+            "embeddings": embeddings[::2],
+            "labels": labels[::2],
+            "gallery": embeddings[1::2],
+            "gallery_labels": labels[1::2],
+        }
+    if form == "ids":
+        case |= {"query_ids": torch.arange(115) % 60, "gallery_ids": torch.arange(115) % 70}
+    elif form == "distractors":
+        case["gallery_labels"] = torch.where(torch.arange(115) % 6 == 0, 99, labels[1::2])
+    grouped = grouped_recall(**case, similarity=similarity, group_size=5, k=(1, 3), seed=4)
+    for kernel in ("compiled", "pytorch"):
+        with engine_options(kernel=kernel):
+            report = evaluate_retrieval(
+                **case, similarity=similarity, group_size=5, grouped_k=(1, 3), group_seed=4, **extra
+            )
+        assert report.grouped == grouped
+        assert grouped.dropped_labels == 3

@@ -1,0 +1,62 @@
+"""What `collect_inputs` makes of the sets of one process: their order, their types, and what it shares with the caller."""
+
+import pytest
+import torch
+
+from fewshot_callbacks.distributed.processes import ALONE
+from fewshot_callbacks.functional.retrieval.inputs import collect_inputs
+
+
+def made(items: int, seed: int, *, as_codes: bool = False) -> tuple[torch.Tensor, list[str]]:
+    vectors = torch.randn(items, 6, generator=torch.Generator().manual_seed(seed))
+    return vectors > 0 if as_codes else vectors, [f"class {number % 7}" for number in range(items)]
+
+
+def collected(*sets, **options):
+    return collect_inputs("test", ALONE, *sets, **options)
+
+
+@pytest.mark.parametrize("as_codes", [False, True])
+@pytest.mark.parametrize("two", [False, True])
+def test_places_bring_items_of_one_process_in_order(as_codes: bool, two: bool) -> None:
+    (queries, labels), (gallery, gallery_labels) = made(40, 0, as_codes=as_codes), made(30, 1, as_codes=as_codes)
+    order, other = torch.randperm(40), torch.randperm(30)
+    groups = {"query_groups": torch.arange(40) % 9, "gallery_groups": torch.arange(30) % 9 if two else None}
+    sets = (queries, labels, gallery, gallery_labels) if two else (queries, labels, None, None)
+    wanted = collected(*sets, as_codes=as_codes, **groups)
+    mixed = [queries[order], [labels[place] for place in order], None, None]
+    if two:
+        mixed[2:] = [gallery[other], [gallery_labels[place] for place in other]]
+        groups["gallery_groups"] = groups["gallery_groups"][other]
+    groups["query_groups"] = groups["query_groups"][order]
+    places = {"query_places": order, "gallery_places": other if two else None}
+    found = collected(*mixed, as_codes=as_codes, **groups, **places)
+    for name in ("queries", "gallery"):
+        one, another = getattr(wanted, name), getattr(found, name)
+        assert torch.equal(one.words, another.words) if as_codes else torch.equal(one, another)
+    assert torch.equal(wanted.query_labels, found.query_labels)
+    assert torch.equal(wanted.gallery_labels, found.gallery_labels)
+    assert wanted.label_names == found.label_names
+    assert all(torch.equal(wanted.codes[name], found.codes[name]) for name in ("query_groups", "gallery_groups"))
+    assert wanted.share is found.share is None
+
+
+@pytest.mark.parametrize("places", [None, torch.arange(40)])
+def test_one_set_in_order_is_not_copied(places: torch.Tensor | None) -> None:
+    queries, labels = made(40, 0)
+    inputs = collected(queries, labels, None, None, query_places=places)
+    assert inputs.queries is inputs.gallery
+    assert inputs.queries.data_ptr() == queries.data_ptr()
+
+
+def test_a_sample_keeps_the_gallery_and_the_index_of_each_query() -> None:
+    queries, labels = made(40, 0)
+    drawn = torch.tensor([3, 17, 30])
+    inputs = collected(queries, labels, None, None, query_groups=torch.arange(40) % 9)
+    sample = inputs.sample(drawn)
+    assert torch.equal(sample.queries, queries[drawn])
+    assert torch.equal(sample.query_labels, inputs.query_labels[drawn])
+    assert torch.equal(sample.codes["query_groups"], drawn % 9)
+    assert torch.equal(sample.codes["gallery_groups"], torch.arange(40) % 9)
+    assert sample.gallery is inputs.gallery
+    assert torch.equal(sample.drawn, drawn)

@@ -1,0 +1,293 @@
+"""Metrics of items with several labels against all orders written out."""
+
+import itertools
+import json
+import math
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.functional import evaluate_multilabel, evaluate_retrieval
+
+
+def orders(scores, grades):
+    """The grades in all different orders of the candidates by descending score, each of which is as likely."""
+    pairs = list(zip(scores, grades, strict=True))
+    groups = [[grade for score, grade in pairs if score == value] for value in sorted(set(scores), reverse=True)]
+    for parts in itertools.product(*(set(itertools.permutations(group)) for group in groups)):
+        yield [grade for part in parts for grade in part]
+
+
+def ap(grades, cut, divisor):
+    hits, total = 0, 0.0
+    for rank, grade in enumerate(grades[:cut], start=1):
+        if grade:
+            hits += 1
+            total += hits / rank
+    relevant = sum(grade > 0 for grade in grades)
+    by = {"min": min(relevant, cut), "relevant": relevant, "found": hits}[divisor]
+    return total / by if by else 0.0
+
+
+def dcg(grades, k, gain):
+    worth = {"exponential": lambda grade: 2**grade - 1, "linear": lambda grade: grade}[gain]
+    return sum(worth(grade) / math.log2(rank + 1) for rank, grade in enumerate(grades[:k], start=1))
+
+
+def by_loops(scores, grades, ties, gain):
+    """Metrics of one query, averaged over all orders, or those of the best or worst."""
+    if not any(grades):
+        return None
+    ideal = dcg(sorted(grades, reverse=True), 3, gain)
+    relevant = sum(grade > 0 for grade in grades)
+    pick = {"expected": lambda values: sum(values) / len(values), "optimistic": max, "pessimistic": min}[ties]
+    ordered = list(orders(scores, grades))
+    values = {
+        "mAP": [ap(order, len(order), "relevant") for order in ordered],
+        "map@2_relevant": [ap(order, 2, "relevant") for order in ordered],
+        "map@2_found": [ap(order, 2, "found") for order in ordered],
+        "map@r": [ap(order, relevant, "relevant") for order in ordered],
+        "r_precision": [sum(grade > 0 for grade in order[:relevant]) / relevant for order in ordered],
+        "mrr": [1 / (1 + [grade > 0 for grade in order].index(True)) for order in ordered],
+        "recall@2": [float(any(order[:2])) for order in ordered],
+        "ir_recall@2": [sum(grade > 0 for grade in order[:2]) / relevant for order in ordered],
+        "precision@3": [sum(grade > 0 for grade in order[:3]) / 3 for order in ordered],
+        {"exponential": "ndcg@3", "linear": "ndcg@3_linear"}[gain]: [dcg(order, 3, gain) / ideal for order in ordered],
+    }
+    return {name: pick(value) for name, value in values.items()}
+
+
+@st.composite
+def cases(draw):
+    n, m, labels = draw(st.integers(2, 6)), draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    similarity = draw(st.sampled_from(["hamming", "cosine", "dot", "euclidean"]))
+    dim = draw(st.integers(1, 4))
+
+    def side(count):
+        vectors = rng.choice([-1, 1], (count, dim)) if similarity == "hamming" else rng.integers(-1, 2, (count, dim))
+        return torch.from_numpy(vectors).float(), torch.from_numpy(rng.integers(0, 2, (count, labels)))
+
+    other = draw(st.none() | st.just(side(m)))
+    codes = {}
+    if other is not None and draw(st.booleans()):
+        codes |= {"query_ids": rng.integers(0, 5, n), "gallery_ids": rng.integers(0, 5, m)}
+    if draw(st.booleans()):
+        codes |= {"query_groups": rng.integers(0, 4, n)}
+        codes |= {} if other is None else {"gallery_groups": rng.integers(0, 4, m)}
+    return {
+        "similarity": similarity,
+        "ties": draw(st.sampled_from(["expected", "optimistic", "pessimistic"])),
+        "ndcg_gain": draw(st.sampled_from(["exponential", "linear"])),
+        "queries": side(n),
+        "other": other,
+        "codes": codes,
+    }
+
+
+def score(similarity, a, b):
+    a, b = a.tolist(), b.tolist()
+    product = sum(x * y for x, y in zip(a, b, strict=True))
+    if similarity == "euclidean":
+        return -sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+    if similarity == "cosine":  # as a fraction, so that equal angles are equal
+        square = sum(x * x for x in a) * sum(y * y for y in b)
+        return round(math.copysign(product * product / square, product), 12) if square else 0.0
+    return product
+
+
+def candidates_of(i, items, other, codes):
+    """Who may be retrieved for query i: not itself, nor what has its id or its group."""
+    of_items = {"ids": codes.get("gallery_ids"), "groups": codes.get("gallery_groups", codes.get("query_groups"))}
+    return [
+        j
+        for j in range(len(items))
+        if not (other is None and j == i)
+        and not any(f"query_{kind}" in codes and codes[f"query_{kind}"][i] == of_items[kind][j] for kind in of_items)
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases())
+def test_values_are_those_of_all_orders_written_out(case):
+    (queries, targets), other, codes = case.pop("queries"), case.pop("other"), case.pop("codes")
+    items, item_targets = other or (queries, targets)
+    wanted = []
+    for i, query in enumerate(queries):
+        some = candidates_of(i, items, other, codes)
+        scores = [score(case["similarity"], query, items[j]) for j in some]
+        grades = [int((targets[i] & item_targets[j]).sum()) for j in some]
+        wanted.append(by_loops(scores, grades, case["ties"], case["ndcg_gain"]))
+
+    def evaluate():
+        return evaluate_multilabel(
+            queries,
+            targets,
+            *(other or ()),
+            **case,
+            **codes,
+            recall_k=(2,),
+            ir_recall_k=(2,),
+            map_k=((2, "relevant"), (2, "found")),
+            precision_k=(3,),
+            ndcg_k=(3,),
+        )
+
+    if not any(wanted):
+        with pytest.raises(ValueError, match=f"none of the {len(queries)} queries shares a label with"):
+            evaluate()
+        return
+    report = evaluate()
+    for i, of_query in enumerate(wanted):
+        found = {name: float(values[i]) for name, values in report.per_query.items()}
+        if of_query is None:
+            assert all(math.isnan(value) for value in found.values())
+        else:
+            assert found == pytest.approx(of_query, abs=1e-12)
+    matched = [of_query for of_query in wanted if of_query is not None]
+    assert report.queries_without_match == len(wanted) - len(matched)
+    assert report.metrics() == pytest.approx(
+        {name: sum(of_query[name] for of_query in matched) / len(matched) for name in matched[0]}, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("similarity", ["hamming", "cosine"])
+@pytest.mark.parametrize("sets", [1, 2])
+def test_of_one_label_each_it_is_the_ordinary_evaluation(similarity, sets):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 5, (90,), generator=generator)
+    labels[:2] = torch.tensor([5, 6])  # without a match
+    codes = torch.randn(90, 16, generator=generator).sign()
+    groups = torch.randint(0, 30, (90,), generator=generator)
+    one_hot = torch.nn.functional.one_hot(labels, 8)
+    settings = {
+        "similarity": similarity,
+        "recall_k": (1, 3),
+        "ir_recall_k": (7,),
+        "map_k": ((20, "found"), 5),
+        "precision_k": (4,),
+        "ndcg_k": (20,),
+        "query_groups": groups,
+    }
+    of_labels, of_targets = (codes, labels), (codes, one_hot)
+    if sets == 2:
+        settings |= {"query_groups": groups[:30], "gallery_groups": groups[30:]}
+        settings |= {"query_ids": torch.arange(30), "gallery_ids": torch.arange(60)}
+        of_labels, of_targets = ((codes[:30], y[:30], codes[30:], y[30:]) for y in (labels, one_hot))
+    one = evaluate_retrieval(*of_labels, group_size=None, **settings)
+    for memory_mb in (512, 0.02):  # many blocks
+        several = evaluate_multilabel(*of_targets, memory_mb=memory_mb, **settings)
+        assert several.mean.keys() == one.mean.keys()
+        for name, value in several.mean.items():
+            assert value == pytest.approx(one.mean[name], abs=1e-12), name
+            assert several.intervals[name] == pytest.approx(one.intervals[name], abs=1e-12)
+        for name in ("recall_at", "ir_recall_at", "precision_at", "ndcg_at"):
+            assert getattr(several, name) == pytest.approx(getattr(one, name))
+        assert (several.queries_without_match, several.queries_with_ties) == (
+            one.queries_without_match,
+            one.queries_with_ties,
+        )
+        assert several.notes == one.notes
+
+
+def test_a_linear_gain_is_in_the_name_and_of_one_label_each_the_same():
+    embeddings, labels = torch.randn(40, 4), torch.arange(40) % 4
+    one_hot = torch.nn.functional.one_hot(labels)
+    report = evaluate_multilabel(embeddings, one_hot, ndcg_gain="linear", ndcg_k=(5,))
+    assert report.mean["ndcg@5_linear"] == evaluate_multilabel(embeddings, one_hot, ndcg_k=(5,)).mean["ndcg@5"]
+    assert report.ndcg_at == {5: report.mean["ndcg@5_linear"]}
+
+
+def test_the_report_as_json():
+    targets = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 1]])
+    report = evaluate_multilabel(torch.eye(3), targets, ndcg_k=(2,))
+    written = json.loads(json.dumps(report.to_dict()))
+    assert written["metrics"] == pytest.approx(report.metrics())
+    assert written["intervals"].keys() == report.metrics().keys()
+    assert written["notes"] == list(report.messages)
+    assert report.notes[0] == "1 of 3 queries have no match and are left out of every mean."
+
+
+def test_half_of_the_vectors_in_another_precision():
+    embeddings, targets = (
+        torch.randn(20, 4).half(),
+        torch.randint(0, 2, (20, 3), generator=torch.Generator().manual_seed(0)),
+    )
+    wanted = evaluate_multilabel(embeddings[:10].double(), targets[:10], embeddings[10:].double(), targets[10:])
+    assert evaluate_multilabel(embeddings[:10], targets[:10], embeddings[10:].double(), targets[10:]) == wanted
+
+
+def test_nobody_shares_a_label():
+    with pytest.raises(ValueError, match=r"none of the 3 queries shares a label with another item .*0 of 3 labels"):
+        evaluate_multilabel(torch.randn(3, 2), torch.eye(3))
+    with pytest.raises(
+        ValueError, match=r"that ids or groups do not exclude \(1 of 1 labels .* a group is not a whole class"
+    ):
+        evaluate_multilabel(torch.randn(3, 2), torch.ones(3, 1), query_groups=torch.zeros(3, dtype=torch.int64))
+
+
+def test_progress_ends_with_all_pairs():
+    seen = []
+    evaluate_multilabel(torch.randn(9, 2), torch.ones(9, 1), memory_mb=0.002, progress=lambda *now: seen.append(now))
+    assert seen[-1] == (81, 81)
+    assert len(seen) > 1
+
+
+GOOD = {"embeddings": torch.ones(3, 2), "targets": torch.ones(3, 2)}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"targets": torch.ones(3)}, "targets have shape (3,); one row of zeros and ones for each of the 3 items"),
+        ({"targets": torch.ones(2, 2)}, "targets have shape (2, 2)"),
+        ({"targets": 2 * torch.ones(3, 2)}, "targets must hold zeros and ones only"),
+        ({"gallery": torch.ones(3, 2)}, "gallery and gallery_targets belong together"),
+        ({"gallery": torch.ones(1, 4), "gallery_targets": torch.ones(1, 2)}, "of 2 components cannot be compared"),
+        ({"gallery": torch.ones(1, 2), "gallery_targets": torch.ones(1, 3)}, "targets have 2 labels, gallery_targets 3"),
+        ({"ndcg_k": (0,)}, "ndcg_k=(0,) must hold positive whole numbers"),
+        ({"map_k": ((3, "k"),)}, "map_k=((3, 'k'),) must hold ranks"),
+        ({"ndcg_gain": "log"}, "ndcg_gain='log' is unknown. Choose one of exponential, linear."),
+        ({"query_ids": torch.arange(3)}, "ids are for two sets"),
+        ({"query_groups": torch.arange(2)}, "3 query items, but 2 query_groups"),
+        ({"similarity": "hamming", "embeddings": torch.tensor([[0.5, 1.0]] * 3)}, "binary codes hold -1 and +1, or 0 and 1"),
+        ({"embeddings": torch.full((3, 2), math.nan)}, "3 of 3 rows of embeddings hold NaN or Inf"),
+        ({"memory_mb": 0}, "memory_mb=0 must be positive"),
+        ({"confidence": 1.0}, "confidence=1.0"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused(change, words, as_users_run_it):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        evaluate_multilabel(**(GOOD | change))
+
+
+LABELS = (1, 2, 30, 54, 1022, 1023, 1024, 1074, 2500)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    grades=st.lists(st.sampled_from([0, *LABELS]) | st.integers(0, max(LABELS)), min_size=1, max_size=6),
+    tied=st.booleans(),
+    k=st.integers(1, 6),
+)
+def test_any_number_of_shared_labels_equals_rational_arithmetic(grades, tied, k):
+    """The query has all labels, candidate j the first `grades[j]`: j shares so many, and lies further away the larger j."""
+    targets = (torch.arange(max(LABELS)) < torch.tensor(grades)[:, None]).long()
+    assume(any(grades))
+    gallery = torch.ones(len(grades), 1) if tied else torch.arange(len(grades)).float()[:, None]
+    report = evaluate_multilabel(
+        torch.zeros(1, 1), torch.ones(1, max(LABELS), dtype=torch.int64), gallery, targets, similarity="euclidean",
+        ndcg_k=(k,),
+    )  # fmt: skip
+    gains = [Fraction(2**grade - 1) for grade in grades]
+    discounts = [1 / Fraction(math.log2(rank + 1)) for rank in range(1, min(k, len(grades)) + 1)]
+    mean = sum(gains) / len(gains)
+    found = sum(d * (mean if tied else gain) for d, gain in zip(discounts, gains, strict=False))
+    best = sum(d * gain for d, gain in zip(discounts, sorted(gains, reverse=True), strict=False))
+    expected = float(found / best)
+    assert report.per_query[f"ndcg@{k}"].item() == pytest.approx(expected, rel=1e-13, abs=1e-300)

@@ -1,0 +1,259 @@
+"""Operating points of all pairs against their definitions: every threshold is tried, in float64 and with loops."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.engine.options import EngineOptions, engine_options
+from fewshot_callbacks.engine.pooled.intervals import spaced
+from fewshot_callbacks.engine.pooled.tally import ThresholdCounts
+from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.threshold_rules import false_match_rate, most_false_positives, precision_of
+from tests.engine.cpu.test_tiles import ALL, engine
+from tests.functional.brute_force import BruteForce
+
+PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
+
+
+def lowest_point(scores, relevant, precision, low=-math.inf, high=math.inf):
+    """Counts at the smallest threshold in [low, high] with this precision: a score of a pair, or a bound."""
+    within = [float(score) for score in scores if low <= score <= high]
+    for threshold in sorted({*within, *(bound for bound in (low, high) if math.isfinite(bound))}):
+        tp = sum(bool(hit) for score, hit in zip(scores, relevant, strict=True) if score >= threshold)
+        fp = sum(not hit for score, hit in zip(scores, relevant, strict=True) if score >= threshold)
+        if tp and tp / (tp + fp) >= precision:
+            return threshold, tp, fp
+    return math.nan, 0, 0
+
+
+def lowest_relevant(scores, relevant, rate):
+    """Threshold and rates at the smallest relevant score with at most this false match rate."""
+    negatives = sum(not hit for hit in relevant)
+    for threshold in sorted({float(score) for score, hit in zip(scores, relevant, strict=True) if hit}):
+        fp = sum(not hit for score, hit in zip(scores, relevant, strict=True) if score >= threshold)
+        if fp / negatives <= rate:
+            return threshold, fp / negatives
+    return math.nan, 0.0
+
+
+def one_query(scores, relevant, **kwargs):
+    """A query of 1.0 against items that are their scores: every pair is one decision, and no score is rounded."""
+    items = torch.tensor(scores, dtype=torch.float64)[:, None]
+    labels = torch.tensor([0 if hit else 1 for hit in relevant])
+    return evaluate_retrieval(
+        torch.ones(1, 1, dtype=torch.float64), torch.tensor([0]), items, labels, similarity="dot", group_size=None, **kwargs
+    )  # fmt: skip
+
+
+def triple(point):
+    return point.threshold, point.true_positives, point.false_positives
+
+
+def same(found, expected):
+    return found == expected or (math.isnan(found[0]) and math.isnan(expected[0]) and found[1:] == expected[1:])
+
+
+BOUNDS = st.sampled_from([-math.inf, math.inf, -3.0, -0.5, 0.0, 1.0, 2.5])
+PAIRS = st.lists(
+    st.tuples(st.sampled_from([-2, -1, -0.5, 0, 0.25, 1, 2, 3, 4, 5]), st.booleans()), min_size=1, max_size=30
+)
+
+
+@pytest.mark.parametrize("kernel", ["compiled", "pytorch"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pairs=PAIRS, low=BOUNDS, high=BOUNDS)
+@example(pairs=[(4, True), (3, False), (2, True), (2, False), (1, False), (0, False)], low=0.0, high=math.inf)
+@example(pairs=[(5, True)] * 3 + [(4, False)] * 2 + [(-1, True)], low=-math.inf, high=math.inf)
+def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(kernel, pairs, low, high):
+    scores, relevant = zip(*pairs, strict=True)
+    low, high = min(low, high), max(low, high)
+    if not any(relevant):
+        return
+    with engine_options(kernel=kernel):
+        report = one_query(scores, relevant, precisions=PRECISIONS, threshold_bounds=(low, high))
+    for precision in PRECISIONS:
+        expected = lowest_point(scores, relevant, precision, low, high)
+        assert same(triple(report.at_precision[precision]), expected), precision
+        recall = report.recall_at_precision[precision]
+        assert recall == expected[1] / sum(relevant)
+
+
+@settings(max_examples=40, deadline=None)
+@given(pairs=PAIRS, rates=st.lists(st.fractions(0, 1, max_denominator=30).filter(lambda r: 0 < r < 1), max_size=4))
+def test_false_match_rates_are_compared_as_they_are_reported(pairs, rates):
+    scores, relevant = zip(*pairs, strict=True)
+    if not any(relevant) or all(relevant):
+        return
+    rates = tuple(float(rate) for rate in rates)
+    report = one_query(scores, relevant, false_match_rates=rates)
+    for rate in rates:
+        threshold, reached = lowest_relevant(scores, relevant, rate)
+        point = report.at_false_match_rate[rate]
+        assert point.threshold == pytest.approx(threshold, abs=0, nan_ok=True)
+        assert point.false_match_rate == reached
+
+
+@given(tp=st.integers(1, 10**12), precision=st.one_of(st.floats(1e-3, 1.0), st.fractions(0, 1).map(float).filter(bool)))
+def test_the_most_false_positives_are_those_that_the_quotient_allows(tp, precision):
+    precision = max(precision, 1e-3)
+    most = most_false_positives(tp, precision)
+    assert most >= 0
+    assert tp / (tp + most) >= precision
+    assert tp / (tp + most + 1) < precision
+    found = precision_of(np.array([tp, tp]), np.array([most, most + 1]))
+    assert found[0] >= precision > found[1]
+
+
+@pytest.mark.parametrize(("tp", "fp", "precision"), [(14, 11, 0.56), (7, 3, 0.7), (29, 71, 0.29), (19, 1, 0.95)])
+def test_a_precision_that_is_reached_exactly_is_reached(tp, fp, precision):
+    assert most_false_positives(tp, precision) == fp
+    assert false_match_rate(np.array([fp]), tp + fp).tolist() == [fp / (tp + fp)]
+    scores = np.linspace(5, 6, tp + fp)
+    relevant = np.arange(tp + fp) < tp
+    for bounds in ((0.0, 2.0), (5.0, 6.0), (-math.inf, math.inf), (-math.inf, 2.0), (0.0, math.inf)):
+        report = one_query(scores.tolist(), relevant, precisions=(precision,), threshold_bounds=bounds)
+        assert report.recall_at_precision[precision] == 1.0, bounds
+        lowest = bounds[0] if math.isfinite(bounds[0]) else min(5.0, bounds[1])
+        assert triple(report.at_precision[precision]) == (lowest, tp, fp)
+
+
+def test_the_threshold_lies_below_the_smallest_relevant_score_where_the_precision_allows_it():
+    gallery = torch.tensor([[1, 0], [0.9, 0.19**0.5], [0.5, 0.75**0.5]])
+    report = evaluate_retrieval(
+        torch.tensor([[1.0, 0]]), torch.tensor([0]), gallery, torch.tensor([0, 0, 1]),
+        precisions=(0.6,), threshold_bounds=(0, 1), group_size=None,
+    )  # fmt: skip
+    point = report.at_precision[0.6]
+    assert (point.true_positives, point.false_positives, point.precision, point.recall) == (2, 1, 2 / 3, 1.0)
+    assert point.threshold == 0.0  # the lower bound: all pairs may be accepted
+
+
+@st.composite
+def embedding_cases(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n, dim, classes = draw(st.integers(3, 25)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    kind = draw(st.sampled_from(["grid", "signs", "real"]))
+    labels = rng.integers(0, classes, n)
+    vectors = rng.integers(-1, 3, (n, dim)) if kind == "grid" else rng.choice([-1.0, 1.0], (n, dim))
+    if kind == "real":
+        vectors = rng.normal(size=(n, dim)) + rng.normal(size=(classes, dim))[labels]
+    similarity = draw(st.sampled_from(["cosine", "dot", "euclidean", *(["hamming"] if kind == "signs" else [])]))
+    return {"queries": vectors.astype(np.float32), "query_labels": labels, "similarity": similarity}
+
+
+def all_scores(case):
+    """Scores of all pairs with their relevance; Hamming distances from the squared Euclidean ones."""
+    if case["similarity"] != "hamming":
+        brute = BruteForce(**case)
+        return np.concatenate(brute.scores), np.concatenate(brute.relevance)
+    brute = BruteForce(**(case | {"similarity": "euclidean"}))
+    return -np.round(np.concatenate(brute.scores) ** 2 / 4), np.concatenate(brute.relevance)
+
+
+@settings(max_examples=80, deadline=None)
+@given(case=embedding_cases(), kernel=st.sampled_from(["compiled", "pytorch"]))
+def test_points_of_embeddings_have_the_counts_of_the_smallest_threshold(case, kernel):
+    scores, relevant = all_scores(case)
+    if not relevant.any():
+        return
+    with engine_options(kernel=kernel):
+        report = evaluate_retrieval(
+            torch.from_numpy(case["queries"]), torch.from_numpy(case["query_labels"]), similarity=case["similarity"],
+            group_size=None, precisions=PRECISIONS, threshold_bounds=(-math.inf, math.inf),
+        )  # fmt: skip
+    # scores that differ by rounding alone are one
+    scores = np.round(scores, 9)
+    for precision in PRECISIONS:
+        threshold, tp, fp = lowest_point(scores, relevant, precision)
+        point = report.at_precision[precision]
+        assert (point.true_positives, point.false_positives) == (tp, fp), precision
+        assert point.threshold == pytest.approx(threshold, abs=1e-7, nan_ok=True)
+
+
+@pytest.mark.parametrize("bins", [EngineOptions.bins, 8])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"pilot": True, "layout": (64, 64, ALL)},
+        {"precision": "bfloat16", "pilot": True, "layout": (64, 64, 90)},
+        {"precision": "float64", "pilot": True},
+        {"kernel": "pytorch"},
+        {"kernel": "pytorch", "precision": "bfloat16", "layout": (64, 64, 90)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("values", ["real", "few"])
+def test_every_way_to_the_threshold_ends_at_the_same(setting, bins, values):
+    generator = torch.Generator().manual_seed(7)
+    labels = torch.arange(160) % 10
+    embeddings = torch.nn.functional.one_hot(labels, 12).float() + 0.5 * torch.randn(160, 12, generator=generator)
+    if values == "few":
+        embeddings = (2 * embeddings).round()
+    case = {"queries": embeddings.numpy(), "query_labels": labels.numpy(), "similarity": "dot"}
+    scores, relevant = all_scores(case)
+    scores = np.round(scores, 9)
+    with engine(**setting, bins=bins, collected_share=0.4):
+        report = evaluate_retrieval(embeddings, labels, similarity="dot", group_size=None, precisions=PRECISIONS)
+    for precision in PRECISIONS:
+        threshold, tp, fp = lowest_point_fast(scores, relevant, precision)
+        point = report.at_precision[precision]
+        assert (point.true_positives, point.false_positives) == (tp, fp), precision
+        assert point.threshold == pytest.approx(threshold, abs=1e-6, nan_ok=True)
+
+
+def lowest_point_fast(scores, relevant, precision):
+    """`lowest_point` without bounds, by sorting."""
+    thresholds = np.unique(scores)
+    tp, fp = (len(s) - np.searchsorted(np.sort(s), thresholds) for s in (scores[relevant], scores[~relevant]))
+    reaching = np.flatnonzero(tp / (tp + fp) >= precision)
+    return (thresholds[reaching[0]], tp[reaching[0]], fp[reaching[0]]) if len(reaching) else (math.nan, 0, 0)
+
+
+FINITE = st.floats(-1e300, 1e300)
+
+
+@given(FINITE, FINITE, st.integers(2, 2000))
+@example(-1.0, 1.0, 50)
+@example(-0.0, 0.0, 3)
+@example(-1e300, 1e300, 5)
+def test_spaced_keys_lie_in_between_and_leave_few_numbers(low, high, count):
+    low, high = min(low, high), max(low, high)
+    keys = spaced(low, high, count)
+    assert (np.diff(keys) > 0).all()
+    assert keys[0] == low
+    assert keys[-1] == high
+    assert len(keys) <= 2 * count
+    numbers = [int(np.abs(key).view(np.int64)) * (-1 if key < 0 else 1) for key in keys]
+    widest = max((b - a for a, b in itertools.pairwise(numbers)), default=0)
+    assert widest <= (numbers[-1] - numbers[0]) / (count - 1) * (1 + 1e-9) + 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 3)), min_size=1, max_size=30),
+    st.sets(st.integers(0, 20), min_size=1),
+    st.sampled_from(["all", "none", "some"]),
+)
+def test_the_place_of_a_rank(pairs, edges, noted):
+    """What is said of the negative of each rank holds, and all is said where all keys were listed."""
+    keys, weights = np.array(pairs).T
+    edges = np.array(sorted(edges), float)
+    tally = ThresholdCounts(edges, np.array([[edges[0], edges[-1]]]), 100)
+    tally.add(keys.astype(float), weights)
+    if noted != "none":
+        some = slice(None) if noted == "all" else slice(0, len(keys) // 2)
+        tally.note(keys[some].astype(float), weights[some])
+    descending = np.sort(np.repeat(keys, weights))[::-1]
+    for rank, key in enumerate(descending, start=1):
+        place = tally.locate(rank)
+        assert place.low <= key <= place.high
+        if noted == "all" and edges[0] <= key <= edges[-1]:
+            assert place.reached is not None
+        if place.reached is not None:
+            assert place.low == place.high
+            assert (place.reached, place.above) == ((descending >= key).sum(), (descending > key).sum())

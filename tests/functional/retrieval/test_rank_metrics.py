@@ -1,0 +1,412 @@
+"""Metrics of ranks: published numbers, and ties as the mean over all orders."""
+
+import itertools
+import math
+import time
+from fractions import Fraction
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.rank_metrics import (
+    Divisor,
+    average_precision,
+    average_precision_at_k,
+    check_divisor,
+    check_ties,
+    depends_on_ties,
+    hits_within,
+    ir_recall_at_k,
+    ndcg,
+    precision_at_k,
+    recall_at_k,
+    reciprocal_rank,
+)
+from tests.functional import brute_force
+
+TIES = ("expected", "optimistic", "pessimistic")
+DIVISORS = get_args(Divisor)
+
+
+def evaluate(scores, relevance, ties="expected", **kwargs):
+    """One query of label 1 whose candidates have exactly these scores."""
+    gallery = torch.tensor(scores, dtype=torch.float64).unsqueeze(1)
+    settings = {"similarity": "dot", "ties": ties, "group_size": None, "recall_k": (1, 2, 3), "precisions": ()} | kwargs
+    return evaluate_retrieval(
+        torch.ones(1, 1, dtype=torch.float64), torch.tensor([1]), gallery, torch.tensor(relevance), **settings
+    )
+
+
+class TestWellKnownNumbers:
+    @pytest.mark.parametrize("ties", TIES)
+    def test_relevance_1_0_1_0_1_1(self, ties):
+        report = evaluate([6, 5, 4, 3, 2, 1], [1, 0, 1, 0, 1, 1], ties, ir_recall_k=(3, 5))
+        assert report.mAP == pytest.approx((1 + 2 / 3 + 3 / 5 + 4 / 6) / 4, abs=1e-15)  # 0.73333
+        assert report.map_at_r == pytest.approx((1 + 2 / 3) / 4, abs=1e-15)  # 0.41667
+        assert report.r_precision == 2 / 4
+        assert report.recall_at[3] == 1.0  # any hit
+        assert report.ir_recall_at == {3: 2 / 4, 5: 3 / 4}  # two, then three of the four relevant items
+        assert report.queries_with_ties == 0
+
+    @pytest.mark.parametrize(
+        ("n", "relevant", "pessimistic", "expected"),
+        [(4, 2, 0.41667, 0.68056), (6, 3, 0.38333, 0.64500), (5, 2, 0.32500, 0.59250)],
+    )
+    def test_one_tie_over_everything(self, n, relevant, pessimistic, expected):
+        relevance = [1] * relevant + [0] * (n - relevant)
+        assert evaluate([7.0] * n, relevance, "pessimistic").mAP == pytest.approx(pessimistic, abs=5e-6)
+        assert evaluate([7.0] * n, relevance, "expected").mAP == pytest.approx(expected, abs=5e-6)
+        assert evaluate([7.0] * n, relevance, "optimistic").mAP == 1.0
+        last_first = list(reversed(relevance))  # the order of the data is no answer
+        for ties in TIES:
+            assert evaluate([7.0] * n, last_first, ties).mAP == evaluate([7.0] * n, relevance, ties).mAP
+
+    def test_one_tie_other_metrics(self):
+        report = evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0])
+        assert report.recall_at[1] == pytest.approx(3 / 6)
+        assert report.recall_at[2] == pytest.approx(1 - 3 / 6 * 2 / 5)
+        assert report.recall_at[3] == pytest.approx(1 - 3 / 6 * 2 / 5 * 1 / 4)
+        assert report.r_precision == pytest.approx(3 / 6)
+        assert report.queries_with_ties == 1
+        assert evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0], "optimistic").r_precision == 1.0
+        assert evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0], "pessimistic").r_precision == 0.0
+
+    @pytest.mark.parametrize("shift", [-10.0, 0.0, 1e6])
+    def test_adding_a_constant_to_all_scores_changes_nothing(self, shift):
+        scores = [score + shift for score in (0.5, 0.25, 0.0, -0.25, -0.5)]
+        report = evaluate(scores, [0, 1, 0, 1, 1])
+        assert report.mAP == pytest.approx((1 / 2 + 2 / 4 + 3 / 5) / 3, abs=1e-15)
+        assert report.recall_at == {1: 0.0, 2: 1.0, 3: 1.0}
+
+    def test_pooled_recall_at_precision_with_ties_merged(self):
+        # four queries as in the documentation of torchmetrics: recall 0.25 at 0.6 for precision 0.8, 0.75 for 0.75.
+        # One row of candidates pools them; their scores are the same decisions
+        scores, relevance = [0.4, 0.01, 0.5, 0.6, 0.2, 0.3, 0.5], [1, 0, 0, 1, 1, 0, 1]
+        report = evaluate(scores, relevance, precisions=(0.8, 0.75))
+        assert report.recall_at_precision == {0.8: 0.25, 0.75: 0.75}
+        assert report.at_precision[0.8].threshold == 0.6
+        assert report.at_precision[0.75].threshold == 0.4
+
+
+def ranks_of(groups):
+    """The ranks of one query from its tied groups, best first, each as (relevant, negatives): by counting."""
+    columns = []
+    for place, (relevant, negatives) in enumerate(groups):
+        above = groups[:place]
+        counts = (sum(n for _, n in above), negatives, sum(r for r, _ in above), relevant)
+        columns += [(*counts, relevant - number) for number in range(relevant)]
+    columns.reverse()  # ascending keys
+    padded = [torch.tensor([[*values, -9]]) for values in zip(*columns, strict=True)]  # one column is not valid
+    negatives_above, negatives_tied, relevant_above, relevant_tied, place_in_tie = padded
+    valid = torch.tensor([[*[True] * len(columns), False]])
+    return RankBlock(
+        queries=torch.tensor([0]),
+        relevant=torch.tensor([len(columns)]),
+        valid=valid,
+        negatives_above=negatives_above,
+        negatives_tied=negatives_tied,
+        relevant_above=relevant_above,
+        relevant_tied=relevant_tied,
+        place_in_tie=place_in_tie,
+    )
+
+
+def block_of(queries, columns=0):
+    """The ranks of several queries, each with its tied groups, in one block of at least so many columns."""
+    blocks = [ranks_of(groups) for groups in queries]
+    width = max(columns, *(block.valid.shape[1] for block in blocks))
+
+    def padded(name):
+        rows = [getattr(block, name) for block in blocks]
+        return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[1]), value=0) for row in rows])
+
+    names = ("negatives_above", "negatives_tied", "relevant_above", "relevant_tied", "place_in_tie")
+    return RankBlock(
+        queries=torch.arange(len(blocks)),
+        relevant=torch.cat([block.relevant for block in blocks]),
+        valid=padded("valid"),
+        **{name: padded(name) for name in names},
+    )
+
+
+def without(ranks, rows):
+    """The same block without some of its queries."""
+    return RankBlock(**{name: values[rows] for name, values in vars(ranks).items()})
+
+
+def all_metrics(ranks, k, ties):
+    """Every metric of this file for each query, by name."""
+    cut = torch.full_like(ranks.relevant, k)
+    return {
+        "average_precision": average_precision(ranks, ties),
+        "cut": average_precision(ranks, ties, cut=cut),
+        "map_at_r": average_precision(ranks, ties, cut=ranks.relevant),
+        **{f"ap_{divisor}": average_precision_at_k(ranks, k, divisor, ties) for divisor in DIVISORS},
+        "hits_within": hits_within(ranks, cut, ties),
+        "precision_at_k": precision_at_k(ranks, k, ties),
+        "recall_at_k": recall_at_k(ranks, k, ties),
+        "ir_recall_at_k": ir_recall_at_k(ranks, k, ties),
+        "reciprocal_rank": reciprocal_rank(ranks, ties),
+        "ndcg": ndcg(ranks, k, ties),
+    }
+
+
+def orders(groups, ties):
+    """All orders of the tied groups as relevance, or the best or the worst of them."""
+    choices = []
+    for relevant, negatives in groups:
+        best = (1,) * relevant + (0,) * negatives
+        every = {"optimistic": [best], "pessimistic": [best[::-1]], "expected": set(itertools.permutations(best))}
+        choices.append(every[ties])
+    for parts in itertools.product(*choices):
+        yield [hit for part in parts for hit in part]
+
+
+def mean_over_orders(groups, ties, of):
+    values = [of(order) for order in orders(groups, ties)]
+    return float(sum(values) / len(values))
+
+
+def precision_sum(order, cut):
+    return sum((Fraction(sum(order[: i + 1]), i + 1) for i, hit in enumerate(order) if hit and i < cut), Fraction(0))
+
+
+tied_groups = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=3).filter(
+    lambda groups: sum(r for r, _ in groups) > 0 and all(r + n for r, n in groups)
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(tied_groups, st.sampled_from(TIES), st.integers(1, 20))
+def test_closed_forms_equal_the_mean_over_all_orders(groups, ties, k):
+    ranks = ranks_of(groups)
+    relevant, everything = sum(r for r, _ in groups), sum(r + n for r, n in groups)
+    cut = torch.tensor([k])
+
+    def check(found, of):
+        assert found.item() == pytest.approx(mean_over_orders(groups, ties, of), abs=1e-12)
+
+    check(average_precision(ranks, ties), lambda order: precision_sum(order, everything) / relevant)
+    check(average_precision(ranks, ties, cut=cut), lambda order: precision_sum(order, k) / relevant)
+    check(hits_within(ranks, cut, ties), lambda order: Fraction(sum(order[:k])))
+    check(recall_at_k(ranks, k, ties), lambda order: Fraction(any(order[:k])))
+    check(ir_recall_at_k(ranks, k, ties), lambda order: brute_force.ir_recall_at(order, k))
+    check(precision_at_k(ranks, k, ties), lambda order: brute_force.precision_at(order, k))
+    check(reciprocal_rank(ranks, ties), brute_force.reciprocal_rank)
+    check(ndcg(ranks, k, ties), lambda order: brute_force.ndcg_at(order, k))
+    for divisor in DIVISORS:
+        found = average_precision_at_k(ranks, k, divisor, ties)
+        check(found, lambda order, divisor=divisor: brute_force.average_precision_at(order, k, divisor))
+    assert depends_on_ties(ranks).item() == any(r and n for r, n in groups)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tied_groups, st.integers(1, 20))
+def test_expected_lies_between_the_worst_and_the_best(groups, k):
+    ranks, cut = ranks_of(groups), torch.tensor([k])
+    for metric in (
+        lambda ties: average_precision(ranks, ties),
+        lambda ties: average_precision(ranks, ties, cut=cut),
+        lambda ties: hits_within(ranks, cut, ties),
+        lambda ties: recall_at_k(ranks, k, ties),
+        lambda ties: average_precision_at_k(ranks, k, "min", ties),
+        lambda ties: average_precision_at_k(ranks, k, "relevant", ties),
+        lambda ties: precision_at_k(ranks, k, ties),
+        lambda ties: ir_recall_at_k(ranks, k, ties),
+        lambda ties: reciprocal_rank(ranks, ties),
+        lambda ties: ndcg(ranks, k, ties),
+    ):
+        worst, expected, best = (metric(ties).item() for ties in ("pessimistic", "expected", "optimistic"))
+        assert worst - 1e-12 <= expected <= best + 1e-12
+        if not depends_on_ties(ranks).item():
+            assert worst == pytest.approx(expected, abs=1e-12)
+            assert best == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("above", "found_above", "relevant", "negatives"),
+    [(0, 0, 5, 100_000), (1_000_000, 100_000, 2, 1), (1_000_000, 500_000, 30, 30), (99_999, 99_999, 1, 2)],
+)
+def test_large_ties_far_down_the_ranking(above, found_above, relevant, negatives):
+    # one tied group after many candidates: the closed form against the sum that it stands for
+    n = relevant + negatives
+    total = sum(
+        (found_above + 1 + (i - 1) * (relevant - 1) / (n - 1)) / (above + i) for i in range(1, n + 1)
+    ) * Fraction(relevant, n)
+    column = torch.ones(1, relevant, dtype=torch.int64)
+    ranks = RankBlock(
+        queries=torch.tensor([0]),
+        relevant=torch.tensor([found_above + relevant]),
+        valid=column.bool(),
+        negatives_above=column * (above - found_above),
+        negatives_tied=column * negatives,
+        relevant_above=column * found_above,
+        relevant_tied=column * relevant,
+        place_in_tie=torch.arange(1, relevant + 1)[None],
+    )
+    found = average_precision(ranks).item() * (found_above + relevant)
+    assert found == pytest.approx(float(total), rel=1e-8)  # a difference of two digammas
+
+
+def test_a_query_without_a_match_is_nan_where_it_is_a_mean():
+    block = torch.zeros(1, 2, dtype=torch.int64)
+    ranks = RankBlock(torch.tensor([0]), torch.tensor([0]), block.bool(), block, block, block, block, block)
+    empty = RankBlock(*(value[:, :0] if value.ndim == 2 else value for value in vars(ranks).values()))
+    for nothing in (ranks, empty):
+        for ties in TIES:
+            assert math.isnan(average_precision(nothing, ties).item())
+            assert math.isnan(recall_at_k(nothing, 1, ties).item())
+            assert math.isnan(precision_at_k(nothing, 3, ties).item())
+            assert math.isnan(ir_recall_at_k(nothing, 3, ties).item())
+            assert math.isnan(reciprocal_rank(nothing, ties).item())
+            assert math.isnan(ndcg(nothing, 3, ties).item())
+            for divisor in DIVISORS:
+                assert math.isnan(average_precision_at_k(nothing, 3, divisor, ties).item())
+            assert hits_within(nothing, torch.tensor([3]), ties).item() == 0.0
+        assert not depends_on_ties(nothing).item()
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match=r"ties='first' is unknown. Choose one of expected, optimistic, pessimistic"):
+        check_ties("first")
+
+
+def test_an_unknown_divisor_is_refused():
+    with pytest.raises(ValueError, match=r"divisor='k' is unknown. Choose one of min, relevant, found"):
+        check_divisor("k")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(tied_groups, min_size=2, max_size=5), st.sampled_from(TIES), st.integers(1, 12), st.integers(0, 30))
+def test_neither_other_queries_nor_padding_change_a_bit(queries, ties, k, columns):
+    together = all_metrics(block_of(queries, columns), k, ties)
+    part = all_metrics(without(block_of(queries), torch.tensor([1])), k, ties)
+    for name, values in together.items():
+        alone = [all_metrics(ranks_of(groups), k, ties)[name].item() for groups in queries]
+        assert values.tolist() == alone, name
+        assert part[name].item() == alone[1], name
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([(1, 0), (0, 1), (2, 0), (3, 0), (0, 4)]), min_size=1, max_size=30), st.integers(1, 40))
+def test_without_ties_between_relevant_and_negatives_the_rule_changes_nothing(groups, k):
+    groups = [*groups, (1, 0)]
+    ranks = ranks_of(groups)
+    expected, *others = (all_metrics(ranks, k, ties) for ties in TIES)
+    for other in others:
+        assert {name: value.item() for name, value in other.items()} == {n: v.item() for n, v in expected.items()}
+    order = next(orders(groups, "optimistic"))
+    relevant = sum(order)
+    assert expected["average_precision"].item() == pytest.approx(
+        float(precision_sum(order, len(order)) / relevant), abs=2e-15
+    )
+    assert expected["ap_found"].item() == pytest.approx(brute_force.average_precision_at(order, k, "found"), abs=2e-15)
+    assert expected["ndcg"].item() == pytest.approx(brute_force.ndcg_at(order, k), abs=2e-15)
+
+
+@pytest.mark.parametrize("relevant", [1, 2, 7, 53, 1000])
+@pytest.mark.parametrize("k", [1, 10, 100])
+def test_a_perfect_order_has_exactly_one(relevant, k):
+    for groups in ([(1, 0)] * relevant + [(0, 1)] * 100, [(relevant, 0), (0, 9)]):
+        ranks = ranks_of(groups)
+        for ties in TIES:
+            assert ndcg(ranks, k, ties).item() == 1.0
+            assert reciprocal_rank(ranks, ties).item() == 1.0
+            assert average_precision_at_k(ranks, k, "min", ties).item() == 1.0
+            assert average_precision_at_k(ranks, k, "found", ties).item() == 1.0
+
+
+def test_precision_divides_by_k_also_where_there_are_fewer_candidates():
+    assert precision_at_k(ranks_of([(1, 0), (0, 1)]), 10).item() == 1 / 10
+
+
+def test_the_three_divisors_of_one_ranking():
+    ranks = ranks_of([(1, 0), (0, 1), (1, 0), (0, 1), (1, 0), (1, 0)])  # 1 0 1 0 1 1
+    found = {divisor: average_precision_at_k(ranks, 3, divisor).item() for divisor in DIVISORS}
+    assert found == pytest.approx({"min": (1 + 2 / 3) / 3, "relevant": (1 + 2 / 3) / 4, "found": (1 + 2 / 3) / 2})
+    nothing_found = ranks_of([(0, 3), (1, 0)])
+    assert [average_precision_at_k(nothing_found, 3, divisor).item() for divisor in DIVISORS] == [0.0, 0.0, 0.0]
+
+
+def test_more_found_can_mean_a_lower_ratio():
+    ranks = ranks_of([(1, 0), (0, 8), (1, 1)])  # the last place inside the cut is a tie
+    low, mean, high = (average_precision_at_k(ranks, 10, "found", t).item() for t in TIES[1:2] + TIES[:1] + TIES[2:])
+    assert (low, mean, high) == pytest.approx((0.6, 0.8, 1.0))
+
+
+def hypergeometric_ratio(m, k_above, relevant, size, drawn):
+    """E[ratio] for perfect ranks above the group, with exact fractions and binomial coefficients."""
+    total = Fraction(0)
+    above = sum((Fraction(i, i) for i in range(1, m + 1)), Fraction(0))
+    for h in range(max(0, drawn - size + relevant), min(drawn, relevant) + 1):
+        chance = Fraction(math.comb(relevant, h) * math.comb(size - relevant, drawn - h), math.comb(size, drawn))
+        others = Fraction(h - 1, drawn - 1) if drawn > 1 else Fraction(0)
+        inside = sum(((m + 1 + (i - 1) * others) / (k_above + i) for i in range(1, drawn + 1)), Fraction(0))
+        if m + h:
+            total += chance * (above + Fraction(h, drawn) * inside) / (m + h)
+    return float(total)
+
+
+@pytest.mark.parametrize(
+    ("m", "skipped", "relevant", "size", "k"),
+    [(0, 0, 60, 2000, 100), (3, 0, 60, 2000, 100), (2, 9, 900, 1000, 200), (5, 5, 3, 400, 300), (1, 0, 399, 400, 50)],
+)
+def test_expected_ratio_in_a_large_tie(m, skipped, relevant, size, k):
+    groups = [(1, 0)] * m + [(0, 1)] * skipped + [(relevant, size - relevant)]
+    expected = hypergeometric_ratio(m, m + skipped, relevant, size, k - m - skipped)
+    assert average_precision_at_k(ranks_of(groups), k, "found").item() == pytest.approx(expected, abs=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("above", "negatives", "relevant"),
+    [(0, 100_000, 1), (0, 100_000, 7), (0, 5000, 3000), (1, 3000, 2), (5, 20_000, 50), (700, 2000, 1), (3, 2, 500)],
+)
+def test_expected_reciprocal_rank_in_a_large_tie(above, negatives, relevant):
+    groups = [(0, above)] * (above > 0) + [(relevant, negatives)]
+    probability, terms = relevant / (negatives + relevant), []
+    for place in range(1, negatives + 2):
+        terms.append(probability / (above + place))
+        if place <= negatives:
+            probability *= (negatives - place + 1) / (negatives + relevant - place)
+    assert reciprocal_rank(ranks_of(groups)).item() == pytest.approx(math.fsum(terms), rel=1e-11)
+
+
+def collapsed(queries, gallery, sizes):
+    """All candidates tie: query i has sizes[i % len(sizes)] relevant ones."""
+    relevant = torch.tensor(sizes).repeat(queries // len(sizes) + 1)[:queries]
+    column = torch.arange(int(relevant.max()))[None]
+    valid = column < relevant[:, None]
+    zero = torch.zeros_like(valid, dtype=torch.int64)
+    return RankBlock(
+        queries=torch.arange(queries),
+        relevant=relevant,
+        valid=valid,
+        negatives_above=zero,
+        negatives_tied=(gallery - relevant)[:, None] * valid,
+        relevant_above=zero,
+        relevant_tied=relevant[:, None] * valid,
+        place_in_tie=(column + 1) * valid,
+    )
+
+
+@pytest.mark.parametrize("gallery", [60_000, 100_000])
+def test_a_collapsed_set_is_quick_and_is_chance(gallery):
+    sizes = list(range(1, 60))
+    ranks = collapsed(6000, gallery, sizes)
+    start = time.process_time()
+    values = {k: all_metrics(ranks, k, "expected") for k in (1, 10, 1000)}
+    assert time.process_time() - start < 5  # 0.3 s on one core; a loop over queries or places takes minutes
+    share = ranks.relevant.double() / gallery
+    for k, metrics in values.items():
+        torch.testing.assert_close(metrics["precision_at_k"], share, rtol=1e-12, atol=0)
+        row = metrics["ap_found"]
+        assert row[:59].tolist() == row[59:118].tolist()  # equal counts, equal bits
+        single = metrics["reciprocal_rank"][0].item()
+        assert single == pytest.approx(sum(1 / i for i in range(1, gallery + 1)) / gallery, rel=1e-12)
+        discounts = sum(1 / math.log2(i + 1) for i in range(1, k + 1)) / gallery
+        assert metrics["ndcg"][0].item() == pytest.approx(discounts, rel=1e-9)

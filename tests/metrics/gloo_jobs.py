@@ -1,0 +1,230 @@
+"""Jobs of real processes (see `tests.gloo_processes`): metrics and evaluations of parts that each process holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DistributedSampler
+
+from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
+from fewshot_callbacks.metrics import (
+    DiscriminantRatio,
+    EmbeddingStore,
+    RetrievalEvaluation,
+    VarianceRatio,
+    all_processes,
+)
+
+GROUPS = ((2, "gloo"), (3, "gloo"), (2, "without CPU"))
+CASES: dict[str, Callable[[int], Any]] = {}
+
+
+def case(function: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Run this function of the rank in every process."""
+    CASES[function.__name__] = function
+    return function
+
+
+def items(n: int = 23) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % 4 - 2**40
+    return torch.randn(4, 5, generator=generator)[labels % 4] + torch.randn(n, 5, generator=generator), labels
+
+
+SHARDS = {"even": (slice(0, 12), slice(12, 24)), "uneven": (slice(0, 17), slice(17, 23))}
+SHARDS |= {"second empty": (slice(0, 23), slice(23, 23)), "first empty": (slice(23, 23), slice(0, 23))}
+"""Who holds what; an empty shard is no batch at all, and a third process has none."""
+
+SETTINGS: dict[str, Any] = {"group_size": 2, "recall_k": (1, 3)}
+MORE: dict[str, Any] = SETTINGS | {
+    "macro": True,
+    "precisions": (0.5, 0.95),
+    "equal_error_rate": True,
+    "auc_pr": True,
+    "prototype_accuracy": True,
+}
+
+
+def shard(name: str, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The batches of a process."""
+    embeddings, labels = items(24 if name == "even" else 23)
+    mine = SHARDS[name][rank] if rank < 2 else slice(0, 0)
+    return list(zip(embeddings[mine].split(5), labels[mine].split(5), strict=True)) if mine.start < mine.stop else []
+
+
+def filled(metric, name: str, rank: int):
+    for batch in shard(name, rank):
+        metric.update(*batch)
+    return metric
+
+
+@case
+def discriminant_ratio(rank: int) -> dict[str, Any]:
+
+    answers: dict[str, Any] = {}
+    for name in SHARDS:
+        metric = filled(DiscriminantRatio(), name, rank)
+        answers[name] = metric.compute(), metric.within_scatter()
+    metric = filled(DiscriminantRatio(), "uneven", rank)
+    metric.compute()  # what was gathered is not kept: another batch goes to this process alone
+    metric.update(torch.full((2, 5), float(rank)), torch.tensor([7, 8]))
+    answers["continued"] = metric.compute()
+    nothing = DiscriminantRatio()
+    answers["nothing"] = nothing.compute()
+    return answers
+
+
+@case
+def variance_ratio(rank: int) -> dict[str, Any]:
+
+    metrics = {name: filled(VarianceRatio(), name, rank) for name in SHARDS}
+    return {name: (metric.compute(), tuple(metric.interval())) for name, metric in metrics.items()}
+
+
+@case
+def retrieval(rank: int) -> dict[str, Any]:
+
+    answers: dict[str, Any] = {name: filled(RetrievalEvaluation(SETTINGS), name, rank).compute() for name in SHARDS}
+    half = RetrievalEvaluation(SETTINGS)
+    for embeddings, labels in shard("uneven", rank):
+        half.update(embeddings.half(), labels)
+    answers["half"] = half.compute()
+    named = RetrievalEvaluation(SETTINGS)
+    embeddings, labels = items()
+    for some in dealt(23, rank).split(5):  # with what the sampler repeats
+        named.update(embeddings[some], labels[some], ids=some)
+    answers["ids"] = named.compute()
+    return answers
+
+
+def words(labels: torch.Tensor) -> list[str]:
+    """The same labels as words."""
+    return [f"class {label % 4}" for label in labels.tolist()]
+
+
+@case
+def words_as_labels(rank: int) -> dict[str, Any]:
+
+    answers: dict[str, Any] = {}
+    for name in SHARDS:
+        evaluation, ratio = RetrievalEvaluation(SETTINGS), DiscriminantRatio()
+        for embeddings, labels in shard(name, rank):
+            for metric in (evaluation, ratio):
+                metric.update(embeddings, words(labels))
+        evaluation.compute()
+        answers[name] = evaluation.report, ratio.within_scatter()
+    mixed = RetrievalEvaluation(SETTINGS), DiscriminantRatio()
+    for embeddings, labels in shard("even", rank):
+        for metric in mixed:
+            metric.update(embeddings, words(labels) if rank == 0 else labels)
+    for name, ask in (("mixed", mixed[0].compute), ("mixed scatter", mixed[1].within_scatter)):
+        try:
+            ask()
+        except ValueError as error:
+            answers[name] = str(error)
+    return answers
+
+
+def dealt(n: int, rank: int) -> torch.Tensor:
+    """What a DistributedSampler gives a rank."""
+
+    count = torch.distributed.get_world_size()
+    return torch.tensor(list(DistributedSampler(range(n), num_replicas=count, rank=rank, shuffle=False)))
+
+
+@case
+def sharded(rank: int) -> dict[str, Any]:
+    """Reports of all, of parts that each process holds."""
+
+    processes, answers = all_processes(), {}
+    own = lambda n: torch.arange(n)[rank :: processes.count]  # noqa: E731 - as a sampler deals
+    for n in (1, 22, 200):
+        embeddings, labels = items(n) if n > 1 else (torch.ones(1, 5), torch.zeros(1, dtype=torch.int64))
+        mine = own(n)
+        try:
+            answers[n] = evaluate_retrieval(
+                embeddings[mine], labels[mine], query_places=mine, processes=processes, **MORE
+            )
+        except ValueError as error:
+            answers[n] = str(error)
+    queries, gallery = items(23), items(40)
+    a, b = own(23), own(40)
+    answers["gallery"] = evaluate_retrieval(
+        queries[0][a], queries[1][a], gallery[0][b], gallery[1][b], query_places=a, gallery_places=b,
+        processes=processes, **MORE,
+    )  # fmt: skip
+    for name in ("uneven", "first empty"):
+        batches = shard(name, rank)
+        embeddings, labels = (torch.cat(part) for part in zip(*batches, strict=True)) if batches else (items(0))
+        answers[name] = evaluate_retrieval(embeddings, labels, processes=processes, **MORE)
+        moments = ClassMoments.of(embeddings, labels).shared(processes)
+        answers[f"J of {name}"] = float(moments.discriminant_ratio(processes=processes))
+    return answers
+
+
+@case
+def failing(rank: int) -> dict[str, Any]:
+    """What each process hears of an error in the first: as a value, and in the middle of the work."""
+    from fewshot_callbacks.metrics import all_processes
+
+    embeddings, labels = items(40)
+    mine = torch.arange(rank, 40, torch.distributed.get_world_size())
+
+    def progress(done: int, total: int) -> None:
+        if rank == 0:
+            raise ArithmeticError("no more numbers")
+
+    answers = {}
+    for name, options in {
+        "value": {"labels": labels[mine].float() if rank == 0 else labels[mine]},
+        "work": {"labels": labels[mine], "progress": progress},
+    }.items():
+        try:
+            evaluate_retrieval(embeddings[mine], processes=all_processes(), **options)
+        except Exception as error:
+            answers[name] = type(error).__name__, str(error)
+    answers["afterwards"] = all_processes().gather(rank)  # they still understand each other
+    return answers
+
+
+@case
+def embedding_store(rank: int) -> dict[str, Any]:
+
+    answers: dict[str, Any] = {}
+    for n in (1, 22, 23):
+        embeddings, labels = items(n)
+        store = EmbeddingStore()
+        for some in dealt(n, rank).split(4):
+            store.append(embeddings[some].half(), labels[some])
+        answers[f"sampler {n}"] = store.gather(dataset_size=n)
+        answers[f"padded {n}"] = store.gather()
+    embeddings, labels = items(23)
+    own = torch.arange(rank, 23, torch.distributed.get_world_size())
+    store = EmbeddingStore()  # a callback that keeps only some of the items of its loader
+    kept = labels[own] != labels[0]
+    positions = torch.arange(len(own))[kept]
+    store.append(embeddings[own][kept], labels[own][kept], positions)
+    answers["some"] = store.gather(dataset_size=23)
+    for name in SHARDS:
+        store = EmbeddingStore()
+        for batch in shard(name, rank):
+            store.append(*batch)
+        answers[name] = store.gather()
+    answers["nothing"] = EmbeddingStore().gather(dataset_size=23)
+    for kind, named in (("integers", lambda i: i), ("words", lambda i: [f"{n}.png" for n in i.tolist()])):
+        store = EmbeddingStore()  # a sampler of one's own: 7 items come to every process, and one of them twice
+        own = torch.cat(
+            [torch.arange(7), torch.arange(7 + rank, 23, torch.distributed.get_world_size()), torch.tensor([3])]
+        )
+        store.append(embeddings[own], labels[own], ids=named(own))
+        answers[kind] = store.gather(), store.shard().dropped
+    return answers
+
+
+def answers(rank: int, folder: Path) -> dict[str, Any]:
+    """Of every case."""
+    return {name: function(rank) for name, function in CASES.items()}

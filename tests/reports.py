@@ -1,0 +1,21 @@
+"""Reports of retrieval compared to the last bit."""
+
+from dataclasses import fields
+
+
+def shown(report):
+    """Everything in a report, to the last bit; but time, memory, and the curve, whose points are only enclosed."""
+    left_out = ("seconds", "memory_note", "curve")
+    values = {field.name: getattr(report, field.name) for field in fields(report) if field.name not in left_out}
+    area = values.pop("auc_pr")
+    values["per_query"] = {name: per_query.tolist() for name, per_query in report.per_query.items()}
+    values["query_labels"] = report.query_labels.tolist()
+    return repr(values), area
+
+
+def assert_same(report, other):
+    assert not isinstance(other, BaseException), other
+    mine, area = shown(report)
+    theirs, other_area = shown(other)
+    assert mine == theirs
+    assert abs(area.value - other_area.value) <= area.error + other_area.error + 1e-12
