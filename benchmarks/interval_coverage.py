@@ -43,7 +43,7 @@ from fewshot_callbacks.functional import (
     mean_interval,
     paired_difference_interval,
 )
-from fewshot_callbacks.functional.retrieval import over_splits
+from fewshot_callbacks.functional.retrieval.grouped_recall import over_splits
 from fewshot_callbacks.functional.statistics import independent_difference_interval
 
 TRUTHS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.995)

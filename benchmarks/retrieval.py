@@ -184,9 +184,9 @@ def ours(
 
     def forced() -> AbstractContextManager[object]:
         if precision is not None:
-            return _switch("fewshot_callbacks.engine.ranking_pass", "first_precision", precision)
+            return _engine(first_precision=_precision(precision))
         if kernel is not None:
-            return _switch("fewshot_callbacks.engine.options", "use", kernel)
+            return _engine(kernel=kernel)
         return nullcontext()
 
     def prepare(data: Data, setting: Setting) -> Ready:
@@ -351,7 +351,7 @@ ROWS = {
         Row("ours-float32", "the same, first precision float32", ours("float32"), cuda=True),
         Row("ours-float64", "the same, first precision float64", ours("float64"), cuda=True),
         Row("ours-two-sets", "the same, queries and gallery given apart", ours(two_sets=True), cuda=True),
-        Row("ours-reference", "the same, counting in plain PyTorch", ours(kernel="reference")),
+        Row("ours-pytorch", "the same, counting in plain PyTorch", ours(kernel="pytorch")),
         Row("grouped", "grouped_recall alone, groups of 10 classes", grouped),
         Row("codes", "evaluate_retrieval of their signs, packed to bits", binary_codes),
         Row("argsort", "rows sorted in chunks, mAP alone", argsort, cuda=True),
@@ -370,13 +370,16 @@ GROUPS = {
 }
 
 
-def _switch(module: str, name: str, value: str) -> AbstractContextManager[object]:
-    try:
-        switch = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        raise UnavailableError(f"this version has no {module.rpartition('.')[2]}.{name}") from None
-    context: AbstractContextManager[object] = switch(value)
-    return context
+def _engine(**options: Any) -> AbstractContextManager[object]:
+    from fewshot_callbacks.engine import engine_options  # noqa: PLC0415
+
+    return engine_options(**options)
+
+
+def _precision(name: str) -> Any:
+    from fewshot_callbacks.engine.precision import Precision  # noqa: PLC0415
+
+    return {"bfloat16": Precision.HALF, "float32": Precision.FLOAT32, "float64": Precision.FLOAT64}[name]
 
 
 def _needed(module: str, package: str) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+import torch
 
 
 def sampled(cases: Iterable[Any], count: int, seed: int = 0) -> list[Any]:
@@ -38,3 +39,10 @@ def sampled_product(*axes: Iterable[Any], count: int, seed: int = 0) -> list[Any
         if all({case[i] for case in kept} == set(axis) for i, axis in enumerate(axes)):
             return found
     raise AssertionError("never reached")
+
+
+def made(n=600, classes=40, dim=24, noise=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    centres = torch.randn(classes, dim, generator=generator)
+    return centres[labels] + noise * torch.randn(n, dim, generator=generator), labels

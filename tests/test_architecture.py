@@ -100,10 +100,6 @@ def test_every_test_file_is_named_after_a_module():
     assert not wrong
 
 
-STILL_SHARED = ("cpu.test_tiles", "pooled.test_recount", "scores.test_exact", "retrieval.test_evaluate")
-"""Test files whose cases and references others import as yet."""
-
-
 def test_no_test_imports_a_test():
     """What tests have in common stands in modules of its own."""
     wrong = [
@@ -111,7 +107,6 @@ def test_no_test_imports_a_test():
         for file in TESTS.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tests.")
-        if not node.module.endswith(STILL_SHARED)
         if any(part.startswith("test_") for part in [*node.module.split("."), *(alias.name for alias in node.names)])
     ]
     assert not wrong

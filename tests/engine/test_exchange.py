@@ -22,7 +22,7 @@ from fewshot_callbacks.engine.ranks import ShardIndex
 from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.functional import evaluate_retrieval
 from tests.cases import sampled_product
-from tests.engine.cpu.test_tiles import PRECISIONS
+from tests.engine.cases import PRECISIONS
 from tests.reports import assert_same
 from tests.thread_processes import Thread, in_threads
 

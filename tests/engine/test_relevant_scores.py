@@ -10,7 +10,7 @@ from fewshot_callbacks.engine import relevant_scores as relevant_keys
 from fewshot_callbacks.engine.budget import choose_layout
 from fewshot_callbacks.engine.pooled.intervals import inside_any, merged
 from fewshot_callbacks.engine.relevant_scores import RelevantScores
-from tests.engine.cpu.test_tiles import KINDS, LABELS, labels_of, prepared, vectors
+from tests.engine.cases import KINDS, LABELS, labels_of, prepared, vectors
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
 

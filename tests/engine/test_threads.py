@@ -10,8 +10,8 @@ import torch
 from fewshot_callbacks.engine.cpu.counter import TileCounter
 from fewshot_callbacks.engine.threads import Task, run_tasks
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from tests.engine.cpu.test_tiles import engine
-from tests.functional.retrieval.test_evaluate import made
+from tests.cases import made
+from tests.engine.cases import engine
 
 
 def alive() -> set[threading.Thread]:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.engine.cpu import exact_kernels as exact
-from tests.engine.cpu.test_tiles import prepared
-from tests.engine.scores.test_exact import KERNELS, scores, true_score
+from tests.engine.cases import prepared
+from tests.engine.scores.true_scores import KERNELS, scores, true_score
 
 DIMS = (14, 60, 300)
 CLOSEST = {"compiled": 96, "pytorch": 110}

@@ -9,8 +9,8 @@ from fewshot_callbacks.engine.open_pass import open_pass
 from fewshot_callbacks.engine.pooled.highest import TopNegatives, exact_scores_of
 from fewshot_callbacks.engine.pooled.record import PairRecord
 from fewshot_callbacks.engine.pooled.tally import ThresholdCounts
-from tests.engine.cpu.test_tiles import SIMILARITIES, pair_keys, prepared
-from tests.engine.pooled.test_recount import pooled_case
+from tests.engine.cases import SIMILARITIES, pooled_case, prepared
+from tests.engine.oracles import pair_keys
 
 
 def noted(case, error, cut_share, parts=2):

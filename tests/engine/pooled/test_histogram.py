@@ -11,8 +11,7 @@ from fewshot_callbacks.engine.pooled.first_counts import FirstCounts
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
-from tests.engine.cpu.test_tiles import SIMILARITIES, prepared
-from tests.engine.pooled.test_recount import engine, pooled_case
+from tests.engine.cases import SIMILARITIES, engine, pooled_case, prepared
 
 MEGABYTE = 10**6
 BINS = EngineOptions.bins

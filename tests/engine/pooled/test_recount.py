@@ -5,70 +5,22 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import brentq
-from sklearn.metrics import average_precision_score, roc_curve
 
 from fewshot_callbacks.engine.cpu import count_kernels as compiled
-from fewshot_callbacks.engine.open_pass import open_pass
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.pooled.first_counts import FirstCounts
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.scores.products import ScoreTiles
-from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest, decide
-from tests.cases import sampled_product
-from tests.engine.cpu.test_tiles import (
-    ALL,
-    KINDS,
-    PRECISIONS,
-    SIMILARITIES,
+from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
+from tests.cases import made
+from tests.engine.cases import ALL, KINDS, POOLED, SIMILARITIES, engine, pooled_case, prepared, vectors
+from tests.engine.oracles import (
+    RUNGS,
+    all_pairs,
+    check_decisions,
     counted,
-    engine,
     expected,
-    pair_keys,
-    prepared,
-    vectors,
 )
-from tests.functional.retrieval.test_evaluate import made
-
-RUNGS = PRECISIONS
-
-
-def hard_data(kind, n=160):
-    labels = torch.arange(n) % 20
-    labels[:30] = labels[0]
-    if kind in ("separated", "hard"):
-        return made(n, 20, 24, noise=0.3 if kind == "separated" else 4.0)[0], labels
-    if kind == "collapsed":
-        return torch.ones(n, 24), labels
-    embeddings = torch.from_numpy(vectors({"random": "real"}.get(kind, kind), n, 24))
-    return embeddings.float(), labels
-
-
-@pytest.mark.parametrize(
-    ("kind", "similarity"),
-    sampled_product(
-        ["random", "separated", "hard", "codes", "repeated", "near-collapsed", "collapsed"], SIMILARITIES, count=9
-    ),
-)
-def test_all_roads_give_one_report(kind, similarity):
-    embeddings, labels = hard_data(kind)
-
-    def of(kernel="compiled", precision=None, memory_mb=512, **setting):
-        with engine(kernel, precision, **setting):
-            return evaluate_retrieval(
-                embeddings, labels, similarity=similarity, precisions=(0.2, 0.9), group_size=5, memory_mb=memory_mb
-            )
-
-    first = of("pytorch")
-    for precision in RUNGS:
-        assert of(precision=precision) == first
-        assert of("pytorch", precision) == first
-        assert of(precision=precision, threads=2, layout=(64, 64, ALL), pilot=True) == first
-        assert of(precision=precision, threads=3, layout=(64, 48, 100), part_rows=20) == first
-    assert of(memory_mb=0.5) == first
-    assert of(pilot=True) == first
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
@@ -170,107 +122,6 @@ class TestBounds:
 # Pooled operating points, by their definitions: all pairs are held, every threshold is tried.
 
 
-def all_pairs(case):
-    keys, relevant, wanted = pair_keys(case)
-    return keys[relevant & wanted], keys[~relevant & wanted]
-
-
-def accepted(scores, thresholds):
-    return len(scores) - np.searchsorted(np.sort(scores), thresholds, side="left")
-
-
-def check_decisions(case, request, capacity=10_000, look=PooledCounts):
-    """Compare `decide` with loops over all relevant keys; returns the decisions and what was seen first."""
-    positives, negatives = all_pairs(case)
-    tiles, candidates = prepared(case)
-    ranking_pass = open_pass(tiles, candidates, 10**8)
-    pooled = look(ranking_pass.matrix, request.wanted, request.thresholds, capacity)
-    for _ in ranking_pass.run(pooled):
-        pass
-    first = FirstCounts(ranking_pass, pooled)
-    found = decide(first, request)
-    keys = np.unique(positives)
-    tp, fp = accepted(positives, keys), accepted(negatives, keys)
-
-    def same(point, key, tp, fp):
-        assert (point.true_positives, point.false_positives) == (tp, fp)
-        assert point.false_negatives == len(positives) - tp
-        assert point.threshold == tiles.to_score(float(key))
-
-    f1 = 2 * tp / (tp + fp + len(positives))
-    best = np.flatnonzero(f1 == f1.max())[-1]
-    same(found.best_f1, keys[best], tp[best], fp[best])
-    low, high = (tiles.to_key(bound) for bound in request.bounds)
-    tried = np.unique(np.concatenate([positives, negatives, [low, high]]))
-    tried = tried[(tried >= low) & (tried <= high) & np.isfinite(tried)]
-    tried_tp, tried_fp = accepted(positives, tried), accepted(negatives, tried)
-    for precision in request.precisions:
-        reaching = np.flatnonzero(tried_tp / np.maximum(tried_tp + tried_fp, 1) >= precision)
-        point = found.at_precision[precision]
-        if len(reaching):
-            chosen = reaching[0]
-            assert (point.true_positives, point.false_positives) == (tried_tp[chosen], tried_fp[chosen])
-            assert point.false_negatives == len(positives) - tried_tp[chosen]
-            bound = {low: request.bounds[0], high: request.bounds[1]}
-            assert point.threshold == bound.get(tried[chosen], tiles.to_score(float(tried[chosen])))
-        else:
-            assert math.isnan(point.threshold)
-            assert point.recall == 0
-    for threshold in request.thresholds:
-        key, point = tiles.to_key(threshold), found.at_threshold[threshold]
-        assert (point.true_positives, point.false_positives) == ((positives >= key).sum(), (negatives >= key).sum())
-    for rate in request.false_match_rates:
-        allowed = np.flatnonzero(fp / max(len(negatives), 1) <= rate)
-        point = found.at_false_match_rate[rate]
-        if not len(negatives):
-            assert all(
-                math.isnan(part) for part in (point.threshold, point.false_match_rate, point.false_non_match_rate)
-            )
-            continue
-        if not len(allowed):
-            assert math.isnan(point.threshold)
-            assert point.false_non_match_rate == 1
-            continue
-        assert point.threshold == tiles.to_score(float(keys[allowed[0]]))
-        assert point.false_match_rate == fp[allowed[0]] / len(negatives)
-        assert point.false_non_match_rate == pytest.approx(1 - tp[allowed[0]] / len(positives), abs=1e-15)
-    scores = np.concatenate([positives, negatives])
-    truth = np.concatenate([np.ones(len(positives), int), np.zeros(len(negatives), int)])
-    area = average_precision_score(truth, scores)
-    assert found.average_precision.low - 1e-9 <= area <= found.average_precision.high + 1e-9
-    if request.equal_error_rate and len(negatives):
-        assert found.equal_error_rate == pytest.approx(equal_error_rate(positives, negatives), abs=1e-12)
-        fmr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
-        # where the two cross: the lowest such place is the only one, since one falls where the other rises
-        crossing = brentq(lambda at: np.interp(at, np.arange(len(fmr)), fmr + tpr) - 1, 0, len(fmr) - 1, xtol=1e-13)
-        assert found.equal_error_rate == pytest.approx(np.interp(crossing, np.arange(len(fmr)), fmr), abs=1e-9)
-    return found, first
-
-
-def equal_error_rate(positives, negatives):
-    """Where the line through the points of all thresholds, from the highest on, meets FMR = FNMR."""
-    before = (0.0, 1.0)
-    thresholds = np.unique(np.concatenate([positives, negatives]))[::-1]
-    rates = accepted(negatives, thresholds) / len(negatives), 1 - accepted(positives, thresholds) / len(positives)
-    for fmr, fnmr in zip(*rates, strict=True):
-        if fmr >= fnmr:
-            ahead, behind = before[1] - before[0], fmr - fnmr
-            return before[0] + (fmr - before[0]) * ahead / (ahead + behind)
-        before = fmr, fnmr
-    raise AssertionError("they always meet")
-
-
-def pooled_case(kind, similarity, n=150, classes=10):
-    labels = torch.arange(n) % classes
-    if kind in ("separated", "hard"):
-        queries = made(n, classes, 12, noise=0.5 if kind == "separated" else 2.0)[0]
-    elif kind == "few-values":  # positives and negatives tie
-        queries = (torch.nn.functional.one_hot(labels, 12).float() + 0.45 * torch.randn(n, 12)).round()
-    else:
-        queries = torch.from_numpy(vectors(kind, n, 12).astype(np.float32))
-    return {"queries": queries, "query_labels": labels, "similarity": similarity}
-
-
 def request_for(case, **changes):
     positives, negatives = all_pairs(case)
     tiles = prepared(case)[0]
@@ -284,9 +135,6 @@ def request_for(case, **changes):
         "false_match_rates": (0.0, 0.001, 0.01, 0.1, 1.0), "equal_error_rate": True,
     }  # fmt: skip
     return PooledRequest(**(settings | changes))
-
-
-POOLED = ("separated", "hard", "few-values", "codes", "equal", "repeated", "near-collapsed", "mixed", "zeros")
 
 
 class TestDecisions:
@@ -420,26 +268,6 @@ class TestDecisions:
                 found, _ = check_decisions(case, PooledRequest((0.9,), false_match_rates=(0.1,), equal_error_rate=True))
         assert found.best_f1.f1 == 1
         assert math.isnan(found.equal_error_rate)
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("precision", RUNGS)
-def test_powers_of_two_and_order_change_nothing(similarity, precision):
-    embeddings, labels = made(150, 10, 16, noise=1.5)
-    plain = evaluate_retrieval(embeddings, labels, similarity=similarity, group_size=None)
-    order = torch.randperm(150)
-    for power in (-90, -3, 0, 40):
-        with engine_options(first_precision=PRECISIONS[precision]):
-            other = evaluate_retrieval(
-                torch.ldexp(embeddings, torch.tensor(power))[order],
-                labels[order],
-                similarity=similarity,
-                group_size=None,
-            )
-        ranked = (other.mAP, other.map_at_r, other.recall_at, other.decision.true_positives, other.decision.f1)
-        assert ranked == (plain.mAP, plain.map_at_r, plain.recall_at, plain.decision.true_positives, plain.decision.f1)
-        factor = {"cosine": 1.0, "dot": 4.0**power, "euclidean": 2.0**power}[similarity]
-        assert other.threshold == plain.threshold * factor
 
 
 @pytest.mark.parametrize("precision", RUNGS)

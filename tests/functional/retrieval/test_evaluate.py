@@ -20,6 +20,7 @@ from fewshot_callbacks.functional.retrieval.evaluate import _drawn, evaluate_ret
 from fewshot_callbacks.functional.retrieval.query_metrics import metric_names
 from fewshot_callbacks.functional.retrieval.rank_metrics import check_ties
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
+from tests.cases import made
 from tests.functional.brute_force import BruteForce
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
@@ -102,13 +103,6 @@ def test_fixed_threshold(case, threshold):
         found = (report.decision.true_positives, report.decision.false_positives, report.decision.false_negatives)
         if case["similarity"] == "cosine" or not np.isclose(np.concatenate(expected.scores), threshold).any():
             assert found == expected.pooled(threshold)
-
-
-def made(n=600, classes=40, dim=24, noise=1.0, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(n) % classes
-    centres = torch.randn(classes, dim, generator=generator)
-    return centres[labels] + noise * torch.randn(n, dim, generator=generator), labels
 
 
 def fast_reference(embeddings, labels):

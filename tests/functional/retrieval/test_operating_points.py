@@ -14,7 +14,7 @@ from fewshot_callbacks.engine.pooled.intervals import spaced
 from fewshot_callbacks.engine.pooled.tally import ThresholdCounts
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.threshold_rules import false_match_rate, most_false_positives, precision_of
-from tests.engine.cpu.test_tiles import ALL, engine
+from tests.engine.cases import ALL, engine
 from tests.functional.brute_force import BruteForce
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
