@@ -1,4 +1,4 @@
-"""Who may be retrieved for whom: classes, the item itself, groups, and the order in which the pass walks over them."""
+"""Who may be retrieved for whom: classes, the item itself, groups, and the order in which the pass takes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The keys of queries and their relevant candidates, which everything else is compared with.
+"""Exact scores between each query and the gallery items of its class.
 
-For the ranks they are exact. For what is asked of all pairs together, whatever their query, they matter near a few
-scores alone: there an estimate tells which are needed, as it does for the pairs of different classes.
+Ranks need all of them: they are the thresholds. The pooled counts need those inside a few intervals only; there an
+estimate tells which, as it does for pairs of different classes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.engine.threads import Task, run_tasks
 
 SCREENED_ROWS, SCREENED_COLUMNS = 128, 4096
-"""Relevant pairs that are looked at together, as long as the budget allows it."""
+"""Rows and columns of relevant pairs that are estimated together, as long as the budget allows it."""
 SCREENED_SHARE = 0.125
 """Share of the budget for these: an estimate, and room for an exact score and a copy of it."""
 HANDED_ON_BYTES = 500
-"""So many times fewer keys than bytes of the budget are handed on at once; each takes about 60 bytes meanwhile."""
+"""Bytes of the budget for each exact score that is handed on at once; each takes about 60 bytes meanwhile."""
 MANY_NEAR = 0.25
-"""Where more of them than these are close to what is asked, the keys of all cost less."""
+"""Share of pairs near the intervals from which on it is cheaper to score all of them exactly."""
 
 
 class RelevantScores:
@@ -47,7 +47,7 @@ class RelevantScores:
     ) -> None:
         self.scores, self.candidates, self.memory_bytes, self.threads = scores, candidates, memory_bytes, threads
         self.same_set = scores.queries is scores.gallery
-        of_itself = self.same_set or not candidates.exclusions  # nobody but the item itself is excluded
+        of_itself = self.same_set or not candidates.exclusions  # no ids or groups; only the query itself is excluded
         self.compiled = scores.compiled is not None and not repeats and not candidates.across_classes and of_itself
         of_column = threads * (SCREENED_ROWS * (4 + 8 + 8) + 4 * scores.dim)
         self.handed_on = memory_bytes // HANDED_ON_BYTES

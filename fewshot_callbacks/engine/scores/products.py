@@ -186,17 +186,6 @@ class ScoreTiles(Products):
         """
         return replace(self, gallery_vectors=self.units.measure(gallery, of_query=False))
 
-    def with_vectors(self, queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "gallery dim"]) -> ScoreTiles:
-        """Return the scores of redistributed vectors; units and bounds still hold, as these were part of the maxima.
-
-        Args:
-            queries: rows of the dtype and device of those that were measured.
-            gallery: likewise; the very queries for one set.
-        """
-        left = self.units.measure(queries, of_query=True)
-        right = left if gallery is queries else self.units.measure(gallery, of_query=False)
-        return replace(self, query_vectors=left, gallery_vectors=right)
-
     def with_chunk(self, chunk: int) -> ScoreTiles:
         """Return the same scores, whose float32 products sum up `chunk` components at a time."""
         return replace(self, bounds=replace(self.bounds, chunk=chunk))

@@ -5,7 +5,7 @@ rate at a fixed false match rate and the equal error rate: each is decided by ho
 relevant pair. All pairs are never held. While they pass for the ranks, a histogram of the whole range is made, and the
 highest negatives are noted, as many as a sample of the pairs says will be needed. What these leave undecided is proved to
 lie in a narrow interval. There the pairs are counted against the relevant ones exactly: those that were noted, or, where
-the interval reaches below them, all, in one more walk.
+the interval reaches below them, all, in one more scan.
 """
 
 from __future__ import annotations

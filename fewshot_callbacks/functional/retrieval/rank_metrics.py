@@ -33,12 +33,6 @@ def check_ties(ties: str) -> None:
         raise ValueError(f"ties={ties!r} is unknown. Choose one of {', '.join(get_args(Ties))}.")
 
 
-def check_divisor(divisor: str) -> None:
-    """Refuse an unknown divisor of AP@k, and name the known ones."""
-    if divisor not in get_args(Divisor):
-        raise ValueError(f"divisor={divisor!r} is unknown. Choose one of {', '.join(get_args(Divisor))}.")
-
-
 # --------------------------------------------------------------------------------------------------- average precision
 
 

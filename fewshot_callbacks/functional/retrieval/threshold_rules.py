@@ -29,10 +29,16 @@ class PooledRequest:
     false_match_rates: Sequence[float] = ()
     equal_error_rate: bool = False
     average_precision: bool = False
-    """whether the area under the precision-recall curve is wanted exactly; bounds of it are had anyway"""
+    """whether the area under the precision-recall curve is wanted exactly; bounds are always reported"""
 
     def wanted(self, tp: Floats, fp: Floats, negatives: float) -> list[float]:
-        """How many negatives each point of the request accepts, by the counts of a sample."""
+        """Estimate how many negatives each operating point accepts.
+
+        Args:
+            tp: relevant pairs at and above ascending scores, by a sample.
+            fp: negatives at and above them.
+            negatives: number of all negatives.
+        """
         relevant = tp[0]
         if not relevant:
             return []

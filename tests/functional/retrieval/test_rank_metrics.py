@@ -17,7 +17,6 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import (
     Divisor,
     average_precision,
     average_precision_at_k,
-    check_divisor,
     check_ties,
     depends_on_ties,
     hits_within,
@@ -274,11 +273,6 @@ def test_a_query_without_a_match_is_nan_where_it_is_a_mean():
 def test_an_unknown_rule_is_refused():
     with pytest.raises(ValueError, match=r"ties='first' is unknown. Choose one of expected, optimistic, pessimistic"):
         check_ties("first")
-
-
-def test_an_unknown_divisor_is_refused():
-    with pytest.raises(ValueError, match=r"divisor='k' is unknown. Choose one of min, relevant, found"):
-        check_divisor("k")
 
 
 @settings(max_examples=40, deadline=None)
