@@ -1,4 +1,4 @@
-"""Errors and warnings of the monitors: which end a run, and which are told while it goes on."""
+"""Errors and warnings of the monitors: which end a run, and which are logged while it goes on."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class EmbeddingSource:
         self._handle = module.get_submodule(self.submodule).register_forward_hook(self._capture)
 
     def detach(self, reader: int) -> None:
-        """Leave no hook behind once no reader listens."""
+        """Remove the hook once no reader needs it."""
         self._readers.discard(reader)
         if not self._readers and self._handle is not None:
             self._handle.remove()
@@ -246,7 +246,7 @@ class EmbeddingReader:
         self.shared.attach(id(self), module, self.owner)
 
     def detach(self) -> None:
-        """Leave no hook behind."""
+        """Remove the hook."""
         self.shared.detach(id(self))
 
     def expect(self) -> None:

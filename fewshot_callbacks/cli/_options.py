@@ -1,4 +1,4 @@
-"""What the options of all commands share: numbers as people write them, and one line for one that is mistyped."""
+"""Options of all commands: numbers as people write them, and one line for an option that is mistyped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Parsed:
         self.name, self._parse = name, parse
 
     def __call__(self, word: Any) -> Any:
-        """What is meant; an error of argparse, which names the option, if that cannot be said."""
+        """Parse a word; an error of argparse, which names the option, if that fails."""
         try:
             return self._parse(word)
         except ValueError as error:
@@ -76,7 +76,7 @@ class OneLineErrors(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the line and exit with status 2."""
         parser = getattr(ex, "subcommand_parser", None) or self
-        if not self.exit_on_error:  # a parser inside another, which tells what is wrong
+        if not self.exit_on_error:  # a parser inside another, which prints the message
             super().error(message, ex)
         command = parser.prog.replace(" [options]", "")
         self.exit(2, f"{command}: {explained(message, parser)} '{command} --help' lists the options.\n")

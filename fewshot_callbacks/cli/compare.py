@@ -102,7 +102,7 @@ def run(arguments: Sequence[str]) -> None:
     if tests:
         console.print(test_table(names, tests))
     else:
-        console.print("Not tested: " + ("as you said." if not options.test else f"a run has no {CONFIGURATION}."))
+        console.print("Not tested: " + ("as requested." if not options.test else f"a run has no {CONFIGURATION}."))
     if dynamics is None:
         console.print(
             f"No steps to compare: {options.runs[histories.index(None)]} holds no {DYNAMICS}.", soft_wrap=True
@@ -200,7 +200,7 @@ def differences_of(tests: Sequence[Tested]) -> dict[str, Difference]:
 
 
 def test_table(names: Sequence[str], tests: Sequence[Tested]) -> Table:
-    """Both runs on the test set, and the difference where it can be told from chance."""
+    """Both runs on the test set, and the difference where it is beyond chance."""
     first, second = tests
     same = first.accuracy is not None and second.accuracy is not None
     same = same and first.accuracy.episodes_hash == second.accuracy.episodes_hash  # type: ignore[union-attr]

@@ -41,7 +41,7 @@ PRECISION, GROUP_SIZE = 0.5, 50
 relevant pairs, and among 10 classes random weights already have a Grouped Recall@1 of 0.98."""
 TITLES = {"random": "random", "softmax": "softmax", "dr": "DR", "soft_ap": "soft AP"}
 WAYS, QUERIES = 20, 3
-"""Of a training episode; a batch of soft AP has as many images of as many classes. 5-way tells the heads apart less well."""
+"""Of a training episode; a batch of soft AP has as many images of as many classes. 5-way separates the heads less well."""
 SHOWN = ("train/loss", "train/J", "train/batch_AP", "val/mAP")
 DemoData = GlyphDataModule | IconThemesDataModule
 WHAT = {
@@ -310,7 +310,7 @@ def as_dict(row: Row) -> dict[str, Any]:
 
 @contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
-    """A folder that takes the place of `target` when all went well, and leaves nothing behind when not.
+    """Make a folder that replaces `target` on success, and is removed on failure.
 
     Raises:
         ValueError: if `target` holds something that no demo has written.

@@ -29,7 +29,7 @@ class FewshotParser(OneLineErrors, LightningArgumentParser):
 
 
 class FewshotCLI(LightningCLI):
-    """LightningCLI for `ProtoNet`, where what model and data must agree on is said once, in the data; or for any module."""
+    """LightningCLI for `ProtoNet`, where the data alone sets what model and data must agree on; or for any module."""
 
     checkpoint: Checkpoint | None = None
 
@@ -61,7 +61,7 @@ class FewshotCLI(LightningCLI):
         return self.config[self.config.subcommand]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Tell a ProtoNet what the data knows: channels, shots, episodes in a batch, and the sizes of the test episodes."""
+        """Copy settings of the data to a ProtoNet: channels, shots, episodes in a batch, sizes of the test episodes."""
         if self.subclass_mode_model:
             return
         parser.link_arguments("data", "model.in_channels", compute_fn=_channels, apply_on="instantiate")

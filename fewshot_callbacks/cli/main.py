@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `fewshot`; by default those of the process.
 
     Returns:
-        The exit status: 0 if all went well, 1 for bad input, which is told in one line, 130 if it was interrupted, 141 if
-        nobody reads the output any more. A command line that cannot be understood exits with 2, as argparse does.
+        The exit status: 0 if all went well, 1 for bad input, with a message of one line, 130 if it was interrupted, 141 if
+        the reader of the output has gone. A command line that cannot be understood exits with 2, as argparse does.
     """
     try:
         try:

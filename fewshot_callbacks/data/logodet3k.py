@@ -1,6 +1,5 @@
 """LogoDet-3K: the annotated boxes of 3,000 logos, with classes split by a seeded draw."""
 
-import hashlib
 import math
 import re
 from collections import Counter
@@ -16,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 
-from fewshot_callbacks.data._episodic import Split
+from fewshot_callbacks.data._episodic import Split, split_of
 from fewshot_callbacks.data._images import (
     ImageSet,
     PhotoDataModule,
@@ -46,13 +45,11 @@ _VARIANT = re.compile(r"-\d+$")
 
 
 def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> Split:
-    """The split that a class is drawn into: a function of its brand and the seed alone, on every machine.
+    """Draw a class into a split by its brand (`split_of`).
 
-    The draw is a number in [0, 1): the first 8 bytes of SHA-256 of "seed brand", read as a fraction. Below
-    `test_share` is test, the next `val_share` are val, the rest is train. The brand is the name in lower case without a
-    last "-1", "-2", ..., so that the variants of one brand are never in two splits. Which other classes there are does
-    not matter, so no class changes its split with `min_boxes` or in a part of the set; the shares are met only on
-    average.
+    The brand is the name in lower case without a last "-1", "-2", ..., so that the variants of one brand are never in two
+    splits. Which other classes there are does not matter, so no class changes its split with `min_boxes` or in a part of
+    the set; the shares are met only on average.
 
     Args:
         name: Of the class.
@@ -67,11 +64,7 @@ def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> 
         >>> {logo_split(f"lexus-{i}", val_share=0.2, test_share=0.2, seed=0) for i in range(9)}
         {'test'}
     """
-    brand = _VARIANT.sub("", name.casefold())
-    draw = int.from_bytes(hashlib.sha256(f"{seed} {brand}".encode()).digest()[:8], "big") / 2**64
-    if draw < test_share:
-        return "test"
-    return "val" if draw < test_share + val_share else "train"
+    return split_of(_VARIANT.sub("", name.casefold()), seed, val_share, test_share)
 
 
 @dataclass(frozen=True)

@@ -240,21 +240,21 @@ class ClassMoments:
     def merge(self, other: ClassMoments) -> ClassMoments:
         """The moments of both sets together."""
         labels, place = torch.cat([self.labels, other.labels]).unique(return_inverse=True)
-        mine, theirs = place[: len(self.labels)], place[len(self.labels) :]
+        ours, others = place[: len(self.labels)], place[len(self.labels) :]
 
         def spread(values: Tensor, at: Tensor) -> Tensor:
             return values.new_zeros(len(labels), *values.shape[1:]).index_copy_(0, at, values)
 
-        counts_a, counts_b = spread(self.counts, mine), spread(other.counts, theirs)
+        counts_a, counts_b = spread(self.counts, ours), spread(other.counts, others)
         share = counts_b.double() / (counts_a + counts_b)
-        origins_b = spread(other.origins, theirs)
-        origins = origins_b.index_copy(0, mine, self.origins)
-        offsets_a = spread(self.offsets, mine)
-        step = (origins_b - origins) + (spread(other.offsets, theirs) - offsets_a)
+        origins_b = spread(other.origins, others)
+        origins = origins_b.index_copy(0, ours, self.origins)
+        offsets_a = spread(self.offsets, ours)
+        step = (origins_b - origins) + (spread(other.offsets, others) - offsets_a)
         # where one set has no item of a class, the moments of the other stay as they are
         offsets = offsets_a + step * share.unsqueeze(1)
         apart = _lengths(step) * (share * counts_a).sqrt()
-        scatter = torch.stack([spread(self.spread, mine), spread(other.spread, theirs), apart], dim=1)
+        scatter = torch.stack([spread(self.spread, ours), spread(other.spread, others), apart], dim=1)
         return ClassMoments(labels, counts_a + counts_b, origins, offsets, _lengths(scatter))
 
     def shared(self, processes: Processes) -> ClassMoments:
@@ -267,8 +267,8 @@ class ClassMoments:
         for step in range(1, processes.count):
             to = (processes.rank + step) % processes.count
             leaving = self._of(owner == to)
-            theirs = processes.exchange(leaving.tensors(), to=to, source=(processes.rank - step) % processes.count)
-            mine = mine.merge(ClassMoments(*(theirs or ())))
+            received = processes.exchange(leaving.tensors(), to=to, source=(processes.rank - step) % processes.count)
+            mine = mine.merge(ClassMoments(*(received or ())))
         return mine
 
     def _of(self, chosen: Bool[Tensor, "classes"]) -> ClassMoments:
@@ -312,7 +312,7 @@ class ClassMoments:
 
 @dataclass(frozen=True)
 class ClassScatter:
-    """Of all classes of a set, what J and the variance ratio are made of. Every process holds the same."""
+    """Counts, distances and spread of all classes of a set, for J and the variance ratio; equal in every process."""
 
     counts: Float[Tensor, "classes"]
     distances: Float[Tensor, "classes"]

@@ -1,9 +1,9 @@
 """The variance ratio: variance between the classes of a population over variance within them, estimated from a sample.
 
-J of noise is (k - 1) / (n - k) for k classes and n items, and J of a batch tells how the batch was drawn more than how good
-the embedding is. What can be compared between batches, samplers and sets is the ratio of the two variances themselves, from
-the mean squares of a one-way analysis of variance (Searle, Casella and McCulloch, "Variance Components", 1992), here of all
-dimensions together:
+J of noise is (k - 1) / (n - k) for k classes and n items, and J of a batch depends more on how the batch was drawn than
+on how good the embedding is. What can be compared between batches, samplers and sets is the ratio of the two variances
+themselves, from the mean squares of a one-way analysis of variance (Searle, Casella and McCulloch, "Variance
+Components", 1992), here of all dimensions together:
 
     MSB = Tr(S_B) / (k - 1),  MSW = Tr(S_W) / (n - k),  n0 = (n - sum_c n_c^2 / n) / (k - 1)
     ratio = (MSB - MSW) / (n0 MSW)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
 from fewshot_callbacks.functional._labels import CodeBook, Labels, as_labels, check_labels, merged_books, numbered
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._tensors import as_tensor, number_distinct
 from fewshot_callbacks.metrics._words import refuse_another_form
 
 
@@ -21,7 +21,7 @@ class _Batch:
     embeddings: Tensor  # (items, dim), on the CPU
     labels: Tensor  # (items,)
     positions: Tensor  # (items,) place of each item in this rank's pass over the data
-    ids: Tensor | None  # (items,) numbers that tell items apart
+    ids: Tensor | None  # (items,) numbers that identify items
 
 
 class Shard(NamedTuple):
@@ -220,10 +220,7 @@ def _is_first(places: Tensor, ids: Tensor | None, everyone: list[tuple[Tensor, T
 
 def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:
     """Where each id comes for the first time, ascending."""
-    present, number = ids.unique(return_inverse=True)
-    first = torch.full((len(present),), len(ids), device=ids.device)
-    first.scatter_reduce_(0, number, torch.arange(len(ids), device=ids.device), "amin")
-    return first.sort().values
+    return number_distinct(ids)[1].sort().values
 
 
 def id_numbers(ids: Any, items: int, call: str = "EmbeddingStore") -> Int[Tensor, "items"]:

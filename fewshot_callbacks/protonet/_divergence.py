@@ -56,7 +56,7 @@ class ExponentWatch:
         self._look()
 
     def _waits(self, head: DistanceRatioHead) -> bool:
-        """Whether a look would make the host wait for a device."""
+        """Whether reading the value would make the host wait for a device."""
         return head.log_rho.device.type != "cpu"
 
     def _look(self) -> None:

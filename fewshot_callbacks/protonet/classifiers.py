@@ -20,8 +20,8 @@ class ClassVectors(nn.Module):
     """An ordinary classifier layer whose weights are points: one learned vector per class, scored by a head.
 
     With `DistanceRatioHead(distance="angular")` or `"unit_euclidean"` it takes the place of a cosine-margin classifier
-    (NormFace, CosFace, ArcFace); its confidence is largest at the vector of a class, which theirs is not (appendix E of the
-    paper).
+    (NormFace, CosFace, ArcFace); its confidence is largest at the vector of a class, which the confidence of those is
+    not (appendix E of the paper).
 
     Args:
         classes: How many, at least 1.

@@ -29,7 +29,7 @@ class EmbeddingModule(LightningModule):
 
     Logged while training: `train/loss`, and with `SoftAveragePrecisionLoss` `train/soft_AP` (one minus the loss) and, every
     `ap_every_n_steps`, `train/batch_AP`, the exact mean average precision of the same batch, which loggers get on these
-    steps alone, whatever the Trainer's `log_every_n_steps`. Steps return `embeddings` and
+    steps alone, regardless of the Trainer's `log_every_n_steps`. Steps return `embeddings` and
     `labels`, so that the monitors attach without an argument.
 
     Args:
@@ -106,7 +106,7 @@ class EmbeddingModule(LightningModule):
         """Embed images; in training mode in pieces of `micro_batch`.
 
         Args:
-            images: A batch of whatever the backbone takes.
+            images: A batch of inputs of the backbone.
 
         Returns:
             One embedding per image.

@@ -224,7 +224,7 @@ class DistanceRatioHead(DistanceHead):
     all distances above `sqrt(rho) * 3.6e-3` (about 0.01 at the initial rho = 7.39); from there down they flatten, until
     around 1e-5 all classes become equally likely.
 
-    Logits near -70 carry roundings of 4e-6 in float32, which probabilities inherit, whatever the scale; `probabilities`
+    Logits near -70 carry roundings of 4e-6 in float32, which probabilities inherit at any scale; `probabilities`
     of `fewshot_callbacks.protonet.classifiers` are made in float64 and do not.
 
     Args:

@@ -46,7 +46,7 @@ class ProtoNet(LightningModule):
     """A prototypical network: embed, average the support images of each class, compare the queries with the averages.
 
     Each training batch `(images, labels)` is one episode, as an `EpisodicBatchSampler` draws it, or `episodes_per_batch`
-    of them one after the other; the rows of an episode may come in any order. An evaluation batch is by default a plain
+    of them in a row; the rows of an episode may come in any order. An evaluation batch is by default a plain
     batch `(images, labels)`: every image is embedded once, in evaluation mode, and at the end of the epoch a seeded list of
     episodes is drawn among the embeddings, which gives exactly what forwarding each episode would give. It takes the
     images in the order of the data set, so that the list is the same at every epoch; leave `shuffle` off.
@@ -171,7 +171,7 @@ class ProtoNet(LightningModule):
         """Embed images.
 
         Args:
-            images: a batch of whatever the backbone takes; (images, channel, height, width) for the named ones.
+            images: a batch of inputs of the backbone; (images, channel, height, width) for the named ones.
 
         Returns:
             One embedding per image.
@@ -301,7 +301,7 @@ class ProtoNet(LightningModule):
 
         Returns:
             A classifier of images, with this model's head and representation: `predict(others)` names their classes. All
-            images are embedded in evaluation mode, whatever mode the model is in.
+            images are embedded in evaluation mode, regardless of the mode of the model.
 
         Raises:
             ValueError: if there is no image, or labels do not fit.

@@ -189,7 +189,7 @@ def draw_file(path: Path, size: int) -> Picture | None:
 
 
 def is_of_one_colour(picture: Picture) -> bool:
-    """Whether all that can be seen has one colour, whatever its transparency.
+    """Whether all visible pixels have one colour, regardless of their transparency.
 
     Example:
         >>> square = np.zeros((4, 8, 8), dtype=np.uint8)

@@ -19,7 +19,7 @@ SUFFIXES = (".png", VECTOR)
 # "hicolor" and "locolor" are where applications put their own icons, "default" names a mouse cursor: none is a style.
 NO_STYLE = frozenset({"hicolor", "locolor", "default"})
 
-# Words at the end of a theme's name that tell a variant of one drawing, not another artist.
+# Words at the end of a theme's name that mark a variant of the same drawings, not another artist.
 _SHADES = {"dark", "darker", "darkest", "light", "lighter", "lightest", "black", "white", "mono", "grey", "gray"}
 _COLOURS = {"blue", "brown", "cyan", "green", "magenta", "orange", "pink", "purple", "red", "teal", "violet", "yellow"}
 VARIANT_WORDS = frozenset(_SHADES | _COLOURS | {"hidpi", "classic", "symbolic"})

@@ -13,7 +13,7 @@ DOCUMENTATION = Path("/usr/share/doc")  # where Debian's policy puts the file `c
 
 @dataclass(frozen=True)
 class Package:
-    """A package of the system; all fields are empty where nobody knows.
+    """A package of the system; all fields are empty where it is unknown.
 
     Attributes:
         name: As the package manager calls it.

@@ -61,7 +61,7 @@ class GeneralizationGap:
         gap = f"{grouped.value:+.3f} [{grouped.interval.low:+.3f}, {grouped.interval.high:+.3f}]"
         level = f"{self.confidence:.0%} interval"
         if math.isnan(grouped.interval.low):
-            verdict = f"The gap of {grouped.value:+.3f} has no interval, so nothing is said of it"
+            verdict = f"The gap of {grouped.value:+.3f} has no interval, so it cannot be judged"
         elif grouped.interval.low > 0:
             verdict = f"The gap of {gap} is beyond its {level}: overfitting, unless an untrained network shows it, too"
         elif grouped.interval.high < 0:

@@ -81,7 +81,7 @@ class GroupedRecall:
     """the labels of each group of each split"""
 
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
-        """The difference to another set, of whatever classes: K -> value and interval.
+        """Compute the difference to another set, possibly of other classes: K -> value and interval.
 
         The two sets are taken as independent, as the training and the validation classes are.
 

@@ -8,7 +8,7 @@ It is Recall@1 with the class means, rounded to float64, as the gallery. The mea
 Each component of an item is therefore rounded to a grid, 2**-(62 - log2 n) of the largest such component in its class, where
 n is the size of the largest class; sums of these integers are exact, and leaving a query out of its class is a subtraction.
 A class that holds one huge item has a huge mean and a coarse grid, but no other class is touched by it. Equal means are
-rounded alike, whatever the number of their members, so that they are equally similar.
+rounded alike for any number of members, so that they are equally similar.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class _ClassMeans:
         largest = vectors.abs().amax(dim=1, keepdim=True)
         # by a power of two, so that no square overflows or vanishes
         vectors = vectors / _power_of_two(largest)
-        length = vectors.square().cumsum(dim=1)[:, -1:].sqrt()  # one after the other: the same sum in each layout
+        length = vectors.square().cumsum(dim=1)[:, -1:].sqrt()  # sequential: the same sum in each layout
         return vectors / length.masked_fill(length == 0, 1.0)
 
     def blocks(self) -> Iterator[_Sums]:

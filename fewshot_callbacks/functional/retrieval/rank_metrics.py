@@ -5,7 +5,7 @@ Equal keys have no order, so a metric is the mean over all orders of each tied g
 Presence of Tied Scores", ECIR 2008), or its value where the relevant items come first in each group (`"optimistic"`)
 or last (`"pessimistic"`).
 
-Every sum runs over the relevant items of one query from the least to the most similar, one after the other, so that
+Every sum runs over the relevant items of one query from the least to the most similar, sequentially, so that
 neither the other queries of a block nor its padding change a bit of it.
 """
 
@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine import RankBlock
+from fewshot_callbacks.functional._tensors import number_distinct
 
 Ties = Literal["expected", "optimistic", "pessimistic"]
 
@@ -414,11 +415,7 @@ def _distinct(*counts: Int[Tensor, "cases"]) -> tuple[list[Tensor], Int[Tensor, 
     number = torch.zeros_like(counts[0])
     for values in counts:  # numbers stay below the number of cases, so that the product does not overflow
         values = values - values.min()  # noqa: PLW2901
-        number = (number * (values.max() + 1) + values).unique(return_inverse=True)[1]
-    first = torch.full_like(number, len(number)).scatter_reduce_(
-        0, number, torch.arange(len(number), device=number.device), "amin"
-    )
-    first = first[: int(number.max()) + 1]
+        number, first = number_distinct(number * (values.max() + 1) + values)
     return [values[first] for values in counts], number
 
 

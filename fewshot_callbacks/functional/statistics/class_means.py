@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def exact_mean(values: Float[Tensor, "n"]) -> float:
-    """The mean, rounded once: the same bits in whatever order the values come. NaN for no values.
+    """Compute the mean, rounded once, so that it does not depend on the order of the values. NaN for no values.
 
     Examples:
         >>> import torch
@@ -23,7 +23,7 @@ def exact_mean(values: Float[Tensor, "n"]) -> float:
 def class_means(
     values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]
 ) -> tuple[Int[Tensor, "classes"], Float[Tensor, "classes"], Int[Tensor, "classes"]]:
-    """The mean over the queries of each class, rounded once: the same bits in whatever order the queries come.
+    """Compute the mean over the queries of each class, rounded once, so that their order does not matter.
 
     Args:
         values: one value for each query; NaN where the query has none, because nothing is relevant to it.

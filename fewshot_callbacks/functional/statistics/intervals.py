@@ -93,7 +93,7 @@ def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Inte
         values: independent values in [0, 1], such as the recall of each group.
         confidence: share of such intervals that hold the true mean.
         parts: independent parts that each value is a mean of, such as the classes of a group. They are counted where every
-            value is 0 or 1, since then every part is; elsewhere the values alone tell how much they vary.
+            value is 0 or 1, since then every part is; elsewhere the variance is estimated from the values alone.
 
     Returns:
         Both ends; NaN for fewer than two values.
