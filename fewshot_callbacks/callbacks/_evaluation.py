@@ -162,7 +162,7 @@ class EvaluationMonitor(Callback, ABC):
             self._failed[loader] = error
 
     def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        """Embeddings and labels of the step that has just ended."""
+        """Read the embeddings and labels of the step that has just ended."""
         return self._reader.read(outputs, batch, step)
 
     def _end(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -235,7 +235,7 @@ class EvaluationMonitor(Callback, ABC):
 
 
 def suffixes(trainer: Trainer) -> list[str]:
-    """The end of the keys of each loader: empty for a single one, else its name or index."""
+    """List the ends of the keys of each loader: empty for a single one, else its name or index."""
     names = list(evaluation_loaders(trainer))
     return [f"/{name}" for name in names] if len(names) > 1 else [""] * len(names)
 

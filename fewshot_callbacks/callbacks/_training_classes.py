@@ -113,7 +113,7 @@ class TrainingClasses:
 
 
 def labels_in(dataset: Any) -> Any:
-    """The label of each item of a data set, found without reading an item; None where there is no such thing.
+    """Find the label of each item of a data set without reading an item; None where there are none.
 
     They are its attribute `labels` or `targets`; those of the data set that a `Subset` is of, or of the parts of a
     `ConcatDataset`; the last tensor of a `TensorDataset`, if it holds integers; or the column of such a name of a `Table`.

@@ -245,7 +245,7 @@ class TrainingDynamicsMonitor(Callback):
         self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """The history, and the number of updates."""
+        """Return the history and the number of updates."""
         return {"history": self.history.to_dict(), "updates": self._updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -263,7 +263,7 @@ class TrainingDynamicsMonitor(Callback):
     # ------------------------------------------------------------------------------------------------------------- measure
 
     def _embedded(self, trainer: Trainer, module: LightningModule, batch: Any, draw: int = 0) -> tuple[Tensor, Labels]:
-        """Embeddings and labels as training makes them, without a trace; the same `draw` has the same dropout."""
+        """Embed a batch as training does, without side effects; the same `draw` has the same dropout."""
         with hooks_ignored(), without_side_effects(module, seed=2 * self._updates + draw):
             embeddings, labels = self._embedder(trainer, module, batch)
             return embeddings.clone(), labels

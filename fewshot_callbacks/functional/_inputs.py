@@ -60,7 +60,7 @@ def non_finite_rows(embeddings: Tensor) -> Tensor:
 
 
 def computable(vectors: Tensor) -> Tensor:
-    """The rows contiguous in memory, half precision as float32, which holds each of its values."""
+    """Make the rows contiguous in memory, and half precision float32, which holds each of its values."""
     return (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).contiguous()
 
 

@@ -65,7 +65,7 @@ def discriminant_ratio(
 
 
 def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Tensor]:
-    """Embeddings without a gradient, and codes of their labels on the same device.
+    """Read embeddings without a gradient, and the codes of their labels on the same device.
 
     Raises:
         ValueError: if they are no batch, by shapes and types alone: values would be waited for.
@@ -143,7 +143,7 @@ class BatchScatter:
 
 
 def _origins(labels: Shaped[Tensor, "items"]) -> Int[Tensor, "items"]:
-    """For each item the index of its class's first item; without `unique`, whose size only the device knows."""
+    """Find the first item of each item's class; without `unique`, whose size only the device knows."""
     ordered, order = (labels.long() if labels.dtype == torch.bool else labels).sort(stable=True)
     first = torch.searchsorted(ordered, ordered)
     return torch.empty_like(order).scatter_(0, order, order[first])
@@ -166,7 +166,7 @@ def _lengths(rows: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows"]:
 
 
 def unit_rows(items: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
-    """Each row at length 1, however small or large; a row of zeros stays so."""
+    """Scale each row to length 1, however small or large; a row of zeros stays as it is."""
     largest = torch.linalg.vector_norm(items, ord=torch.inf, dim=1, keepdim=True)
     scaled = items / largest.where(largest > 0, 1)
     units: Tensor = scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(min=1)
@@ -216,7 +216,7 @@ class ClassMoments:
 
     @classmethod
     def of(cls, embeddings: Any, labels: Any) -> ClassMoments:
-        """The moments of one batch, in float64 on its device.
+        """Compute the moments of one batch, in float64 on its device.
 
         Args:
             embeddings: (items, dim), any floating dtype.
@@ -238,7 +238,7 @@ class ClassMoments:
         return cls(present.long(), counts, origins, offsets, spread)
 
     def merge(self, other: ClassMoments) -> ClassMoments:
-        """The moments of both sets together."""
+        """Merge the moments of two sets."""
         labels, place = torch.cat([self.labels, other.labels]).unique(return_inverse=True)
         ours, others = place[: len(self.labels)], place[len(self.labels) :]
 
@@ -258,7 +258,7 @@ class ClassMoments:
         return ClassMoments(labels, counts_a + counts_b, origins, offsets, _lengths(scatter))
 
     def shared(self, processes: Processes) -> ClassMoments:
-        """Of the classes that are this process's, the moments of the items of all processes: each class is one's alone.
+        """Merge the moments of all processes for some of the classes; each class is in one process only.
 
         Every process has to call it; one without items brings moments of as many dimensions and no class.
         """
@@ -291,7 +291,7 @@ class ClassMoments:
         return self.class_scatter(skip_singletons=skip_singletons, processes=processes).discriminant_ratio(eps=eps)
 
     def class_scatter(self, *, skip_singletons: bool = False, processes: Processes = ALONE) -> ClassScatter:
-        """How far the classes of all processes lie from the centre, and how wide they are: three numbers for each.
+        """Compute the count, the distance to the centre and the spread of each class of all processes.
 
         Args:
             skip_singletons: leave out classes with a single item.

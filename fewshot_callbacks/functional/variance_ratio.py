@@ -99,7 +99,7 @@ def _of_batch(batch: BatchScatter) -> Float[Tensor, ""]:
 
 
 def _estimate(traces: Tensor, items: Tensor | float, classes: Tensor | int, squares: Tensor | float) -> Tensor:
-    """The ratio from Tr(S_B) / Tr(S_W), n, k and sum_c n_c^2."""
+    """Compute the ratio from Tr(S_B) / Tr(S_W), n, k and sum_c n_c^2."""
     n0 = (items - squares / items) / (classes - 1)
     return (traces * ((items - classes) / (classes - 1)) - 1) / n0
 
@@ -133,7 +133,7 @@ def variance_ratio_of_set(
     normalize: bool = False,
     confidence: float = 0.95,
 ) -> VarianceRatioEstimate:
-    """The variance ratio of a whole set, with its interval over the classes (see the head of this file).
+    """Compute the variance ratio of a whole set, with its interval over the classes (see the head of this file).
 
     Args:
         embeddings: (items, dim), any floating dtype; or the `ClassMoments` or `ClassScatter` of a set, as they are merged

@@ -101,7 +101,7 @@ class RetrievalEvaluation(Metric):
         self.embeddings.append(embeddings.clone())
 
     def compute(self) -> dict[str, Tensor]:
-        """The metrics by name, as `RetrievalReport.metrics` names them; the report itself is kept in `report`.
+        """Compute the metrics, by the names of `RetrievalReport.metrics`; the report itself is kept in `report`.
 
         Raises:
             ValueError: as `evaluate_retrieval` does, for instance when nothing was collected.

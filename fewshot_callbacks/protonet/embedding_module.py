@@ -119,7 +119,7 @@ class EmbeddingModule(LightningModule):
         return embed_in_pieces(self._embed, images, self.micro_batch, self.backbone)
 
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Any]:
-        """The loss of one batch, of all processes.
+        """Compute the loss of one batch, of all processes.
 
         Args:
             batch: Images and labels.
@@ -186,7 +186,7 @@ class EmbeddingModule(LightningModule):
         return self.validation_step(batch, batch_idx, dataloader_idx)
 
     def configure_optimizers(self) -> Any:
-        """The optimiser over the parameters of backbone and loss, and the scheduler if there is one."""
+        """Make the optimiser over the parameters of backbone and loss, and the scheduler if there is one."""
         if self.optimizer is None:
             optimizer: Optimizer = torch.optim.Adam(self.parameters(), lr=self.learning_rate)
         else:
@@ -208,7 +208,7 @@ class EmbeddingModule(LightningModule):
         return embeddings
 
     def _targets(self, labels: Any) -> Tensor:
-        """What the loss is given: a tensor as it is; words as codes, the same in every process."""
+        """Convert labels for the loss: a tensor as it is; words as codes, the same in every process."""
         if isinstance(labels, Tensor):
             return labels
         return as_labels(labels, "labels", "EmbeddingModule").codes.to(self.device)

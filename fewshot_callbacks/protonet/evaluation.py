@@ -57,7 +57,7 @@ torch.serialization.add_safe_globals([EpisodeProtocol])  # checkpoints hold the 
 def query_hits(
     logits: Float[Tensor, "*episodes query way"], targets: Int[Tensor, "query"]
 ) -> Float[Tensor, "*episodes query"]:
-    """What each query adds to the accuracy: 1 if its class has the largest logit, 0 if not, 1/k if k classes tie there.
+    """Score each query: 1 if its class has the largest logit, 0 if not, 1/k if k classes tie there.
 
     Sharing a tie gives a collapsed model, which puts every image on one point, chance accuracy for any order of the
     classes. A row that holds NaN counts as NaN, not as a miss.
@@ -180,7 +180,7 @@ def batch_norm_of_the_batch(module: nn.Module) -> Iterator[None]:
 
 
 def batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    """All batch norms inside `module`, synchronised ones included."""
+    """List all batch norms inside `module`, synchronised ones included."""
     return [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
 
 

@@ -185,7 +185,7 @@ class DistanceHead(nn.Module):
         return self.logits(squared_distances(query, points, self.distance))
 
     def extra_repr(self) -> str:
-        """The distance where it is not the usual one, for `print(model)`."""
+        """Show the distance in `print(model)` where it is not the usual one."""
         return "" if self.distance == "euclidean" else f"distance={self.distance!r}"
 
 
@@ -270,7 +270,7 @@ class DistanceRatioHead(DistanceHead):
         return -0.5 * self.log_rho.to(squared.dtype).exp() * (squared + EPSILON).log()
 
     def extra_repr(self) -> str:
-        """The current exponent, and the distance where it is not the usual one, for `print(model)`."""
+        """Show the current exponent in `print(model)`, and the distance where it is not the usual one."""
         return ", ".join(filter(None, (f"rho={self.rho.item():.4g}", super().extra_repr())))
 
 

@@ -188,7 +188,7 @@ class ProtoNet(LightningModule):
         return embeddings
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Loss of one episode, or of several.
+        """Compute the loss of one episode, or of several.
 
         Args:
             batch: images and labels: in each episode equally many images of each class, more than `shots`.
@@ -390,7 +390,7 @@ class ProtoNet(LightningModule):
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=shown, add_dataloader_idx=False)
 
     def _accuracy_of(self, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:
-        """The result of one loader; on every rank the same, because `gather` is."""
+        """Summarise one loader; equal on every rank, because `gather` is."""
         if self.evaluation_batches == "images":
             embeddings, labels = store.gather(dataset_size=unpadded_length(loader))
             episodes = sample_episodes(labels, **asdict(protocol))
@@ -401,7 +401,7 @@ class ProtoNet(LightningModule):
         return self._summary_of(accuracies[:, 0], getattr(loader, "batch_sampler", None))
 
     def _summary_of(self, accuracies: Tensor, batch_sampler: object) -> EpisodeAccuracy:
-        """The result of a loader of episodes, under the hash of the list that its batch sampler deals out."""
+        """Summarise a loader of episodes, under the hash of the list that its batch sampler deals out."""
         n, transductive = len(accuracies), self.batch_statistics
         episodes = getattr(batch_sampler, "episode_list", None)
         if isinstance(episodes, EpisodeList):

@@ -67,7 +67,7 @@ class DynamicsComparison:
         }
 
     def table(self) -> Table:
-        """The table, to print with rich: columns as in the paper; p-values below 0.01 are bold, with a star."""
+        """Make a table for rich, with the paper's columns; p-values below 0.01 are bold, with a star."""
         from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only for those who print
         from rich.table import Table  # noqa: PLC0415
 
@@ -178,7 +178,7 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def p_value(p: float | None) -> str:
-    """As the paper prints it: five decimals, or the power of ten that it lies below; a star where it is significant.
+    """Format a p-value as the paper does: five decimals, or the power of ten above it; a star if it is significant.
 
     Examples:
         >>> p_value(0.61722), p_value(0.00244), p_value(3.2e-11), p_value(None), p_value(0.0)

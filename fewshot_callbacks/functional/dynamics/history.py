@@ -62,7 +62,7 @@ class DynamicsHistory:
         return iter(zip(self.steps, self.measures, strict=True))
 
     def values(self, name: str) -> Float[Tensor, "steps"]:
-        """One measure of all steps.
+        """Collect one measure of all steps.
 
         Args:
             name: of a field or property of `StepDynamics`.
@@ -87,7 +87,7 @@ class DynamicsHistory:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> DynamicsHistory:
-        """What `to_dict` gave.
+        """Read what `to_dict` returned.
 
         Raises:
             ValueError: if it is something else.

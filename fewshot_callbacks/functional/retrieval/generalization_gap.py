@@ -40,7 +40,7 @@ class GeneralizationGap:
         return self.grouped[min(self.grouped)].interval.low > 0
 
     def metrics(self) -> dict[str, float]:
-        """All values under the names they are logged with, the primary one first."""
+        """Return all values under the names they are logged with, the primary one first."""
         values: dict[str, float] = {}
         for metric, differences in (("grouped_recall", self.grouped), ("recall", self.recall)):
             for k, difference in differences.items():
@@ -55,7 +55,7 @@ class GeneralizationGap:
         return values
 
     def in_words(self) -> str:
-        """What it means, in a sentence or two."""
+        """Describe the gap in a sentence or two."""
         k = min(self.grouped)
         grouped, plain = self.grouped[k], self.recall[k]
         gap = f"{grouped.value:+.3f} [{grouped.interval.low:+.3f}, {grouped.interval.high:+.3f}]"
@@ -76,7 +76,7 @@ class GeneralizationGap:
 
 
 def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -> GeneralizationGap:
-    """The gap between two reports, of training and of validation classes.
+    """Compute the gap between two reports, of training and of validation classes.
 
     Both sets should hold about as many items of a class: recall rises with these.
 

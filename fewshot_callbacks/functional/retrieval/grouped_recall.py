@@ -293,7 +293,7 @@ def _means_of_groups(
 
 
 def _group_of_each(distinct: Int[Tensor, "labels"], split: Sequence[Tensor]) -> Int[Tensor, "labels"]:
-    """The number of the group of each label. What is left over makes groups of its own, which count for nothing."""
+    """Number the group of each label. Labels in no group make further groups, which are not counted."""
     sizes = torch.tensor([len(group) for group in split])
     group_of = torch.full((len(distinct),), -1)
     group_of[torch.searchsorted(distinct, torch.cat(list(split)))] = torch.arange(len(split)).repeat_interleave(sizes)
@@ -318,7 +318,7 @@ def _without_match(
 
 
 def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "members"]]:
-    """For each group the indices of its items."""
+    """List the indices of the items of each group."""
     order = group.argsort(stable=True)
     bounds = torch.searchsorted(group[order], torch.arange(groups + 1))
     return [order[bounds[i] : bounds[i + 1]] for i in range(groups)]
@@ -358,7 +358,7 @@ def _summary(
 
 
 def over_splits(intervals: Iterable[Interval]) -> Interval:
-    """The mean of the intervals of several splits: the same items return in each, so that more splits add no certainty."""
+    """Average the intervals of several splits: the same items return in each, so that more splits add no certainty."""
     lows, highs = zip(*intervals, strict=True)
     if any(map(math.isnan, lows)):
         return UNKNOWN

@@ -61,7 +61,7 @@ class RetrievalInputs:
         return self.gallery_labels if self.share is None else self.gallery_labels[self.share.gallery]
 
     def is_here(self, drawn: Int[Tensor, "drawn"]) -> Bool[Tensor, "own"]:
-        """Which queries of this process are among those with these indices."""
+        """Find the queries of this process among those with these indices."""
         own = torch.arange(len(self.query_labels)) if self.share is None else self.share.queries
         return torch.isin(own, drawn)
 
@@ -227,14 +227,14 @@ def _part(
 
 
 def _whole(processes: Processes, part: _Part, vectors: Tensor) -> Tensor:
-    """Vectors or packed codes of all processes, in order."""
+    """Collect the vectors or packed codes of all processes, in order."""
     if processes.count == 1:  # without a copy if they are in order
         return vectors if bool((part.places.diff() > 0).all()) else vectors[part.places.argsort()]
     return processes.placed(vectors.T, part.places, part.length).T.contiguous()
 
 
 def _nouns(name: str, *, as_codes: bool) -> str:
-    """What messages call the items of one side."""
+    """Name the items of one side in messages."""
     if name == "gallery":
         return "gallery codes" if as_codes else "gallery items"
     return "codes" if as_codes else "embeddings"
@@ -249,7 +249,7 @@ def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> Non
 
 
 def _words_of_all(call: str, name: str, holders: list[tuple[int, CodeBook | None]]) -> CodeBook | None:
-    """One code book of the processes that hold labels, by rank; all of them must hold words, or all integers."""
+    """Merge the code books of the processes that hold labels; all of them must hold words, or all integers."""
     (first, book), kinds = holders[0], ("integers", "words")
     for rank, other in holders:
         if (other is None) != (book is None):

@@ -178,7 +178,7 @@ def _hypergeometric_means(m: Tensor, drawn: Tensor, size: Tensor, relevant: Tens
 
 
 def hits_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """The (expected) number of relevant items among the first k; divided by k this is precision@k.
+    """Count the (expected) relevant items among the first k; divided by k this is precision@k.
 
     Args:
         ranks: the ranks of some queries.
@@ -292,7 +292,7 @@ def _expected_reciprocal(above: Tensor, negatives: Tensor, relevant: Tensor) -> 
 
 
 def _sum_of_reciprocals(a: Tensor, n: Tensor, r: Tensor) -> Float[Tensor, "cases"]:
-    """The sum over the places, as far as their probability matters; P(x + 1) / P(x) = (n - x + 1) / (n + r - x)."""
+    """Sum over the places, as far as their probability matters; P(x + 1) / P(x) = (n - x + 1) / (n + r - x)."""
     total = torch.zeros_like(a)
     chance = r / (n + r)  # P(1)
     going = torch.arange(len(a), device=a.device)
@@ -350,7 +350,7 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
 
 
 def depends_on_ties(ranks: RankBlock) -> Bool[Tensor, "queries"]:
-    """Whether some relevant item of the query ties with a negative, so that the rule for ties matters."""
+    """Find the queries with a relevant item that ties with a negative, so that the rule for ties matters."""
     return _tied(ranks).any(dim=1)
 
 
@@ -358,13 +358,13 @@ def depends_on_ties(ranks: RankBlock) -> Bool[Tensor, "queries"]:
 
 
 def _found(ranks: RankBlock) -> Int[Tensor, "queries columns"]:
-    """How many relevant items are found down to this one: they stand in ascending order of their keys."""
+    """Count the relevant items down to this one: they stand in ascending order of their scores."""
     columns = torch.arange(ranks.valid.shape[1], device=ranks.relevant.device)
     return ranks.relevant[:, None] - columns
 
 
 def _within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties) -> Bool[Tensor, "queries columns"]:
-    """Whether the item is among the first k, with the relevant items of a tied group first (pessimistic: last)."""
+    """Find the items among the first k, with the relevant items of a tied group first (pessimistic: last)."""
     rank = _found(ranks).add_(ranks.negatives_above)
     if ties == "pessimistic":
         rank += ranks.negatives_tied
@@ -403,7 +403,7 @@ def _tied_groups(ranks: RankBlock, tied: Bool[Tensor, "queries columns"]) -> _Ti
 
 
 def _best_group(ranks: RankBlock) -> tuple[Int[Tensor, "queries"], Int[Tensor, "queries"], Int[Tensor, "queries"]]:
-    """Of the most similar relevant item: candidates above it (all negative), negatives tied, relevant tied."""
+    """Count around the most similar relevant item: candidates above it (all negative), negatives tied, relevant tied."""
     best = (ranks.relevant - 1).clamp(min=0)[:, None]  # it stands last
     counts = (ranks.negatives_above, ranks.negatives_tied, ranks.relevant_tied)
     above, negatives, relevant = (values.gather(1, best).squeeze(1) for values in counts)
@@ -411,7 +411,7 @@ def _best_group(ranks: RankBlock) -> tuple[Int[Tensor, "queries"], Int[Tensor, "
 
 
 def _distinct(*counts: Int[Tensor, "cases"]) -> tuple[list[Tensor], Int[Tensor, "cases"]]:
-    """The distinct tuples of counts, and for each case the number of its tuple."""
+    """Find the distinct tuples of counts, and the number of each case's tuple."""
     number = torch.zeros_like(counts[0])
     for values in counts:  # numbers stay below the number of cases, so that the product does not overflow
         values = values - values.min()  # noqa: PLW2901

@@ -184,7 +184,7 @@ class RetrievalReport(QueryMeans):
         return self.decision.threshold
 
     def metrics(self) -> dict[str, float]:
-        """All values under the names they are logged with, the primary one first."""
+        """Return all values under the names they are logged with, the primary one first."""
         values = dict(self.mean)
         values |= {f"macro_{name}": value for name, value in self.macro.items()}
         values |= {f"grouped_recall@{k}": value for k, value in self.grouped_recall_at.items()}

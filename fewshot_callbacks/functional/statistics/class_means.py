@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def exact_mean(values: Float[Tensor, "n"]) -> float:
-    """Compute the mean, rounded once, so that it does not depend on the order of the values. NaN for no values.
+    """Average values, rounded once, so that their order does not matter. NaN for no values.
 
     Examples:
         >>> import torch
@@ -51,7 +51,7 @@ def class_means(
 
 
 def macro_mean(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> float:
-    """The mean over classes of the mean over the queries of the class; NaN where no query has a value.
+    """Average the means of the classes over their queries; NaN where no query has a value.
 
     The order of the queries and the names of the classes do not change its bits.
 

@@ -78,7 +78,7 @@ class Difference:
 
 
 def normal_quantile(confidence: float) -> float:
-    """How many standard errors an interval of this confidence reaches to either side: 1.96 for 0.95."""
+    """Return the half-width of an interval of this confidence in standard errors: 1.96 for 0.95."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence} is no probability between 0 and 1. Pass for instance 0.95.")
     return NormalDist().inv_cdf((1 + confidence) / 2)
@@ -285,7 +285,7 @@ class _Estimate(NamedTuple):
 
 
 def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
-    """The mean over all queries from those of the units, and how well it is known.
+    """Estimate the mean over all queries from those of the units, with its standard error.
 
     Every sum is rounded once, so that the order of the units does not change a bit.
 
@@ -327,7 +327,7 @@ def _t_quantile(confidence: float, freedom: float) -> float:
 
 
 def _hall(quantile: float, skewness: float) -> float:
-    """What a quantile of the corrected t statistic is in standard errors: the inverse of Hall's cubic transformation."""
+    """Convert a quantile of the corrected t statistic to standard errors: the inverse of Hall's cubic transformation."""
     if abs(skewness) < 1e-6:  # nothing to correct, and the formula would cancel
         return quantile
     return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
