@@ -42,7 +42,7 @@ class TargetBook:
         """Number the rows of multi-label targets; return labels of any other form as they are.
 
         Args:
-            labels: of a batch.
+            labels: labels of a batch.
             step: where they come from, for messages.
 
         Raises:

@@ -38,10 +38,10 @@ class TrainingClasses:
 
     Args:
         data: the training set as it is served in an evaluation; by default the Trainer's data module is asked for it.
-        labels: of its items; by default what `labels_in` finds.
+        labels: labels of the items; by default what `labels_in` finds.
         classes: how many.
-        items_per_class: of each.
-        seed: of the draw.
+        items_per_class: number of items of each class.
+        seed: seed of the draw.
         owner: name of the callback, for messages.
     """
 

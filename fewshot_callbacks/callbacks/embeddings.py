@@ -270,7 +270,7 @@ class EmbeddingReader:
         Args:
             outputs: what the step returned.
             batch: what it was given.
-            step: its name, for messages.
+            step: name of the step, for messages.
 
         Raises:
             UsageError: if they are not where the source says; names what was there and the argument that fixes it.

@@ -71,7 +71,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             of a class: where the sets differ in that, set it to what both have.
         k: the K of Recall@K and of Grouped Recall@K.
         group_size: classes in a group.
-        seed: of the subset and of the groups, the same at every epoch.
+        seed: seed of the subset and of the groups, which are the same at every epoch.
         every_n_epochs: measure at most once in this number of epochs, the first validation included.
         max_share: put a measurement off until measuring takes no more than this share of the time; null never does.
         prefix: first part of the keys.

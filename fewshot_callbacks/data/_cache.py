@@ -23,7 +23,7 @@ def load_or_draw(file: Path, drawing: type[AnyDrawing], noun: str, draw: Callabl
     """Load a drawing from its file; where that is missing or damaged, draw it and write the file.
 
     Args:
-        file: Of the drawing, in the cache folder.
+        file: File of the drawing, in the cache folder.
         drawing: A class whose attributes are tensors, numbers, words, and tuples of them.
         noun: One item, for the warnings about a file that cannot be read or written.
         draw: Makes the drawing.

@@ -43,7 +43,7 @@ def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split
     """Draw a class into a split: a function of its name and the seed alone, on every machine.
 
     Args:
-        name: Of the class.
+        name: Name of the class.
         seed: Another seed is another draw.
         val_share: Share of the classes to validate on, on average.
         test_share: Share of the classes to test on, on average.
@@ -87,7 +87,7 @@ class TrainingBatches:
         classes_per_batch: Train on batches of this many classes (`ClassBalancedBatchSampler`) instead of episodes;
             `episodes` is then the number of these batches in an epoch.
         items_per_class: Images of each class in such a batch.
-        seed: Of the training episodes.
+        seed: Seed of the training episodes.
     """
 
     ways: int = 20
@@ -145,7 +145,7 @@ class EvaluationEpisodes:
         test_shots: Support images of each class in an evaluation episode.
         test_queries: Query images of each class in an evaluation episode.
         test_episodes: Number of fixed episodes.
-        test_seed: Of the fixed episodes.
+        test_seed: Seed of the fixed episodes.
         val_episodes: Number of fixed episodes of the validation; `test_episodes` by default.
     """
 

@@ -247,11 +247,11 @@ class PhotoDataModule(ImageDataModule):
         resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
             of exactly that size, of any original shape; a shorter side of 8/7 of `image_size` by default.
         augment: Whether training images are augmented; if not, they are treated as evaluation images.
-        min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
+        min_area: Smallest part of the image's area in the random resized crop, in (0, 1].
         flip: Probability of the horizontal flip.
         jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
-        mean: Of each channel, subtracted.
-        std: Of each channel, divided by.
+        mean: Mean of each channel, which is subtracted.
+        std: Standard deviation of each channel, by which it is divided.
     """
 
     in_channels: ClassVar[int] = 3

@@ -31,7 +31,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         classes_per_batch: P, 1 or more.
         items_per_class: K, 2 or more: an item alone of its class has nothing to be ranked for.
         batches: Batches in an epoch; by default as many as draw the number of items of the set, at least one.
-        seed: Of the batches.
+        seed: Seed of the batches.
         class_names: Names for the error messages, by label; for words these themselves.
         epoch: The first epoch; only a sampler that starts in the middle of a run needs it.
         sampler: Ignored, as in `EpisodicBatchSampler`: Lightning would put a DistributedSampler here.

@@ -29,7 +29,7 @@ def cub_split(class_id: int) -> Split:
     """The split of a class: with i = class_id - 1, i even is train, i mod 4 = 1 val, i mod 4 = 3 test.
 
     Args:
-        class_id: As in `classes.txt`, from 1.
+        class_id: Number of the class in `classes.txt`, from 1.
 
     Returns:
         "train", "val" or "test".

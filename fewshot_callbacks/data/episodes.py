@@ -85,7 +85,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         shots: Support images of each class.
         queries: Query images of each class.
         episodes: Episodes in an epoch, over all processes.
-        seed: Of the list. Training lists of different seeds have nothing in common.
+        seed: Seed of the list. Training lists of different seeds have nothing in common.
         fixed: True for the same list at every epoch.
         episodes_per_batch: Episodes in a batch. `episodes` counts episodes, not batches.
         class_names: Names for the error messages, by label; for words these themselves.

@@ -239,7 +239,7 @@ class GlyphDataModule(EpisodicDataModule):
 
     Args:
         queries: Query images of each class; shots + queries may be up to `min_faces`.
-        seed: Of the training episodes and the augmentation.
+        seed: Seed of the training episodes and the augmentation.
         num_workers: Worker processes of each loader; the images are in memory, so 0 is usually fastest.
         augment: Whether training batches are augmented; see `augment_glyphs`.
         size: Height and width of the images, in pixels.
@@ -352,7 +352,7 @@ def glyph_sheet(
         path: The file to write.
         split: Which scripts; all without one.
         rows_per_script: Classes of each script.
-        size: Of the glyphs, in pixels.
+        size: Height and width of the glyphs, in pixels.
         dpi: Resolution of the page.
 
     Example:

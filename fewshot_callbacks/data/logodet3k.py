@@ -52,9 +52,9 @@ def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> 
     the set; the shares are met only on average.
 
     Args:
-        name: Of the class.
-        val_share: Of the classes, on average.
-        test_share: Of the classes, on average.
+        name: Name of the class.
+        val_share: Share of the classes to validate on, on average.
+        test_share: Share of the classes to test on, on average.
         seed: Another seed is another draw.
 
     Returns:
@@ -76,7 +76,7 @@ class LogoCounts:
         boxes: Served, over all splits.
         broken_boxes: Left out: without a name, without four finite numbers, empty, or outside the image.
         small_classes: Left out: with fewer than `min_boxes` boxes that are not broken.
-        boxes_of_small_classes: How many boxes those had.
+        boxes_of_small_classes: Number of boxes of these classes.
         missing_images: Annotations without their image; 0 without `partial`.
         unreadable_files: Annotations or images that cannot be read; 0 without `partial`.
     """
@@ -118,8 +118,8 @@ class LogoSet(ImageSet):
         margin: Added on each side, as a part of the box's width or height, as far as the image goes.
 
     Attributes:
-        files: As given.
-        boxes: As given.
+        files: Image of each box.
+        boxes: (items, 4), as given.
         labels: (items,), int64.
         class_names: For each label, its name.
     """
@@ -181,9 +181,9 @@ class LogoDet3KDataModule(PhotoDataModule):
         root: The folder that holds `LogoDet-3K`.
         margin: Added to a box on each side, as a part of its width or height, as far as the image goes.
         min_boxes: A class with fewer boxes is left out. An episode needs shots + queries of each class.
-        val_share: Of the classes, to validate on; 0 for no validation. On average: see `logo_split`.
-        test_share: Of the classes, to test on; in the same way.
-        split_seed: Of the draw.
+        val_share: Share of the classes to validate on, on average (`logo_split`); 0 for no validation.
+        test_share: Share of the classes to test on, on average.
+        split_seed: Seed of the split.
         partial: Use what is there of an incomplete set: categories may be missing, and annotations without an image
             and files that cannot be read are left out and counted.
         resize: Side of the square that a training image is squeezed to before its random crop; 8/7 of `image_size` by

@@ -42,8 +42,8 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
     Args:
         bad: indices of the non-finite rows, ascending.
         items: number of all rows.
-        name: of the argument, for the message.
-        call: the public function, for the message.
+        name: name of the argument, for messages.
+        call: the public function, for messages.
     """
     if len(bad):
         raise ValueError(

@@ -57,7 +57,7 @@ def as_labels(value: Any, name: str, call: str) -> Labels:
 
     Args:
         value: the labels, or `Labels`, which stay what they are.
-        name: of the argument, for messages.
+        name: name of the argument, for messages.
         call: the public function, for messages.
 
     Raises:
@@ -109,7 +109,7 @@ def numbered(call: str, labels: Mapping[str, Labels]) -> tuple[list[Int[Tensor, 
 
     Args:
         call: the public function, for messages.
-        labels: by the name of the argument.
+        labels: labels by the name of the argument.
 
     Returns:
         The numbers of each, and the word of each number, sorted; for integers these themselves, and None.

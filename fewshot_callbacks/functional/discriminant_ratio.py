@@ -96,7 +96,7 @@ class BatchScatter:
     count: Float[Tensor, "items"]
     """items of a class, in the row of its origin; 0 in other rows"""
     source: torch.dtype
-    """of the embeddings"""
+    """dtype of the embeddings"""
 
     @classmethod
     def of(cls, embeddings: Tensor, labels: Tensor, *, normalize: bool) -> BatchScatter:
@@ -286,7 +286,7 @@ class ClassMoments:
         Args:
             eps: see `discriminant_ratio`.
             skip_singletons: see `discriminant_ratio`.
-            processes: those that hold the other classes of the set (see `shared`).
+            processes: the processes that hold the other classes of the set (see `shared`).
         """
         return self.class_scatter(skip_singletons=skip_singletons, processes=processes).discriminant_ratio(eps=eps)
 
@@ -295,7 +295,7 @@ class ClassMoments:
 
         Args:
             skip_singletons: leave out classes with a single item.
-            processes: those that hold the other classes of the set (see `shared`); every one has to call it.
+            processes: the processes that hold the other classes of the set (see `shared`); every one has to call it.
         """
         kept = self._of(self.counts > (1 if skip_singletons else 0))
         counts = kept.counts.double()
@@ -316,7 +316,7 @@ class ClassScatter:
 
     counts: Float[Tensor, "classes"]
     distances: Float[Tensor, "classes"]
-    """of the mean of a class to the mean of all items"""
+    """distance of the mean of a class to the mean of all items"""
     spread: Float[Tensor, "classes"]
     """square root of the scatter of each class"""
 

@@ -119,7 +119,7 @@ class VarianceRatioEstimate:
     value: float
     """NaN where it is undefined"""
     interval: Interval
-    """of the ratio in the population of classes; NaN where it is unknown, as for fewer than three classes"""
+    """interval of the ratio in the population of classes; NaN where it is unknown, as for fewer than three classes"""
     classes: int
     items: int
     undefined: str | None = None

@@ -30,7 +30,7 @@ class Shard(NamedTuple):
     embeddings: Float[Tensor, "items dim"]
     labels: Int[Tensor, "items"]
     places: Int[Tensor, "items"]
-    """of each item among those of all processes, for `evaluate_retrieval(..., query_places=...)`"""
+    """index of each item among those of all processes, for `evaluate_retrieval(..., query_places=...)`"""
     dropped: int
     """items of all processes that were left out because they came a second time"""
     words: CodeBook | None = None

@@ -33,7 +33,7 @@ class RetrievalEvaluation(Metric):
     For people who hold their metrics in the module. Embeddings are kept on the CPU in the dtype of the model.
 
     Args:
-        settings: of `evaluate_retrieval`, by name, such as `{"recall_k": (1, 10)}`; see `RetrievalSettings`.
+        settings: settings of `evaluate_retrieval` by name, such as `{"recall_k": (1, 10)}`; see `RetrievalSettings`.
         **kwargs: see `torchmetrics.Metric`.
 
     Raises:

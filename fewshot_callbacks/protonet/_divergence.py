@@ -10,7 +10,7 @@ from torch import Tensor
 from fewshot_callbacks.protonet.heads import DistanceRatioHead
 
 LARGEST = math.log(torch.finfo(torch.float32).max)
-"""of ln rho: above it rho is infinite in float32"""
+"""Largest ln rho: above it rho is infinite in float32."""
 
 
 class ExponentWatch:
@@ -32,7 +32,7 @@ class ExponentWatch:
         """Take note of rho before a step.
 
         Args:
-            step: its number.
+            step: number of the step.
             head: whose exponent it is.
 
         Raises:

@@ -42,7 +42,7 @@ class EmbeddingModule(LightningModule):
             depends on a buffer that it changes itself, such as spectral norm, starts its second pass from the changed
             buffer, and its gradients are not quite those of the whole batch. None embeds the batch at once.
         ap_every_n_steps: How often `train/batch_AP` is logged; 0 for never.
-        learning_rate: Of Adam, positive.
+        learning_rate: Step size of Adam, positive.
         optimizer: From parameters to an optimiser, instead of Adam.
         scheduler: From the optimiser to a learning-rate scheduler that steps at each epoch; none without it.
 
@@ -160,29 +160,11 @@ class EmbeddingModule(LightningModule):
         return {"embeddings": self(images), "labels": labels}
 
     def test_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Embed one batch; the same as `validation_step`.
-
-        Args:
-            batch: Images and labels.
-            batch_idx: Not used.
-            dataloader_idx: Not used.
-
-        Returns:
-            `embeddings` and `labels`.
-        """
+        """Embed one batch, as `validation_step` does."""
         return self.validation_step(batch, batch_idx, dataloader_idx)
 
     def predict_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Embed one batch; the same as `validation_step`.
-
-        Args:
-            batch: Images and labels.
-            batch_idx: Not used.
-            dataloader_idx: Not used.
-
-        Returns:
-            `embeddings` and `labels`.
-        """
+        """Embed one batch, as `validation_step` does."""
         return self.validation_step(batch, batch_idx, dataloader_idx)
 
     def configure_optimizers(self) -> Any:

@@ -127,7 +127,7 @@ def check_distance(distance: str, owner: str) -> None:
     """Refuse a distance that there is not.
 
     Args:
-        distance: Its name.
+        distance: Name of a distance.
         owner: Who was given it, for the message.
 
     Raises:

@@ -61,10 +61,10 @@ class Theme:
     """An installed icon theme.
 
     Attributes:
-        name: Of its folder.
-        homes: Its folders, one in each base folder that holds one, the most important first.
+        name: Name of the theme's folder.
+        homes: Folders of the theme, one in each base folder that holds one, the most important first.
         inherits: The themes in which its missing icons are looked up.
-        folders: Its folders of icons, in the order of `index.theme`.
+        folders: Folders of icons, in the order of `index.theme`.
     """
 
     name: str
@@ -78,8 +78,8 @@ class IconFile:
     """The best file of an icon in a family.
 
     Attributes:
-        path: Of the file, as it was found: a link is not followed.
-        context: Of its folder.
+        path: Path of the file; a link is not followed.
+        context: Context of the folder.
         target: The name of the icon that the file is a link to; its own name where it is none.
     """
 
@@ -229,7 +229,7 @@ def icon_files(family: Sequence[Theme], size: int, *, vectors: bool, symbolic: b
     theme lists first.
 
     Args:
-        family: Its themes, the most important first.
+        family: Themes of the family, the most important first.
         size: Wanted height and width, in pixels.
         vectors: Whether SVG can be drawn.
         symbolic: Whether symbolic icons (one colour, for menus) count.

@@ -33,9 +33,9 @@ class MeasureComparison:
     """One measure of two runs.
 
     Attributes:
-        geometric_means: of its values, run by run; NaN without one.
+        geometric_means: geometric mean of the values of each run; NaN without one.
         good_shares: share of good steps (see `RATIOS`), run by run; None for phi, for which none is good or bad.
-        steps: how many measured steps count, run by run; those where the measure is undefined do not.
+        steps: number of measured steps of each run where the measure is defined.
         mann_whitney_p: two-sided Mann-Whitney U test of the values. NaN where a run has none.
         fisher_p: two-sided Fisher's exact test of the numbers of good and other steps; None for phi.
     """
@@ -52,8 +52,8 @@ class DynamicsComparison:
     """How two runs differ in the way that their steps moved the embeddings; `print` shows the paper's table.
 
     Attributes:
-        names: of the runs.
-        measures: by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
+        names: names of the runs.
+        measures: each measure by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
     """
 
     names: tuple[str, str]
@@ -116,8 +116,8 @@ def compare_dynamics(
 
     Args:
         run_a: the history of a run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote.
-        run_b: of another run.
-        names: of both, for the table.
+        run_b: measured steps of another run.
+        names: names of both runs, for the table.
 
     Returns:
         Geometric means, shares of good steps, p-values. The tests take the steps of a run as independent draws, as the

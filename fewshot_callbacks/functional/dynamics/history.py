@@ -34,7 +34,7 @@ class DynamicsHistory:
     Attributes:
         steps: numbers of the optimiser steps, counted from 1.
         measures: what each did.
-        centering: of all of them.
+        centering: the centring of all measures.
 
     Raises:
         ValueError: if there are not as many steps as measures.
@@ -65,7 +65,7 @@ class DynamicsHistory:
         """Collect one measure of all steps.
 
         Args:
-            name: of a field or property of `StepDynamics`.
+            name: a field or property of `StepDynamics`.
 
         Returns:
             float64; NaN where it is undefined.

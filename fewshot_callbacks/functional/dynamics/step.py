@@ -77,7 +77,7 @@ def training_dynamics(
     Args:
         before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
             class are its support.
-        after: the same rows right after it.
+        after: embeddings of the same rows right after the step.
         labels: the class of each row, any integers or words.
         shots: support rows of each class.
         episodes: number of consecutive episodes in the rows; alpha and phi are taken over all rows.
@@ -159,7 +159,7 @@ def check_centering(centering: str, owner: str) -> None:
     """Refuse a centering that there is not.
 
     Args:
-        centering: its name.
+        centering: name of a centring.
         owner: who was given it, for the message.
 
     Raises:

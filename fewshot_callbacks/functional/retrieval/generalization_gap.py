@@ -32,7 +32,7 @@ class GeneralizationGap:
     items_per_class: tuple[float, float]
     """mean number of items of these"""
     confidence: float
-    """of the intervals"""
+    """confidence level of the intervals"""
 
     @property
     def is_overfitting(self) -> bool:
@@ -81,8 +81,8 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
     Both sets should hold about as many items of a class: recall rises with these.
 
     Args:
-        training: of items of training classes, embedded as in an evaluation.
-        validation: of classes that the model has not seen.
+        training: report of items of training classes, embedded as in an evaluation.
+        validation: report of classes that the model has not seen.
 
     Returns:
         Differences for each K that both reports have; the sets are taken as independent.

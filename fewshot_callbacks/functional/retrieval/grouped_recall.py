@@ -72,7 +72,7 @@ class GroupedRecall:
     per_group: dict[int, Float[Tensor, "repeats groups"]] = field(compare=False, repr=False)
     """K -> Recall@K inside each group of each split"""
     confidence: float = 0.95
-    """of the intervals"""
+    """confidence level of the intervals"""
     unmatched: Unmatched = "exclude"
     """whether queries without a match were left out or counted as misses"""
     are_given: bool = False
@@ -200,7 +200,7 @@ def choose_groups(
 
     Args:
         call: the public function, for messages.
-        name: of the argument that gives groups, for messages.
+        name: name of the argument that gives groups, for messages.
         inputs: queries and gallery.
         settings: with given groups or a group size.
         repeats: number of independent splits.
@@ -226,7 +226,7 @@ def search_groups(
     Args:
         inputs: queries and gallery.
         splits: the labels of each group of each split, all of them labels of queries.
-        settings: those of the evaluation.
+        settings: settings of the evaluation.
         ranking: a finished pass over all pairs, whose vectors, precision and best matches are used again.
 
     Raises:

@@ -48,7 +48,7 @@ class RetrievalInputs:
     label_names: tuple[str, ...] | None = None
     """the word of each label, sorted; None where labels were given as integers"""
     drawn: Int[Tensor, "queries"] | None = None
-    """of a sample of the queries, the index of each among all, ascending; None for all queries"""
+    """index among all of each query of a sample, ascending; None for all queries"""
 
     @property
     def own_query_labels(self) -> Int[Tensor, "own"]:
@@ -119,11 +119,12 @@ def collect_inputs(
 
     Args:
         call: the public function, for messages.
-        processes: those that call this together. Each may hold nothing of a set, but must say whether there is a gallery.
+        processes: the processes that call this together. Each may hold nothing of a set, but must say whether there is a
+            gallery.
         embeddings: queries of this process.
-        labels: their labels.
+        labels: labels of the queries.
         gallery: gallery items of this process; None for one set.
-        gallery_labels: their labels.
+        gallery_labels: labels of the gallery items.
         query_places: index of each query of this process among all; by default those of a process follow those of the
             process before.
         gallery_places: index of each gallery item of this process among all.

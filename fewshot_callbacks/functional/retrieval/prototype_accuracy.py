@@ -63,7 +63,8 @@ def prototype_accuracy(
         query_labels: the class of each query, any integers.
         gallery: (gallery, dim) rows of the items that the prototypes are the means of.
         gallery_labels: the class of each item.
-        similarity: of query and prototype: `"cosine"`, `"dot"` or `"euclidean"`. A zero vector has cosine 0 to everything.
+        similarity: similarity of query and prototype: `"cosine"`, `"dot"` or `"euclidean"`. A zero vector has cosine 0 to
+            everything.
         same_set: queries and gallery are the same items in the same order. Each query is then left out of the prototype
             of its own class.
         memory_bytes: bound on the memory used beyond the embeddings, as far as 16 prototypes and the least that a pass over
@@ -194,7 +195,7 @@ class _ClassMeans:
 
     Args:
         gallery: the items of this process.
-        item_class: their class numbers.
+        item_class: class numbers of the items.
         classes: the number of classes.
         similarity: for cosine items are scaled to length 1 first.
         memory_bytes: bound on the memory used at a time, half of which is left for the pass over all pairs.

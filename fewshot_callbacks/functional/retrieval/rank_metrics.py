@@ -136,11 +136,11 @@ class _RatioMeans(NamedTuple):
     """Means over the number h of relevant items that are drawn; a term with m + h = 0 counts as 0."""
 
     inverse: Tensor
-    """of 1 / (m + h)"""
+    """mean of 1 / (m + h)"""
     share: Tensor
-    """of h / (m + h)"""
+    """mean of h / (m + h)"""
     pairs: Tensor
-    """of h (h - 1) / (m + h)"""
+    """mean of h (h - 1) / (m + h)"""
 
 
 def _hypergeometric_means(m: Tensor, drawn: Tensor, size: Tensor, relevant: Tensor) -> _RatioMeans:

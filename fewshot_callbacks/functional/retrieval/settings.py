@@ -196,7 +196,7 @@ class RetrievalSettings:
             target: the function or class, whose name messages begin with.
             given: settings by name.
             options: the settings it has.
-            names: its name of a setting -> the name here, where these differ.
+            names: name of a setting in the signature of `target` -> its name here, where these differ.
 
         Raises:
             UnknownSettingError: with the name that is near.

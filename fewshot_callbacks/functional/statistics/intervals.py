@@ -64,7 +64,7 @@ class Difference:
     first: float
     second: float
     interval: Interval
-    """of first minus second; NaN where nothing is known of it"""
+    """interval of first minus second; NaN where it is unknown"""
 
     @property
     def value(self) -> float:
@@ -210,9 +210,9 @@ def independent_difference_interval(first: float, interval: Interval, second: fl
 
     Args:
         first: one mean.
-        interval: of the first.
+        interval: interval of the first mean.
         second: the other mean.
-        other: its interval, of the same confidence.
+        other: interval of the other mean, with the same confidence.
 
     Returns:
         Both ends of the interval of first minus second; NaN where one of the two is unknown.
@@ -233,7 +233,7 @@ def share_interval(mean: float, error: float, freedom: float, units: int, confid
 
     Args:
         mean: the estimate.
-        error: its standard error; 0 where all units have the same value.
+        error: standard error of the estimate; 0 where all units have the same value.
         freedom: degrees of freedom of the standard error.
         units: independent values that the mean is of.
         confidence: share of such intervals that hold the true mean.
@@ -281,7 +281,7 @@ class _Estimate(NamedTuple):
     freedom: float
     """degrees of freedom of the standard error"""
     skewness: float
-    """of the mean: that of the units over the root of their number"""
+    """skewness of the mean: that of the units over the root of their number"""
 
 
 def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
@@ -290,13 +290,13 @@ def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
     Every sum is rounded once, so that the order of the units does not change a bit.
 
     Args:
-        means: of the queries of each unit.
-        sizes: how many queries it has.
+        means: mean over the queries of each unit.
+        sizes: number of queries of each unit.
     """
     units, queries = len(means), sum(sizes)
     shares = [size / queries for size in sizes]
     mean = math.fsum(size * value for size, value in zip(sizes, means, strict=True)) / queries
-    # leaving out a unit moves the mean by so much
+    # how far leaving out each unit moves the mean
     moves = [share * (value - mean) / (1 - share) for share, value in zip(shares, means, strict=True)]
     largest = max(map(abs, moves))
     if max(abs(value - mean) for value in means) <= SAME:
