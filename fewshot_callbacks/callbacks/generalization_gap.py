@@ -249,7 +249,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         if isinstance(outcome, GeneralizationGap):
             self.gap = outcome
             values |= outcome.metrics()
-            self._say(trainer, outcome)
+            self._log_verdict(trainer, outcome)
         else:
             self._policy.handle(outcome, f"{self.prefix}/{names[0]} and its companions are NaN.")
         values["share_of_time"] = self.schedule.note(started, trainer.current_epoch)
@@ -291,16 +291,16 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         places = torch.searchsorted(some, shard.places[mine])
         return Shard(shard.embeddings[mine], shard.labels[mine], places, shard.dropped, shard.words)
 
-    def _say(self, trainer: Trainer, gap: GeneralizationGap) -> None:
+    def _log_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
         """Log a sentence when the verdict has changed, and warn of classes of uneven size."""
         if gap.is_overfitting != self._was_overfitting and (gap.is_overfitting or self._was_overfitting is not None):
             rank_zero_info(f"{self.prefix}, epoch {trainer.current_epoch}: {gap.in_words()}")
         self._was_overfitting = gap.is_overfitting
         one, other = gap.items_per_class
         if max(one, other) > UNEVEN * min(one, other):
-            self._policy.say(
+            self._policy.warn(
                 f"{self.prefix}: training classes hold {one:.1f} items each, validation classes {other:.1f}, and recall "
                 f"rises with the items of a class. Pass items_per_class={max(2, math.floor(min(one, other)))} to compare "
-                "like with like. (Said once.)",
+                "like with like. (Shown once.)",
                 kind="uneven classes",
             )

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
-from fewshot_callbacks.functional._labels import CodeBook, Labels, as_labels, check_labels, merged_books, numbered
-from fewshot_callbacks.functional._tensors import as_tensor, number_distinct
-from fewshot_callbacks.metrics._words import refuse_another_form
+from fewshot_callbacks.functional._labels import CodeBook, Labels, check_labels, merged_books, numbered
+from fewshot_callbacks.functional._tensors import number_distinct
+from fewshot_callbacks.metrics._words import read_batch, refuse_another_dim, refuse_another_form
 
 
 @dataclass(frozen=True)
@@ -97,25 +97,11 @@ class EmbeddingStore:
                 words, or not what was stored before.
         """
         call = "EmbeddingStore"
-        embeddings = as_tensor(embeddings, "embeddings", call)
-        if embeddings.ndim != 2:
-            raise ValueError(
-                f"EmbeddingStore needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
-                "Flatten what belongs to one item: embeddings.flatten(1)."
-            )
-        read = as_labels(labels, "labels", call)
-        if len(read) != len(embeddings):
-            raise ValueError(
-                f"{call}: {len(embeddings)} embeddings, but {len(read)} labels. Both must come from the same items in the "
-                "same order."
-            )
+        embeddings, read = read_batch(embeddings, labels, call)
         if self._items:
             refuse_another_form(f"{call}.append", self._words is not None, read)
-        if self._dim is not None and self._dim != embeddings.shape[1]:
-            raise ValueError(
-                f"EmbeddingStore holds embeddings of dimension {self._dim}; this batch has dimension "
-                f"{embeddings.shape[1]}. Every batch must come from the same layer."
-            )
+        if self._dim is not None:
+            refuse_another_dim(f"{call}.append", self._dim, embeddings)
         self._settle(keep=1)
         on_cuda = embeddings.device.type == "cuda"
         if positions is None:

@@ -319,7 +319,7 @@ def test_nothing_is_left_behind_by_a_forward_pass_that_fails() -> None:
         if monitors:
             words = [text for text in said(caught) if "dynamics" in text]
             assert words == [
-                "dynamics are NaN. RuntimeError: out of memory (Said once; TrainingDynamicsMonitor(strict=True) raises "
+                "dynamics are NaN. RuntimeError: out of memory (Shown once; TrainingDynamicsMonitor(strict=True) raises "
                 "instead.)"
             ]
         return traces.seen
