@@ -13,6 +13,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
 from fewshot_callbacks.functional._labels import CodeBook, Labels, check_labels, merged_books, numbered
 from fewshot_callbacks.functional._tensors import number_distinct
+from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.metrics._words import read_batch, refuse_another_dim, refuse_another_form
 
 
@@ -40,6 +41,16 @@ class Shard(NamedTuple):
     def named_labels(self) -> Labels:
         """The labels with their words, for `evaluate_retrieval`."""
         return Labels(self.labels, self.words)
+
+    def some_of_each_class(self, items: int, seed: int) -> Shard:
+        """Draw at most this number of items of each class, from all in the order of the data set. Collective."""
+        processes = all_processes()
+        length = sum(processes.gather(len(self.labels)))
+        labels = processes.placed(self.labels, self.places, length)  # codes: their order does not matter here
+        some = class_subset(labels, None, items, seed).sort().values
+        mine = torch.isin(self.places, some)
+        places = torch.searchsorted(some, self.places[mine])
+        return self._replace(embeddings=self.embeddings[mine], labels=self.labels[mine], places=places)
 
 
 class EmbeddingStore:
