@@ -19,17 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine import (
-    BestMatches,
-    HammingPass,
-    RankingPass,
-    Similarity,
-    check_similarity,
-    compare,
-    computing_on,
-    find_candidates,
-    open_pass,
-)
+from fewshot_callbacks.engine import BestMatches, Pass, find_candidates, open_pass
+from fewshot_callbacks.engine.options import computing_on
+from fewshot_callbacks.engine.scores import Similarity, check_similarity, compare
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
@@ -247,7 +239,7 @@ class GroupedSearch:
         label_names: the word of each label, if they were words.
     """
 
-    begin: Callable[..., RankingPass | HammingPass]
+    begin: Callable[..., Pass]
     same_set: bool
     query_labels: Int[Tensor, "queries"]
     gallery_labels: Int[Tensor, "gallery"]
@@ -261,7 +253,7 @@ class GroupedSearch:
     def of(
         cls,
         sets: RetrievalInputs,
-        begin: Callable[..., RankingPass | HammingPass],
+        begin: Callable[..., Pass],
         device: torch.device,
         processes: Processes,
         best: BestMatches | None = None,
