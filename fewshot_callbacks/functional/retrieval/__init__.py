@@ -23,6 +23,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
     RankOptions,
     RetrievalOptions,
     RetrievalSettings,
+    SearchOptions,
     described_settings,
     shows_settings,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "RetrievalOptions",
     "RetrievalReport",
     "RetrievalSettings",
+    "SearchOptions",
     "Similarity",
     "Ties",
     "Unmatched",
