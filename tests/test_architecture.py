@@ -15,7 +15,7 @@ BELOW = {
     "functional": {"engine", "distributed"},
     "losses": {"functional"},
     "metrics": {"functional", "distributed"},
-    "plots": set(),
+    "plots": {"functional"},
     "data": {"functional"},
     "protonet": {"metrics", "losses", "functional", "distributed"},
     "callbacks": {"plots", "metrics", "functional", "distributed", "protonet"},

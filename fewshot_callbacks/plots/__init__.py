@@ -1,5 +1,6 @@
 """Figures of results: queries with their neighbours, scores of pairs, the embedding as a map. Results in, figures out."""
 
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.plots.embedding_map import embedding_map
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels
 from fewshot_callbacks.plots.pictures import to_picture
@@ -8,7 +9,6 @@ from fewshot_callbacks.plots.scores import (
     ClassScore,
     Confusion,
     Mark,
-    PairCounts,
     confused_classes,
     error_tradeoff_curve,
     precision_recall_curve,

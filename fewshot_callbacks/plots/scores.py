@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 from matplotlib.typing import LineStyleType
 from scipy.special import ndtri
 
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.plots.panels import score_text
 from fewshot_callbacks.plots.style import (
     BLACK,
@@ -42,65 +43,6 @@ MARK_STYLES: tuple[tuple[str, LineStyleType], ...] = (
     (PURPLE, (0, (5, 1, 1, 1, 1, 1))),
 )
 RATES = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)
-
-
-@dataclass(frozen=True, eq=False)
-class PairCounts:
-    """Relevant and irrelevant pairs at thresholds and in bins of their score.
-
-    Attributes:
-        thresholds: scores from which a pair is accepted, in any order.
-        true_positives: relevant pairs with at least the score of each threshold.
-        false_positives: irrelevant pairs with at least the score of each threshold.
-        relevant: number of relevant pairs.
-        irrelevant: number of irrelevant pairs.
-        edges: of the bins, ascending.
-        relevant_counts: relevant pairs of each bin.
-        irrelevant_counts: irrelevant pairs of each bin.
-
-    Example:
-        >>> counts = PairCounts(np.array([0.2, 0.8]), np.array([4, 2]), np.array([6, 1]), 4, 20,
-        ...                     np.array([0.0, 0.5, 1.0]), np.array([1, 3]), np.array([18, 2]))
-        >>> counts.recall, counts.precision.round(2), counts.false_match_rate
-        (array([1. , 0.5]), array([0.4 , 0.67]), array([0.3 , 0.05]))
-    """
-
-    thresholds: Shaped[np.ndarray, "thresholds"]
-    true_positives: Shaped[np.ndarray, "thresholds"]
-    false_positives: Shaped[np.ndarray, "thresholds"]
-    relevant: int
-    irrelevant: int
-    edges: Shaped[np.ndarray, "edges"]
-    relevant_counts: Shaped[np.ndarray, "bins"]
-    irrelevant_counts: Shaped[np.ndarray, "bins"]
-
-    @property
-    def precision(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs among those accepted; NaN where none is."""
-        accepted = self.true_positives + self.false_positives
-        return np.where(accepted > 0, self.true_positives / np.maximum(accepted, 1), math.nan)
-
-    @property
-    def recall(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs that are accepted."""
-        return self.true_positives / max(self.relevant, 1)
-
-    @property
-    def false_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of irrelevant pairs that are accepted."""
-        return self.false_positives / max(self.irrelevant, 1)
-
-    @property
-    def false_non_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs that are rejected."""
-        return 1 - self.recall
-
-    def at(self, threshold: float) -> tuple[float, float, float]:
-        """Recall, precision and false match rate at the nearest threshold that was counted; NaN if none was."""
-        if not len(self.thresholds) or not math.isfinite(threshold):
-            return math.nan, math.nan, math.nan
-        nearest = int(np.abs(self.thresholds - threshold).argmin())
-        return float(self.recall[nearest]), float(self.precision[nearest]), float(self.false_match_rate[nearest])
 
 
 @dataclass(frozen=True)

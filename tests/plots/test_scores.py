@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.plots.scores import (
     ClassScore,
     Confusion,
     Mark,
-    PairCounts,
     confused_classes,
     error_tradeoff_curve,
     precision_recall_curve,

@@ -23,7 +23,7 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.candidates import Candidates
 from fewshot_callbacks.engine.codes.packing import HammingScores
 from fewshot_callbacks.engine.options import Progress, compiled_kernels, current_options
-from fewshot_callbacks.engine.pooled.bins import ThresholdBins
+from fewshot_callbacks.engine.pooled.bins import ScoreHistogram, ThresholdBins
 from fewshot_callbacks.engine.pooled.intervals import Ints, from_above
 from fewshot_callbacks.engine.pooled.refine import OpenQuestions
 from fewshot_callbacks.engine.pooled.tally import Located
@@ -181,6 +181,11 @@ class HammingCounts:
             relevant=int(relevant.sum()),
             negatives=int(negatives.sum()),
         )
+
+    def histogram(self) -> ScoreHistogram:
+        """Return all pairs by their scores, a bin for each distance."""
+        scores = np.arange(-len(self.relevant) + 1, 2, dtype=np.float64)
+        return ScoreHistogram(scores, self.relevant[::-1], self.negatives[::-1])
 
     def accepted(self, score: float) -> tuple[int, int]:
         """Return the true and false positives at a threshold."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 WORD = 64
@@ -45,6 +45,11 @@ class HammingScores:
     def to_score(key: float) -> float:
         """Return the exact score itself."""
         return key
+
+    @staticmethod
+    def scores_of(keys: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Return the exact scores themselves."""
+        return keys
 
     @staticmethod
     def to_key(score: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,21 @@ class ScoreGrid(NamedTuple):
     def edge(self, number: int) -> float:
         """Return where a bin begins."""
         return self.origin + (max(number, 1) - 1) / self.scale
+
+
+class ScoreHistogram(NamedTuple):
+    """All pairs by their exact score, in bins that touch each other."""
+
+    edges: Floats
+    """of the bins, ascending; each bin holds its lower edge"""
+    positives: Ints
+    """relevant pairs"""
+    negatives: Ints
+    """all other pairs"""
+    error: float = 0.0
+    """a pair whose score is no further than this from an edge may be counted on the other side of it"""
+    sampled_below: float = -math.inf
+    """below this score the number of negatives is known, and how they are spread comes from a sample"""
 
 
 class ThresholdBins(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.engine.pooled.bins import ScoreGrid
+from fewshot_callbacks.engine.pooled.bins import ScoreGrid, ScoreHistogram
 from fewshot_callbacks.engine.pooled.highest import TopNegatives
 from fewshot_callbacks.engine.pooled.intervals import Floats, Ints, ScoreIntervals, from_above
 from fewshot_callbacks.engine.pooled.tally import Located
@@ -51,6 +51,27 @@ class CountBounds:
     """negatives below this score have not been recorded"""
     score_range: tuple[float, float]
     processes: Processes
+    sampled: Ints | None = None
+    """negatives of a sample of the pairs, by their bins"""
+
+    def histogram(self) -> ScoreHistogram:
+        """Return all pairs by their scores; negatives below the floor are spread as those of the sample are."""
+        grid, negatives, floor = self.grid, self.negatives.copy(), self.floor
+        negatives[0] = 0
+        missing = self.negative_pairs - int(negatives.sum())
+        below = max(2, int(grid.bin_of(np.array([floor]))[0])) if floor < math.inf else 2
+        pattern = np.zeros(below) if self.sampled is None else self.sampled[:below].astype(np.float64)
+        pattern[1] += not pattern.any()
+        negatives[:below] += np.diff(np.rint(np.cumsum(pattern) * (missing / pattern.sum())), prepend=0).astype(
+            np.int64
+        )
+        return ScoreHistogram(
+            grid.edge(1) + np.arange(-1, grid.bins) / grid.scale,
+            self.positives,
+            negatives,
+            self.error + 0.02 / grid.scale,  # the rounding of `bin_of`
+            floor if floor < math.inf and missing else -math.inf,
+        )
 
     @property
     def complete_from(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.engine.pooled.bins import ThresholdBins
+from fewshot_callbacks.engine.pooled.bins import ScoreHistogram, ThresholdBins
 from fewshot_callbacks.engine.pooled.bounds import BinBounds, CountBounds
 from fewshot_callbacks.engine.pooled.highest import exact_scores_of
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
@@ -82,6 +82,10 @@ class FirstCounts:
             relevant=int(tp[0]),
             negatives=bounds.negative_pairs,
         )
+
+    def histogram(self) -> ScoreHistogram:
+        """Return all pairs by their scores."""
+        return self.bounds.histogram()
 
     def accepted(self, score: float) -> tuple[int, int] | None:
         """Return the true and false positives at a threshold; None if the pairs have to be counted for it."""

@@ -17,7 +17,7 @@ from fewshot_callbacks.engine.matrix import ScoreMatrix
 from fewshot_callbacks.engine.pooled.bins import ScoreGrid
 from fewshot_callbacks.engine.pooled.bounds import CountBounds
 from fewshot_callbacks.engine.pooled.highest import TopNegatives
-from fewshot_callbacks.engine.pooled.intervals import Floats, from_above, histogram
+from fewshot_callbacks.engine.pooled.intervals import Floats, Ints, from_above, histogram
 from fewshot_callbacks.engine.pooled.record import PairRecord
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.pytorch.tile import Tile
@@ -49,6 +49,8 @@ class Forecast(NamedTuple):
     """a screen records no negative below this score"""
     cut: float = math.inf
     """negatives from here on are collected"""
+    sampled: Ints | None = None
+    """negatives of the sample, by their bins"""
 
 
 class PooledCounts:
@@ -122,7 +124,7 @@ class PooledCounts:
 
     def new_record(self, threads: int) -> PairRecord:
         """Return an empty record for one of so many threads."""
-        grid, floor, cut = self.forecast
+        grid, floor, cut, _ = self.forecast
         return PairRecord.empty(
             grid.bins,
             grid.origin,
@@ -179,7 +181,7 @@ class PooledCounts:
                     cut = min(cut, score - 2 / grid.scale)
         screened = max(SCREENED_SHARE * everyone.pairs, needed)
         floor = min(grid.edge(int(np.count_nonzero(accepted >= screened))), cut)
-        self.forecast = Forecast(grid, floor, cut)
+        self.forecast = Forecast(grid, floor, cut, negatives.astype(np.int64))
 
     def reduce_over_processes(self) -> CountBounds:
         """Sum the counts over all processes, once, after the pass; return what they prove."""
@@ -197,4 +199,5 @@ class PooledCounts:
             self.forecast.floor if self._precision == Precision.HALF else -math.inf,
             matrix.scores.key_range,
             processes,
+            self.forecast.sampled,
         )

@@ -16,6 +16,7 @@ from fewshot_callbacks.functional.retrieval.multilabel import (
     multilabel_metrics,
 )
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.query_metrics import metric_names
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
@@ -38,6 +39,7 @@ __all__ = [
     "GroupedRecall",
     "MultilabelReport",
     "OperatingPoint",
+    "PairCounts",
     "Progress",
     "RankOptions",
     "RetrievalOptions",

@@ -265,6 +265,7 @@ def _summarised(
         equal_error_rate=pooled.equal_error_rate,
         auc_pr=pooled.average_precision,
         curve=pooled.curve,
+        pair_counts=pooled.pair_counts,
         grouped=grouped,
         intervals=intervals,
         queries=len(labels),

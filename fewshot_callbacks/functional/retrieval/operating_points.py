@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
+
 
 @dataclass(frozen=True)
 class OperatingPoint:
@@ -95,5 +97,7 @@ class PooledDecisions:
     """area under the pooled precision-recall curve, as the sum of precision times the step in recall"""
     curve: tuple[tuple[float, float, float], ...]
     """thinned: threshold, precision and recall, by ascending recall; precision within the enclosure of its bin"""
+    pair_counts: PairCounts
+    """the pairs at a few hundred thresholds, those of the points above among them"""
     passes: int
     """how often all pairs had to be scored"""

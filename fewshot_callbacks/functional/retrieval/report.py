@@ -12,6 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.scores import Similarity
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
 from fewshot_callbacks.functional.statistics.intervals import Interval
 
@@ -144,6 +145,8 @@ class RetrievalReport(QueryMeans):
     bounds from a single pass over all pairs, which depend on the machine; exact with `auc_pr=True`"""
     curve: tuple[tuple[float, float, float], ...] = field(compare=False)
     """the same curve, thinned for a plot: (threshold, precision, recall), precise to a pixel"""
+    pair_counts: PairCounts = field(compare=False, repr=False)
+    """relevant and irrelevant pairs at a few hundred thresholds and in bins of their score, for plots"""
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
     """metric -> its value for each query; NaN for a query without a match"""
     query_labels: Int[Tensor, "queries"] = field(compare=False, repr=False)

@@ -9,7 +9,7 @@ below them, all, in one more pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     OperatingPoint,
     PooledDecisions,
 )
+from fewshot_callbacks.functional.retrieval.pair_counts import thinned
 from fewshot_callbacks.functional.retrieval.threshold_rules import Bools, Ints, PooledRequest, most_false_positives
 
 CURVE_POINTS = 200
@@ -101,8 +102,16 @@ def decide(first: PairCounts, request: PooledRequest) -> PooledDecisions:
         equal_error_rate=answers.get("eer"),
         average_precision=answers.get("area") or rules.average_precision(bins),
         curve=rules.curve(bins, first.scores.to_score, CURVE_POINTS),
+        pair_counts=thinned(first.histogram(), first.scores.scores_of, _points(answers)),
         passes=passes,
     )
+
+
+def _points(answers: dict[Hashable, Any]) -> Iterator[tuple[float, int, int]]:
+    """Yield the thresholds that were found, with their true and false positives."""
+    for answer in answers.values():
+        if isinstance(answer, OperatingPoint) and math.isfinite(answer.threshold):
+            yield answer.threshold, answer.true_positives, answer.false_positives
 
 
 def _ask(
