@@ -1,7 +1,7 @@
 """Exact ranks and threshold counts of all query-gallery pairs, in bounded memory; knows no metric. See README.md."""
 
 from fewshot_callbacks.engine.budget import SHARE_OF_KEYS, choose_layout, least_bytes, rows_at_once
-from fewshot_callbacks.engine.candidates import Candidates, find_candidates
+from fewshot_callbacks.engine.candidates import Candidates, ShardIndex, find_candidates
 from fewshot_callbacks.engine.codes.hamming_pass import HammingCounts, HammingPass
 from fewshot_callbacks.engine.codes.packing import Codes, pack_codes
 from fewshot_callbacks.engine.duplicates import row_numbers
@@ -15,7 +15,7 @@ from fewshot_callbacks.engine.pooled.refine import OpenQuestions, count_exactly,
 from fewshot_callbacks.engine.pooled.tally import Located
 from fewshot_callbacks.engine.precision import full_precision
 from fewshot_callbacks.engine.ranking_pass import RankingPass
-from fewshot_callbacks.engine.ranks import BestMatches, RankBlock, ShardIndex
+from fewshot_callbacks.engine.ranks import BestMatches, RankBlock
 from fewshot_callbacks.engine.scores.products import ScoreTiles, Similarity, check_similarity
 from fewshot_callbacks.engine.threads import computing_on
 

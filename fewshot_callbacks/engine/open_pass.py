@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine.candidates import Candidates
+from fewshot_callbacks.engine.candidates import Candidates, ShardIndex
 from fewshot_callbacks.engine.codes.hamming_pass import HammingPass
 from fewshot_callbacks.engine.codes.packing import Codes
 from fewshot_callbacks.engine.matrix import score_matrix
@@ -14,7 +14,7 @@ from fewshot_callbacks.engine.options import Progress, current_options
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.pytorch.tiles import TorchTiles
 from fewshot_callbacks.engine.ranking_pass import RankingPass
-from fewshot_callbacks.engine.ranks import BestMatches, ShardIndex
+from fewshot_callbacks.engine.ranks import BestMatches
 from fewshot_callbacks.engine.scores.products import ScoreTiles, Similarity
 from fewshot_callbacks.engine.tile_maker import TileMaker
 

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.distributed.processes import ALONE, Alone, RemoteError, _Failure
-from fewshot_callbacks.engine.candidates import find_candidates
+from fewshot_callbacks.engine.candidates import ShardIndex, find_candidates
 from fewshot_callbacks.engine.matrix import EXCHANGE_CHUNKS
 from fewshot_callbacks.engine.open_pass import open_pass
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.ranks import ShardIndex
 from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.functional import evaluate_retrieval
 from tests.cases import sampled_product
@@ -374,7 +373,7 @@ def test_work_is_shared_fairly():
             candidates = find_candidates(labels, labels, same_set=True)
             walk = open_pass(tiles, candidates, 10**8, processes=processes, share=ShardIndex(own, own))
             assert walk.matrix.symmetric_ranks
-            blocks, rectangles = walk._query_blocks(range(len(own))), []
+            blocks, rectangles = walk.thresholds.query_blocks(range(len(own))), []
             walk._visit_rectangles(blocks, rectangles.append, counting=True)
             return sum(rectangle.pairs / (1 if rectangle.position else 2) for rectangle in rectangles)
 

@@ -20,6 +20,7 @@ from fewshot_callbacks.engine.pooled.record import PairRecord
 from fewshot_callbacks.engine.pooled.recount import Recount
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.threads import Task, run_tasks
+from fewshot_callbacks.engine.thresholds import Thresholds
 from fewshot_callbacks.engine.tile_maker import Choice, Done, TileMaker
 
 
@@ -39,11 +40,9 @@ class NumbaTiles(TileMaker):
         self._kept = Kept({}, {})
         self._kept_precision: Precision | None = None
 
-    def choose(
-        self, matrix: ScoreMatrix, sample: Callable[[int, int], tuple[Block, Block]], pooled: PooledCounts | None
-    ) -> Choice:
+    def choose(self, matrix: ScoreMatrix, thresholds: Thresholds, pooled: PooledCounts | None) -> Choice:
         """Choose what is fastest on this data and processor, tried on a sample of all pairs."""
-        return Pilot(matrix, pooled).choose(sample)
+        return Pilot(matrix, thresholds, pooled).choose()
 
     def count(
         self, rectangle: ScoreRectangle, precision: Precision, pooled: PooledCounts | None, done: Done

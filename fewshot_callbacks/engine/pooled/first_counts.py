@@ -125,7 +125,7 @@ class FirstCounts:
     def _chosen(self, intervals: ScoreIntervals, inside: Callable[[Floats], Bools]) -> tuple[Floats, Ints | None]:
         """Of the relevant pairs in some intervals those whose keys are inside, in all processes."""
         parts = []
-        for keys, weights in self.ranking_pass.relevant_scores(intervals):
+        for keys, weights in self.ranking_pass.thresholds.relevant_scores(intervals):
             values = keys.cpu().numpy()
             chosen = inside(values)
             parts.append((values[chosen], None if weights is None else weights.cpu().numpy()[chosen]))
@@ -166,7 +166,7 @@ class FirstCounts:
         found = np.empty(0)
         if not len(intervals):
             return found
-        for keys, _ in self.ranking_pass.relevant_scores(intervals):
+        for keys, _ in self.ranking_pass.thresholds.relevant_scores(intervals):
             if len(found) > most:  # every process goes on to the end
                 continue
             values = keys.cpu().numpy()

@@ -40,7 +40,7 @@ def count_exactly(first: FirstCounts, recount: Recount) -> bool:
         Whether all pairs had to be scanned.
     """
     ranking_pass = first.ranking_pass
-    for scores, weights in ranking_pass.relevant_scores(recount.exact) if len(recount.exact) else ():
+    for scores, weights in ranking_pass.thresholds.relevant_scores(recount.exact) if len(recount.exact) else ():
         recount.relevant(scores, weights)
     scanned = bool(recount.thresholds[0] < first.highest.exact_above)
     if scanned:

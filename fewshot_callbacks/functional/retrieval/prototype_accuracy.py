@@ -152,8 +152,8 @@ def _count_others(
             equal[ranks.queries] += ranks.negatives_tied.sum(dim=1)
         members = sums.members(query_class)  # their own prototype is no other
         keys = scores.pair_scores(members, query_class[members] - sums.first)
-        better[members] -= (keys > best.keys[members]).long()
-        equal[members] -= (keys == best.keys[members]).long()
+        better[members] -= (keys > best.scores[members]).long()
+        equal[members] -= (keys == best.scores[members]).long()
     return better, equal
 
 
