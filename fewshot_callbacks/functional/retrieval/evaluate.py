@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine import (
-    Compared,
     FirstCounts,
     HammingCounts,
     HammingPass,
@@ -31,17 +29,12 @@ from fewshot_callbacks.engine import (
 )
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
-    GroupedSearch,
     GroupWithoutMatchError,
-    without_match,
+    choose_groups,
+    search_groups,
 )
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
-from fewshot_callbacks.functional.retrieval.label_groups import (
-    Splits,
-    checked_groups,
-    given_split,
-    random_splits,
-)
+from fewshot_callbacks.functional.retrieval.label_groups import Splits
 from fewshot_callbacks.functional.retrieval.operating_points import (
     PooledDecisions,
     PooledRequest,
@@ -323,35 +316,11 @@ def _grouped(
         settings: those of the evaluation.
         ranking: the finished pass over all pairs of these queries, of which much is reused; None if it was of a sample.
     """
-    splits, processes = _splits(notes, sets, settings), sets.processes
+    splits = _splits(notes, sets, settings)
     if splits is None:
         return None
-    memory = int(settings.memory_mb * 10**6)
-    if ranking is not None and bool(torch.isin(sets.gallery_labels, sets.query_labels).all()):
-        compared: Compared = (ranking.queries, ranking.gallery) if isinstance(ranking, HammingPass) else ranking.scores
-        begin = partial(open_pass, compared, memory_bytes=ranking.memory_bytes, precision=ranking.precision)
-        begin = partial(begin, processes=processes, share=sets.share)
-        search = GroupedSearch.of(sets, begin, ranking.candidates.query_order.device, processes, ranking.best_matches())
-    else:
-        sets = sets.among_queries_labels()
-        if not len(sets.gallery_labels):
-            first = splits[0][0]
-            unmatched = int(torch.isin(sets.query_labels, first).sum())
-            notes.append(str(without_match(0, unmatched, first, sets.label_names)))
-            return None
-        cpu = torch.device("cpu")
-        compared = compare(sets.queries, sets.gallery, settings.similarity, cpu, processes)
-        begin = partial(open_pass, compared, memory_bytes=memory, processes=processes, share=sets.share)
-        search = GroupedSearch.of(sets, begin, cpu, processes)
     try:
-        return search.recall(
-            splits,
-            tuple(settings.grouped_k),
-            settings.ties,
-            settings.confidence,
-            settings.grouped_unmatched,
-            are_given=settings.label_groups is not None,
-        )
+        return search_groups(sets, splits, settings, ranking)
     except GroupWithoutMatchError as error:
         notes.append(str(error))
         return None
@@ -375,9 +344,8 @@ def _splits(notes: list[str], sets: RetrievalInputs, settings: RetrievalSettings
     if not settings.grouped_k:
         return None
     if settings.label_groups is not None:
-        groups = checked_groups(_CALL, "label_groups", settings.label_groups)
         try:
-            return given_split(_CALL, "label_groups", groups, sets.query_labels, sets.label_names)
+            return choose_groups(_CALL, "label_groups", sets, settings)
         except ValueError as error:
             notes.append(f"Grouped Recall is left out. {error}")
             return None
@@ -392,7 +360,7 @@ def _splits(notes: list[str], sets: RetrievalInputs, settings: RetrievalSettings
             + (f"Use group_size <= {distinct // 2}." if distinct >= 4 else "Pass group_size=None.")
         )
         return None
-    return random_splits(sets.query_labels, group_size, settings.group_seed)
+    return choose_groups(_CALL, "label_groups", sets, settings)
 
 
 def _by_class(

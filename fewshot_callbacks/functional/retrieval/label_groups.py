@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
@@ -138,16 +138,3 @@ def _shown(labels: Labels, code: int) -> int | str:
 def random_splits(labels: Int[Tensor, "items"], group_size: int, seed: int, repeats: int = 1) -> Splits:
     """List the groups of `label_groups`."""
     return [list(split) for split in label_groups(labels, group_size, seed, repeats)]
-
-
-def check_unmatched(unmatched: str, call: str = "grouped_recall", name: str = "unmatched") -> None:
-    """Refuse any value but those of `Unmatched`.
-
-    Raises:
-        ValueError: with the choices.
-    """
-    if unmatched not in get_args(Unmatched):
-        raise ValueError(
-            f"{call}: there is no {name}={unmatched!r}. Pass 'exclude' to leave queries without a match out "
-            "of the mean, or 'miss' to count them as misses."
-        )

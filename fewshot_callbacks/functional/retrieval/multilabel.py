@@ -154,7 +154,7 @@ def evaluate_multilabel(
         (0.975, 1.0, 1.0)
     """
     started = time.perf_counter()
-    checked = RetrievalSettings.checked(evaluate_multilabel, {"ndcg_k": (10,), "group_size": None, **settings})
+    checked = RetrievalSettings.checked(evaluate_multilabel, {"ndcg_k": (10,), **settings}, RankOptions)
     check_gain(_CALL, ndcg_gain)
     codes = {
         "query_ids": query_ids,
@@ -163,27 +163,16 @@ def evaluate_multilabel(
         "gallery_groups": gallery_groups,
     }
     sets = _Sets.of(embeddings, targets, gallery, gallery_targets, checked.similarity, codes)
-    queries, items, own = sets.queries, sets.items, sets.own
-    metrics = multilabel_metrics(checked, ndcg_gain)
-    values = {name: torch.full((len(queries),), torch.nan, dtype=torch.float64) for name in metrics}
-    tied = 0
-    rows = int(max(1, min(1024, checked.memory_mb * 10**6 // (BYTES_PER_PAIR * len(items)))))
-    with full_precision():
-        tiles = None if checked.similarity == "hamming" else ScoreTiles.from_rows(queries, items, checked.similarity)
-        for block in _blocks(sets, tiles, rows):
-            for name, metric in metrics.items():
-                values[name][block.ranks.queries] = metric(block)
-            tied += int(depends_on_ties(block.ranks).sum())
-            if progress is not None:
-                progress((int(block.ranks.queries[-1]) + 1) * len(items), len(queries) * len(items))
-        zero_vectors = 0 if tiles is None else max(tiles.zero_vectors)
+    queries, items = sets.queries, sets.items
+    values, tied, zero_vectors = _measure(sets, checked, ndcg_gain, progress)
     matched = ~values["mAP"].isnan()
     if not bool(matched.any()):
         raise ValueError(_no_match(sets))
-    clusters = own[matched].unique(dim=0, return_inverse=True)[1]
+    without_match = int((~matched).sum())
+    clusters = sets.own[matched].unique(dim=0, return_inverse=True)[1]
     notes = notes_on(
         queries=len(queries),
-        without_match=int((~matched).sum()),
+        without_match=without_match,
         tied=tied,
         zero_vectors=zero_vectors,
         collapsed=bool((queries == queries[0]).all()) and bool((items == queries[0]).all()),
@@ -196,8 +185,8 @@ def evaluate_multilabel(
         },
         queries=len(queries),
         gallery=len(items),
-        labels=own.shape[1],
-        queries_without_match=int((~matched).sum()),
+        labels=sets.own.shape[1],
+        queries_without_match=without_match,
         queries_with_ties=tied,
         similarity=checked.similarity,
         ties=checked.ties,
@@ -206,6 +195,31 @@ def evaluate_multilabel(
         per_query=values,
         seconds=time.perf_counter() - started,
     )
+
+
+def _measure(
+    sets: _Sets, settings: RetrievalSettings, ndcg_gain: Gain, progress: Progress | None
+) -> tuple[dict[str, Float[Tensor, "queries"]], int, int]:
+    """Compute the metrics of each query.
+
+    Returns:
+        The values by metric, the number of queries with ties, and the number of zero vectors.
+    """
+    queries, items = len(sets.queries), len(sets.items)
+    metrics = multilabel_metrics(settings, ndcg_gain)
+    values = {name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in metrics}
+    tied = 0
+    rows = int(max(1, min(1024, settings.memory_mb * 10**6 // (BYTES_PER_PAIR * items))))
+    with full_precision():
+        is_binary = settings.similarity == "hamming"
+        tiles = None if is_binary else ScoreTiles.from_rows(sets.queries, sets.items, settings.similarity)
+        for block in _blocks(sets, tiles, rows):
+            for name, metric in metrics.items():
+                values[name][block.ranks.queries] = metric(block)
+            tied += int(depends_on_ties(block.ranks).sum())
+            if progress is not None:
+                progress((int(block.ranks.queries[-1]) + 1) * items, queries * items)
+        return values, tied, 0 if tiles is None else max(tiles.zero_vectors)
 
 
 def check_gain(call: str, gain: str) -> None:
