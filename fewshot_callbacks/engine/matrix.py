@@ -46,7 +46,7 @@ class ScoreMatrix:
 
     @property
     def repeats(self) -> bool:
-        """Whether entries may stand for several equal items."""
+        """Whether a row or column may stand for several equal items."""
         return self.duplicates.repeats
 
     @property
@@ -61,7 +61,7 @@ class ScoreMatrix:
 
     @property
     def half(self) -> int:
-        """Where the second half of the entries of this process begins."""
+        """Where the second half of the distinct queries of this process begins."""
         return math.ceil(len(self.duplicates.queries) / 2)
 
     def batches(self) -> Iterator[range]:

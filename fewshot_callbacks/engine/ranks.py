@@ -107,7 +107,7 @@ def rank_blocks(block: Block, matrix: ScoreMatrix) -> Iterator[tuple[RankBlock, 
     assert block.counts is not None
     width = block.counts.thresholds.shape[1]
     fitting = int(matrix.free_bytes * SHARE_OF_RANKS) // (RANK_BYTES * (width + 1))
-    # 2**21 relevant items at once keep the tables of ranks near the processor
+    # at most 2**21 relevant items, 0.4 GB of tables, however large the budget
     rows = max(least_ranked(width), min(fitting, 2**21 // (width + 1)))
     for start in range(0, len(block), rows):
         some = slice(start, start + rows)

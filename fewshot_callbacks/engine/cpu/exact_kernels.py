@@ -143,15 +143,15 @@ def _grow(partials, count, value):
 @_kernel
 def _rounded_sum(partials, count):
     """An exact sum as float64 and what is left of it, rounded to nearest; a half goes to even only if nothing follows."""
-    place = count - 1
-    high, low = partials[place], 0.0
-    while place > 0 and low == 0.0:
-        place -= 1
-        high, low = _two_sum(high, partials[place])
+    last = count - 1
+    high, low = partials[last], 0.0
+    while last > 0 and low == 0.0:
+        last -= 1
+        high, low = _two_sum(high, partials[last])
     rest = 0.0
-    for k in range(place):  # the smallest first: a partial may hold a few bits only
+    for k in range(last):  # the smallest first: a partial may hold a few bits only
         rest += partials[k]
-    if place > 0 and (low < 0.0) == (rest < 0.0):
+    if last > 0 and (low < 0.0) == (rest < 0.0):
         twice = 2.0 * low
         if (high + twice) - high == twice:
             return high + twice, low - twice + rest

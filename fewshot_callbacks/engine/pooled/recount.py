@@ -94,7 +94,7 @@ class Recount:
             zero, place = count_tile(counts, part, error, weights)
             if len(place):
                 scores = tile.exact_scores(start + place // width, place % width)
-                counts.add_keys(zero, scores, None if weights is None else weights[place])
+                counts.add_scores(zero, scores, None if weights is None else weights[place])
                 self._note(scores, None if weights is None else weights[place], both=tile.both)
         factor = 2 if tile.both else 1
         self.add(factor * counts.hits[0].cpu().numpy(), factor * counts.ties[0].cpu().numpy())

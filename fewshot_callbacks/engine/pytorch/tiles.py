@@ -99,5 +99,5 @@ def _count_side(
             rows, columns = rows[still], columns[still]
     if len(rows):
         pair = (columns, rows) if turned else (rows, columns)
-        counts.add_keys(rows, tile.exact_scores(*pair), None if weights is None else weights[columns])
+        counts.add_scores(rows, tile.exact_scores(*pair), None if weights is None else weights[columns])
     return open_share

@@ -274,5 +274,5 @@ class ScoreTiles(Products):
         norm = self.gallery_vectors.norm
         if self.units.similarity.bounded or not len(norm) or not norm.median():
             return -1, 1.0
-        place = int(norm.argmax())
-        return place, float(norm[place] / norm.median())
+        longest = int(norm.argmax())
+        return longest, float(norm[longest] / norm.median())
