@@ -42,8 +42,8 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
     Args:
         bad: indices of the non-finite rows, ascending.
         items: number of all rows.
-        name: of the argument, for the message.
-        call: the public function, for the message.
+        name: name of the argument, for messages.
+        call: the public function, for messages.
     """
     if len(bad):
         raise ValueError(
@@ -60,7 +60,7 @@ def non_finite_rows(embeddings: Tensor) -> Tensor:
 
 
 def computable(vectors: Tensor) -> Tensor:
-    """The rows contiguous in memory, half precision as float32, which holds each of its values."""
+    """Make the rows contiguous in memory, and half precision float32, which holds each of its values."""
     return (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).contiguous()
 
 

@@ -22,6 +22,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
     RankOptions,
     RetrievalOptions,
     RetrievalSettings,
+    SearchOptions,
     described_settings,
     shows_settings,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "RetrievalOptions",
     "RetrievalReport",
     "RetrievalSettings",
+    "SearchOptions",
     "Similarity",
     "Ties",
     "Unmatched",

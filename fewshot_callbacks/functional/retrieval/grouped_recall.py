@@ -72,7 +72,7 @@ class GroupedRecall:
     per_group: dict[int, Float[Tensor, "repeats groups"]] = field(compare=False, repr=False)
     """K -> Recall@K inside each group of each split"""
     confidence: float = 0.95
-    """of the intervals"""
+    """confidence level of the intervals"""
     unmatched: Unmatched = "exclude"
     """whether queries without a match were left out or counted as misses"""
     are_given: bool = False
@@ -81,7 +81,7 @@ class GroupedRecall:
     """the labels of each group of each split"""
 
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
-        """The difference to another set, of whatever classes: K -> value and interval.
+        """Compute the difference to another set, possibly of other classes: K -> value and interval.
 
         The two sets are taken as independent, as the training and the validation classes are.
 
@@ -200,7 +200,7 @@ def choose_groups(
 
     Args:
         call: the public function, for messages.
-        name: of the argument that gives groups, for messages.
+        name: name of the argument that gives groups, for messages.
         inputs: queries and gallery.
         settings: with given groups or a group size.
         repeats: number of independent splits.
@@ -226,7 +226,7 @@ def search_groups(
     Args:
         inputs: queries and gallery.
         splits: the labels of each group of each split, all of them labels of queries.
-        settings: those of the evaluation.
+        settings: settings of the evaluation.
         ranking: a finished pass over all pairs, whose vectors, precision and best matches are used again.
 
     Raises:
@@ -293,7 +293,7 @@ def _means_of_groups(
 
 
 def _group_of_each(distinct: Int[Tensor, "labels"], split: Sequence[Tensor]) -> Int[Tensor, "labels"]:
-    """The number of the group of each label. What is left over makes groups of its own, which count for nothing."""
+    """Number the group of each label. Labels in no group make further groups, which are not counted."""
     sizes = torch.tensor([len(group) for group in split])
     group_of = torch.full((len(distinct),), -1)
     group_of[torch.searchsorted(distinct, torch.cat(list(split)))] = torch.arange(len(split)).repeat_interleave(sizes)
@@ -318,7 +318,7 @@ def _without_match(
 
 
 def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "members"]]:
-    """For each group the indices of its items."""
+    """List the indices of the items of each group."""
     order = group.argsort(stable=True)
     bounds = torch.searchsorted(group[order], torch.arange(groups + 1))
     return [order[bounds[i] : bounds[i + 1]] for i in range(groups)]
@@ -358,7 +358,7 @@ def _summary(
 
 
 def over_splits(intervals: Iterable[Interval]) -> Interval:
-    """The mean of the intervals of several splits: the same items return in each, so that more splits add no certainty."""
+    """Average the intervals of several splits: the same items return in each, so that more splits add no certainty."""
     lows, highs = zip(*intervals, strict=True)
     if any(map(math.isnan, lows)):
         return UNKNOWN

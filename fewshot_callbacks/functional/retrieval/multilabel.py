@@ -75,7 +75,7 @@ class MultilabelReport(QueryMeans):
     """duration of the evaluation"""
 
     def metrics(self) -> dict[str, float]:
-        """All values under the names they are logged with, the primary one first."""
+        """Return all values under the names they are logged with, the primary one first."""
         return dict(self.mean)
 
     @property
@@ -84,7 +84,7 @@ class MultilabelReport(QueryMeans):
         return self.notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, strings, lists and dictionaries that JSON can hold (NaN becomes None)."""
+        """Convert to numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
         return {
             "metrics": {name: or_none(value) for name, value in self.mean.items()},
             "intervals": {name: [or_none(end) for end in interval] for name, interval in self.intervals.items()},
@@ -229,7 +229,7 @@ def check_gain(call: str, gain: str) -> None:
 
 
 def multilabel_metrics(settings: RetrievalSettings, ndcg_gain: Gain) -> dict[str, Callable[[_Block], Tensor]]:
-    """The metrics of each query by name: those of `evaluate_retrieval`, but nDCG, which is graded here."""
+    """Name the metrics of each query: those of `evaluate_retrieval`, with graded nDCG."""
 
     def of_ranks(block: _Block, metric: Callable[[RankBlock], Tensor]) -> Tensor:
         return metric(block.ranks)
@@ -361,7 +361,7 @@ def _ranks(
 
 
 def _gains(grades: Float[Tensor, "queries gallery"], gain: Gain) -> Float[Tensor, "queries gallery"]:
-    """The gain of each candidate, times a factor of the query, which cancels in nDCG."""
+    """Compute the gain of each candidate, times a factor of the query, which cancels in nDCG."""
     if gain == "linear":
         return grades
     # Scaled by 2^-largest grade of the query: 2^grade overflows beyond 1,023 shared labels. exp2 of a whole number is

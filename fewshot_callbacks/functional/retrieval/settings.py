@@ -196,7 +196,7 @@ class RetrievalSettings:
             target: the function or class, whose name messages begin with.
             given: settings by name.
             options: the settings it has.
-            names: its name of a setting -> the name here, where these differ.
+            names: name of a setting in the signature of `target` -> its name here, where these differ.
 
         Raises:
             UnknownSettingError: with the name that is near.
@@ -213,7 +213,7 @@ class RetrievalSettings:
         return settings
 
     def arguments(self) -> RetrievalOptions:
-        """As keyword arguments of `evaluate_retrieval`."""
+        """Return the settings as keyword arguments of `evaluate_retrieval`."""
         return cast(RetrievalOptions, {field.name: getattr(self, field.name) for field in fields(self)})
 
 
@@ -231,7 +231,7 @@ class Setting(NamedTuple):
 
 @functools.cache
 def described_settings() -> dict[str, Setting]:
-    """Each setting by name; without Python's sources the meanings are empty."""
+    """Describe each setting by name; without Python's sources the meanings are empty."""
     types = get_type_hints(RetrievalOptions)
     meanings = {entry.arg_name: entry.description for entry in parse_from_object(RetrievalSettings).params}
     return {
