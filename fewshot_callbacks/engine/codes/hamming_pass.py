@@ -31,20 +31,20 @@ from fewshot_callbacks.engine.threads import Task, run_tasks
 
 
 class HammingScores:
-    """Scores of codes: minus the number of bits in which they differ. The key of a pair is its score."""
+    """Scores of codes: minus the number of bits in which they differ. A user reads the same numbers."""
 
     similarity: Literal["hamming"] = "hamming"
     zero_vectors = (0, 0)
     longest_item = (-1, 1.0)
 
     @staticmethod
-    def to_score(key: float) -> float:
-        """The key itself."""
-        return key
+    def to_user_score(score: float) -> float:
+        """Return the score itself."""
+        return score
 
     @staticmethod
-    def to_key(score: float) -> float:
-        """The score itself."""
+    def to_exact_score(score: float) -> float:
+        """Return the score itself."""
         return score
 
 

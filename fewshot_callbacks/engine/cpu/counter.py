@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.blocks import Block, ScoreRectangle
-from fewshot_callbacks.engine.budget import part_rows, table_cells
+from fewshot_callbacks.engine.budget import part_rows, table_bins
 from fewshot_callbacks.engine.cpu import count_kernels as kernels
 from fewshot_callbacks.engine.cpu.products import Key, Operands, Products, ProductSpace, kept_or_made
 from fewshot_callbacks.engine.pooled.record import PairRecord
@@ -209,7 +209,7 @@ def _make_margins(
 ) -> kernels.Margins:
     """Return tables for estimates of this dtype, as fine as the number of thresholds asks for."""
     items, relevant = side.thresholds.shape
-    bins = bins or table_cells(relevant)
+    bins = bins or table_bins(relevant)
     margins = kernels.Margins(
         np.empty(items),
         np.empty(items, dtype),

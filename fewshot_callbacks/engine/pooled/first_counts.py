@@ -91,8 +91,8 @@ class FirstCounts:
         # the arithmetic of `cell_of` rounds to float32, by less than a hundredth of a cell
         edges = self.grid.edge(1) + (np.arange(self.grid.bins) - 1) / self.grid.scale
         low_edges, high_edges = edges - 0.01 / self.grid.scale, edges + 1.01 / self.grid.scale
-        low_edges[0] = min(low_edges[0], self.scores.key_range[0])
-        high_edges[-1] = max(high_edges[-1], self.scores.key_range[1])
+        low_edges[0] = min(low_edges[0], self.scores.score_range[0])
+        high_edges[-1] = max(high_edges[-1], self.scores.score_range[1])
         if self.floor > -math.inf:
             most = np.where(low_edges - 1 / self.grid.scale <= self.floor, self.negative_pairs(), most)
         if math.isfinite(self.highest.cut):

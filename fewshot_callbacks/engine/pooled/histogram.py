@@ -96,7 +96,7 @@ class PooledCounts:
         self.matrix, self.scores = matrix, matrix.scores
         self.capacity = max(1000, int(matrix.free_bytes * SHARE_OF_KEYS / 8)) if capacity is None else capacity
         self._wanted, self._thresholds = wanted, thresholds
-        self._lay(*matrix.scores.key_range, matrix.scores.largest_error(Precision.FLOAT32))
+        self._lay(*matrix.scores.score_range, matrix.scores.largest_error(Precision.FLOAT32))
         self.highest = TopNegatives(matrix.repeats, symmetric=matrix.symmetric_ranks)
         self._floor = self._cut = math.inf
         self._precision: Precision | None = None
@@ -119,7 +119,7 @@ class PooledCounts:
 
     def zoom(self, low: float, high: float) -> None:
         """Lay finer bins in this range of scores, estimated from a sample of which float64 products will be made."""
-        least, most = self.scores.key_range
+        least, most = self.scores.score_range
         spare = 0.05 * (high - low)
         self._lay(max(least, low - spare), min(most, high + spare), self.scores.largest_error(Precision.FLOAT64))
 
@@ -206,7 +206,7 @@ class PooledCounts:
             # two bins lower, since an estimate may be too low, and so may the score's
             self._cut = self.grid.edge(int(np.count_nonzero(accepted >= needed)) - 3)
             for threshold in self._thresholds:
-                score = self.scores.to_key(threshold)
+                score = self.scores.to_exact_score(threshold)
                 if accepted[int(self.grid.bin_of(np.array([score]))[0])] * SLACK <= budget:
                     self._cut = min(self._cut, score - 2 / self.grid.scale)
         screened = max(SCREENED_SHARE * everyone.pairs, needed)

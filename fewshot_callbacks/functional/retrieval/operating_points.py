@@ -158,7 +158,7 @@ class _Search:
 
     def __init__(self, first: FirstCounts | HammingCounts, request: PooledRequest) -> None:
         self.first, self.request, self.scores = first, request, first.scores
-        self.low, self.high = (self.scores.to_key(bound) for bound in self.request.bounds)
+        self.low, self.high = (self.scores.to_exact_score(bound) for bound in self.request.bounds)
         self.best_f1: OperatingPoint | None = None
         self.starts: dict[float, _Start] = {}
         self.located: dict[int, tuple[float, float]] = {}
@@ -228,7 +228,7 @@ class _Search:
             at_false_match_rate={rate: self.at_rate[rate] for rate in self.request.false_match_rates},
             equal_error_rate=self.crossing,
             average_precision=self.area or rules.average_precision(self.initial),
-            curve=rules.curve(self.initial, self.scores.to_score, CURVE_POINTS),
+            curve=rules.curve(self.initial, self.scores.to_user_score, CURVE_POINTS),
             walks=self.walks,
         )
 
@@ -244,7 +244,7 @@ class _Search:
 
     def _point_of(self, cell: int) -> OperatingPoint:
         cells = self.cells
-        threshold = self.scores.to_score(float(cells.low[cell]))
+        threshold = self.scores.to_user_score(float(cells.low[cell]))
         return self._point(threshold, int(cells.tp[cell]), int(cells.fewest_fp[cell]))
 
     def _find_precision(self, precision: float) -> None:
@@ -306,7 +306,7 @@ class _Search:
                 self.sought.add((place.low, place.high))
                 return None
             if place.reached <= start.most:
-                return self._point(self.scores.to_score(place.low), tp, place.reached)
+                return self._point(self.scores.to_user_score(place.low), tp, place.reached)
             start.rank = place.above  # the next ones have the same key, and are too many
         return start.point
 
@@ -322,7 +322,7 @@ class _Search:
         return Located(low, high)
 
     def _find_threshold(self, threshold: float) -> None:
-        key = self.scores.to_key(threshold)
+        key = self.scores.to_exact_score(threshold)
         counts = self.look.accepted(key)
         if counts is None:
             self.wanted.append(key)
@@ -337,7 +337,7 @@ class _Search:
             return ErrorRatePoint(math.nan, 0.0, 1.0)
         cell = int(chosen[0])
         return ErrorRatePoint(
-            self.scores.to_score(float(cells.low[cell])),
+            self.scores.to_user_score(float(cells.low[cell])),
             float(cells.fewest_fp[cell] / cells.negatives),
             float(1 - cells.tp[cell] / cells.relevant),
         )
