@@ -72,7 +72,7 @@ class Candidates:
         return int(in_class.max()) if len(in_class) else 0
 
     def share(self, queries: Int[Tensor, "some"], gallery: Int[Tensor, "others"]) -> Candidates:
-        """Some of the queries with some of the gallery, in the same classes; indices are those among these.
+        """Return some of the queries with some of the gallery, in the same classes; indices are those among these.
 
         Args:
             queries: indices.
@@ -96,7 +96,7 @@ class Candidates:
         )
 
     def excluded(self, queries: Tensor, gallery: Tensor) -> Bool[Tensor, "*pairs"]:
-        """Whether the pairs of these indices (broadcast against each other) are excluded."""
+        """Return whether the pairs of these indices (broadcast against each other) are excluded."""
         shape = torch.broadcast_shapes(queries.shape, gallery.shape)
         result = torch.zeros(shape, dtype=torch.bool, device=queries.device)
         for query_code, gallery_code in self.exclusions:
@@ -173,5 +173,5 @@ def _starts(counts: Tensor) -> Tensor:
 
 
 def starts_of(classes: Int[Tensor, "items"], number: int) -> Int[Tensor, "classes1"]:
-    """Where each of so many classes begins in items ordered by class."""
+    """Return where each of `number` classes begins in items ordered by class."""
     return _starts(torch.bincount(classes, minlength=number))

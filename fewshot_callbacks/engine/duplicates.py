@@ -22,7 +22,7 @@ REPEATING_SHARE = 0.9
 
 
 def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
-    """The same number for equal rows (and for no others), so that what repeats is scored once.
+    """Return the same number for equal rows (and for no others), so that what repeats is scored once.
 
     Rows are compared bit by bit after -0.0 became 0.0; candidates come from a hash of 64 bits, and each is checked. Should
     the hash of two different rows be the same, the copies of one of them get numbers of their own, which costs time alone.

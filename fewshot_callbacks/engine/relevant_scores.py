@@ -102,6 +102,7 @@ class RelevantScores:
         per_vector = 8 * self.scores.dim * 8  # a few float64 copies of each vector
         at_once = max(1, self.memory_bytes // 4 // (per_vector * (rows + width) + 32 * rows * width))
         if at_once > 1 or blocks > 1:
+            # classes of about 16 MB of vectors at once, even where the budget allows more
             at_once = min(at_once, max(1, 2**22 // (per_vector * (rows + width))) * 4)
             for block in range(0, blocks, at_once):
                 some = queries[block : block + at_once]

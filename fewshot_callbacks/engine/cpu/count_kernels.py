@@ -30,8 +30,8 @@ from fewshot_callbacks.engine.cpu.exact_kernels import (  # noqa: F401 - one doo
     squares,
 )
 
-FEW = 96
-"""Up to this many thresholds are compared faster than searched."""
+SCANNED = 96
+"""Up to this many thresholds are scanned faster than searched."""
 RUN = 256
 """Columns that are handled at once: their tables and counters stay in the second cache."""
 
@@ -113,7 +113,7 @@ def near_scores(estimates, queries, members, error, pairs, same_set, low, high, 
 
 @_inlined
 def _begun(low, value):
-    """How many ascending numbers are not above a value."""
+    """Return how many of the ascending numbers are not above a value."""
     first, last = 0, low.shape[0]
     while first < last:
         middle = (first + last) // 2
@@ -193,10 +193,10 @@ def margins(side, error, out):
 
 @_inlined
 def _below(thresholds, relevant, value):
-    """How many of the ascending thresholds are smaller than the value."""
+    """Return how many of the ascending thresholds are smaller than the value."""
     low = 0
     high = relevant
-    while high - low > FEW:
+    while high - low > SCANNED:
         middle = (low + high) >> 1
         if thresholds[np.uint64(middle)] < value:
             low = middle + 1
@@ -294,7 +294,7 @@ def _resolve(pairs, rows, i, columns, j, row_open, column_open, screened, pooled
 
 @_inlined
 def _span(half, first, width, before, after):
-    """The columns of a run that are negatives: those up to `before`, then those from `after` on."""
+    """Return the columns of a run that are negatives: first those up to `before`, then those from `after` on."""
     if half == 0:
         return first, min(first + RUN, width, before)
     return max(first, after), min(first + RUN, width)
@@ -302,7 +302,7 @@ def _span(half, first, width, before, after):
 
 @_inlined
 def _sum_chunks(estimates, r, start, stop, value):
-    """The estimates of a span: slicing and unsigned indices let LLVM drop the checks for negative indices."""
+    """Sum the chunks of a span of estimates; slicing lets LLVM drop the checks for negative indices."""
     chunk = estimates[0, r, start:stop]
     for c in range(stop - start):
         value[c] = chunk[c]
@@ -429,7 +429,7 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
 
 @_kernel
 def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both, pairs, pooled):
-    """`count` where few candidates come near any threshold: only those that do are compared with it.
+    """Count as `count` does where few candidates come near any threshold: only those that do are compared with it.
 
     Candidates below the lowest threshold of a query are not counted for it, since they beat nothing.
 

@@ -8,6 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+SPARSE_SHARE = 0.2
+"""Share of a tile above the lowest thresholds below which its candidates are compared one by one."""
+
 
 @dataclass
 class Counts:
@@ -74,7 +77,7 @@ def count_tile(
     """
     low, high = _margins(counts, error, estimates.dtype)
     passing = estimates >= low[:, :1]  # below the lowest threshold nothing is beaten
-    if float(passing.count_nonzero()) < FEW * passing.numel():
+    if float(passing.count_nonzero()) < SPARSE_SHARE * passing.numel():
         rows, columns = passing.nonzero(as_tuple=True)
         is_open = _count_pairs(
             counts, rows, estimates[rows, columns], low, high, None if weights is None else weights[columns]
@@ -101,7 +104,7 @@ def count_pairs(
     error: Float[Tensor, "queries"],
     weights: Int[Tensor, "pairs"] | None = None,
 ) -> Bool[Tensor, "pairs"]:
-    """`count_tile` for single pairs; returns which of them are still open."""
+    """Count single pairs as `count_tile` does, and return which of them are still open."""
     return _count_pairs(counts, rows, estimates, *_margins(counts, error, estimates.dtype), weights)
 
 
@@ -118,14 +121,10 @@ def _count_pairs(
 
 
 def _margins(counts: Counts, error: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Below `low` an estimate is surely below its threshold, beyond `high` surely above."""
+    """Return (low, high): an estimate below `low` is surely below its threshold, one beyond `high` surely above."""
     low = rounded(counts.thresholds - error[:, None], dtype, up=False)  # (queries, relevant)
     high = rounded(counts.thresholds + error[:, None], dtype, up=True)
     return low, high
-
-
-FEW = 0.2
-"""Below this share of candidates above the lowest threshold it pays to compare them one by one."""
 
 
 def _rank_in_row(table: Tensor, rows: Tensor, values: Tensor, *, or_equal: bool) -> Int[Tensor, "pairs"]:
