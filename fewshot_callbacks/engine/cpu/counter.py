@@ -173,7 +173,8 @@ class TileCounter:
             error = self.rectangle.scores.error(block.index, self.precision, of_query=of_query)
             return _make_margins(side, error.numpy(), self.dtype)
 
-        return kept_or_made(key, self.kept.margins, space.margins, make)
+        made: kernels.Margins = kept_or_made(key, self.kept.margins, space.margins, make)
+        return made
 
     def _parts(self, rows: Block, columns: Block, both: bool, space: Space) -> Iterator[tuple[Any, int, int, Any]]:
         """Yield the estimates of some rows at a time, and what the kernels need to know of them.

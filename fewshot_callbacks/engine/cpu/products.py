@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -16,12 +16,11 @@ from fewshot_callbacks.engine.blocks import Block
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.scores.products import ScoreTiles
 
-Made = TypeVar("Made")
 Key = tuple[int, bool]
 """First row of a block, and whether it is a block of queries."""
 
 
-def kept_or_made(key: Key, kept: dict[Key, Made] | None, last: dict[Key, Made], make: Callable[[], Made]) -> Made:
+def kept_or_made(key: Key, kept: dict[Key, Any] | None, last: dict[Key, Any], make: Callable[[], Any]) -> Any:
     """Return what is kept for all threads or, if nothing is, what this thread made last; make it where it is missing.
 
     A thread holds what it needs for the two sides of a tile.
@@ -89,7 +88,8 @@ class Products:
             single = self.scores.operand(block.index, Precision.FLOAT32 if half else self.precision, of_query=of_query)
             return Operands(single, single[:, : self.scores.dim].to(self.scores.half) if half else None)
 
-        return kept_or_made((block.first, of_query or self.one_side), self.kept, space.operands, make)
+        made: Operands = kept_or_made((block.first, of_query or self.one_side), self.kept, space.operands, make)
+        return made
 
     def make(self, left: Operands, right: Operands, space: ProductSpace) -> NDArray[Any]:
         """Return (chunks, rows, columns): estimates of the scores, to be summed over the chunks."""
