@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-
-
-class ShardIndex(NamedTuple):
-    """Which of all items this process holds: their indices among all."""
-
-    queries: Int[Tensor, "queries"]
-    gallery: Int[Tensor, "gallery"]
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE
-from fewshot_callbacks.engine import (
-    Compared,
-    HammingPass,
-    RankingPass,
-    compare,
-    computing_on,
-    find_candidates,
-    open_pass,
-)
+from fewshot_callbacks.engine import Pass, find_candidates, open_pass
+from fewshot_callbacks.engine.options import computing_on
+from fewshot_callbacks.engine.scores import compare
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
@@ -219,7 +213,7 @@ def search_groups(
     inputs: RetrievalInputs,
     splits: Splits,
     settings: RetrievalSettings,
-    ranking: RankingPass | HammingPass | None = None,
+    ranking: Pass | None = None,
 ) -> GroupedRecall:
     """Compute Recall@K inside groups of labels; collective.
 
@@ -234,16 +228,15 @@ def search_groups(
     """
     best, device = None, torch.device("cpu")
     if ranking is not None and bool(torch.isin(inputs.gallery_labels, inputs.query_labels).all()):
-        compared: Compared = (ranking.queries, ranking.gallery) if isinstance(ranking, HammingPass) else ranking.scores
-        begin = partial(open_pass, compared, memory_bytes=ranking.memory_bytes, precision=ranking.precision)
+        begin = partial(open_pass, ranking.scores, memory_bytes=ranking.memory_bytes, precision=ranking.precision)
         best, device = ranking.best_matches(), ranking.candidates.query_order.device
     else:
         inputs = inputs.among_queries_labels()
         if not len(inputs.gallery_labels):
             first = splits[0][0]
             raise _without_match(0, int(torch.isin(inputs.query_labels, first).sum()), first, inputs.label_names)
-        compared = compare(inputs.queries, inputs.gallery, settings.similarity, device, inputs.processes)
-        begin = partial(open_pass, compared, memory_bytes=int(settings.memory_mb * 10**6))
+        scores = compare(inputs.queries, inputs.gallery, settings.similarity, device, inputs.processes)
+        begin = partial(open_pass, scores, memory_bytes=int(settings.memory_mb * 10**6))
     query_labels, gallery_labels = inputs.query_labels.to(device), inputs.gallery_labels.to(device)
     codes = {name: None if code is None else code.to(device) for name, code in inputs.codes.items()}
     distinct = inputs.query_labels.unique()
@@ -260,9 +253,7 @@ def search_groups(
     return _summary(values, splits, len(distinct) - sum(map(len, splits[0])), settings)
 
 
-def _recalls(
-    ranking: RankingPass | HammingPass, inputs: RetrievalInputs, settings: RetrievalSettings
-) -> Float[Tensor, "ks queries"]:
+def _recalls(ranking: Pass, inputs: RetrievalInputs, settings: RetrievalSettings) -> Float[Tensor, "ks queries"]:
     """Recall@K of each query of all processes; NaN without a match."""
     own = torch.arange(len(inputs.query_labels)) if inputs.share is None else inputs.share.queries
     recalls = torch.full((len(settings.grouped_k), len(own)), torch.nan, dtype=torch.float64)

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.engine import Codes, ShardIndex, pack_codes
+from fewshot_callbacks.distributed.processes import Processes, ShardIndex
+from fewshot_callbacks.engine.codes import Codes, pack_codes
 from fewshot_callbacks.functional._inputs import (
     check_matrix,
     computable,

@@ -24,17 +24,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine import (
-    BestMatches,
-    ScoreTiles,
-    Similarity,
-    check_similarity,
-    compare,
-    computing_on,
-    find_candidates,
-    open_pass,
-    row_numbers,
-)
+from fewshot_callbacks.engine import BestMatches, find_candidates, open_pass
+from fewshot_callbacks.engine.options import computing_on
+from fewshot_callbacks.engine.scores import ScoreTiles, Similarity, check_similarity
 from fewshot_callbacks.functional._inputs import computable
 
 NUMBERS_PER_COMPONENT = 16
@@ -130,9 +122,7 @@ def _count_others(
 
     def scored() -> Iterator[tuple[_Sums, ScoreTiles]]:
         for sums in means.blocks():
-            scores = compare(queries, sums.means(slice(None)), means.similarity)
-            assert isinstance(scores, ScoreTiles)
-            yield sums, scores
+            yield sums, ScoreTiles.from_rows(queries, sums.means(slice(None)), means.similarity)
 
     own = torch.full((len(queries),), -torch.inf, dtype=torch.float64, device=queries.device)
     better, equal = torch.zeros_like(query_class), torch.zeros_like(query_class)
@@ -144,9 +134,8 @@ def _count_others(
             with_own = scores.with_gallery(sums.means(query_class[part] - sums.first, left_out))
             own[part] = scores.to_user_scores(with_own.pair_scores(part, torch.arange(len(part), device=part.device)))
     for sums, scores in blocks or scored():
-        # equal prototypes share a label, so that a pass over a collapsed set takes one for all; no query has that label
-        same = row_numbers(scores.gallery)
-        candidates = find_candidates(query_class + len(same) + 1, same, same_set=False)
+        # the prototypes share a label, so that a pass over a collapsed set takes one for all; no query has it
+        candidates = find_candidates(query_class + 2, torch.zeros_like(sums.counts), same_set=False)
         best = BestMatches(scores.to_exact_scores(own), (query_class >= 0).long())
         for ranks in open_pass(scores, candidates, memory_bytes, best=best).run():
             better[ranks.queries] += ranks.negatives_above.sum(dim=1)
