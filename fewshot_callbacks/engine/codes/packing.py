@@ -42,9 +42,9 @@ class HammingScores:
     longest_item: ClassVar[tuple[int, float]] = (-1, 1.0)
 
     @staticmethod
-    def to_user_score(key: float) -> float:
-        """Return the exact score itself."""
-        return key
+    def to_user_score(score: float) -> float:
+        """Return the score itself."""
+        return score
 
     @staticmethod
     def to_exact_score(score: float) -> float:
