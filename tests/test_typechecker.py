@@ -1,4 +1,4 @@
-"""The checks of the tests: wrong sizes and types are refused wherever an import hook writes them, and can be switched off."""
+"""The checks of the tests: wrong sizes and types are refused where an import hook writes them, and can be switched off."""
 
 from dataclasses import dataclass
 
