@@ -19,15 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE
-from fewshot_callbacks.engine import (
-    Compared,
-    HammingPass,
-    RankingPass,
-    compare,
-    computing_on,
-    find_candidates,
-    open_pass,
-)
+from fewshot_callbacks.engine import Pass, find_candidates, open_pass
+from fewshot_callbacks.engine.options import computing_on
+from fewshot_callbacks.engine.scores import compare
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
@@ -72,7 +66,7 @@ class GroupedRecall:
     per_group: dict[int, Float[Tensor, "repeats groups"]] = field(compare=False, repr=False)
     """K -> Recall@K inside each group of each split"""
     confidence: float = 0.95
-    """of the intervals"""
+    """confidence level of the intervals"""
     unmatched: Unmatched = "exclude"
     """whether queries without a match were left out or counted as misses"""
     are_given: bool = False
@@ -81,7 +75,7 @@ class GroupedRecall:
     """the labels of each group of each split"""
 
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
-        """The difference to another set, of whatever classes: K -> value and interval.
+        """Compute the difference to another set, possibly of other classes: K -> value and interval.
 
         The two sets are taken as independent, as the training and the validation classes are.
 
@@ -200,7 +194,7 @@ def choose_groups(
 
     Args:
         call: the public function, for messages.
-        name: of the argument that gives groups, for messages.
+        name: name of the argument that gives groups, for messages.
         inputs: queries and gallery.
         settings: with given groups or a group size.
         repeats: number of independent splits.
@@ -219,14 +213,14 @@ def search_groups(
     inputs: RetrievalInputs,
     splits: Splits,
     settings: RetrievalSettings,
-    ranking: RankingPass | HammingPass | None = None,
+    ranking: Pass | None = None,
 ) -> GroupedRecall:
     """Compute Recall@K inside groups of labels; collective.
 
     Args:
         inputs: queries and gallery.
         splits: the labels of each group of each split, all of them labels of queries.
-        settings: those of the evaluation.
+        settings: settings of the evaluation.
         ranking: a finished pass over all pairs, whose vectors, precision and best matches are used again.
 
     Raises:
@@ -234,16 +228,15 @@ def search_groups(
     """
     best, device = None, torch.device("cpu")
     if ranking is not None and bool(torch.isin(inputs.gallery_labels, inputs.query_labels).all()):
-        compared: Compared = (ranking.queries, ranking.gallery) if isinstance(ranking, HammingPass) else ranking.scores
-        begin = partial(open_pass, compared, memory_bytes=ranking.memory_bytes, precision=ranking.precision)
+        begin = partial(open_pass, ranking.scores, memory_bytes=ranking.memory_bytes, precision=ranking.precision)
         best, device = ranking.best_matches(), ranking.candidates.query_order.device
     else:
         inputs = inputs.among_queries_labels()
         if not len(inputs.gallery_labels):
             first = splits[0][0]
             raise _without_match(0, int(torch.isin(inputs.query_labels, first).sum()), first, inputs.label_names)
-        compared = compare(inputs.queries, inputs.gallery, settings.similarity, device, inputs.processes)
-        begin = partial(open_pass, compared, memory_bytes=int(settings.memory_mb * 10**6))
+        scores = compare(inputs.queries, inputs.gallery, settings.similarity, device, inputs.processes)
+        begin = partial(open_pass, scores, memory_bytes=int(settings.memory_mb * 10**6))
     query_labels, gallery_labels = inputs.query_labels.to(device), inputs.gallery_labels.to(device)
     codes = {name: None if code is None else code.to(device) for name, code in inputs.codes.items()}
     distinct = inputs.query_labels.unique()
@@ -260,9 +253,7 @@ def search_groups(
     return _summary(values, splits, len(distinct) - sum(map(len, splits[0])), settings)
 
 
-def _recalls(
-    ranking: RankingPass | HammingPass, inputs: RetrievalInputs, settings: RetrievalSettings
-) -> Float[Tensor, "ks queries"]:
+def _recalls(ranking: Pass, inputs: RetrievalInputs, settings: RetrievalSettings) -> Float[Tensor, "ks queries"]:
     """Recall@K of each query of all processes; NaN without a match."""
     own = torch.arange(len(inputs.query_labels)) if inputs.share is None else inputs.share.queries
     recalls = torch.full((len(settings.grouped_k), len(own)), torch.nan, dtype=torch.float64)
@@ -293,7 +284,7 @@ def _means_of_groups(
 
 
 def _group_of_each(distinct: Int[Tensor, "labels"], split: Sequence[Tensor]) -> Int[Tensor, "labels"]:
-    """The number of the group of each label. What is left over makes groups of its own, which count for nothing."""
+    """Number the group of each label. Labels in no group make further groups, which are not counted."""
     sizes = torch.tensor([len(group) for group in split])
     group_of = torch.full((len(distinct),), -1)
     group_of[torch.searchsorted(distinct, torch.cat(list(split)))] = torch.arange(len(split)).repeat_interleave(sizes)
@@ -318,7 +309,7 @@ def _without_match(
 
 
 def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "members"]]:
-    """For each group the indices of its items."""
+    """List the indices of the items of each group."""
     order = group.argsort(stable=True)
     bounds = torch.searchsorted(group[order], torch.arange(groups + 1))
     return [order[bounds[i] : bounds[i + 1]] for i in range(groups)]
@@ -358,7 +349,7 @@ def _summary(
 
 
 def over_splits(intervals: Iterable[Interval]) -> Interval:
-    """The mean of the intervals of several splits: the same items return in each, so that more splits add no certainty."""
+    """Average the intervals of several splits: the same items return in each, so that more splits add no certainty."""
     lows, highs = zip(*intervals, strict=True)
     if any(map(math.isnan, lows)):
         return UNKNOWN

@@ -69,7 +69,7 @@ def checked_groups(call: str, name: str, groups: Any) -> list[Labels]:
 
     Args:
         call: the public function, for the message.
-        name: of the argument, for the message.
+        name: name of the argument, for messages.
         groups: the labels of each group, integers or words.
 
     Raises:
@@ -106,9 +106,9 @@ def given_split(
 
     Args:
         call: the public function, for the message.
-        name: of the argument, for the message.
-        groups: as `checked_groups` returns them.
-        labels: of the queries.
+        name: name of the argument, for messages.
+        groups: labels of each group, from `checked_groups`.
+        labels: labels of the queries.
         label_names: the word of each label, if they were words.
 
     Raises:

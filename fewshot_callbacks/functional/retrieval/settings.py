@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast, get_arg
 import torch
 from docstring_parser import parse_from_object
 
-from fewshot_callbacks.engine import Similarity, check_similarity
+from fewshot_callbacks.engine.scores import Similarity, check_similarity
 from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, checked_groups
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties, check_ties
 from fewshot_callbacks.functional.statistics.intervals import normal_quantile
@@ -196,7 +196,7 @@ class RetrievalSettings:
             target: the function or class, whose name messages begin with.
             given: settings by name.
             options: the settings it has.
-            names: its name of a setting -> the name here, where these differ.
+            names: name of a setting in the signature of `target` -> its name here, where these differ.
 
         Raises:
             UnknownSettingError: with the name that is near.
@@ -213,7 +213,7 @@ class RetrievalSettings:
         return settings
 
     def arguments(self) -> RetrievalOptions:
-        """As keyword arguments of `evaluate_retrieval`."""
+        """Return the settings as keyword arguments of `evaluate_retrieval`."""
         return cast(RetrievalOptions, {field.name: getattr(self, field.name) for field in fields(self)})
 
 
@@ -231,7 +231,7 @@ class Setting(NamedTuple):
 
 @functools.cache
 def described_settings() -> dict[str, Setting]:
-    """Each setting by name; without Python's sources the meanings are empty."""
+    """Describe each setting by name; without Python's sources the meanings are empty."""
     types = get_type_hints(RetrievalOptions)
     meanings = {entry.arg_name: entry.description for entry in parse_from_object(RetrievalSettings).params}
     return {
