@@ -106,6 +106,7 @@ TESTED_WITH = {
     "callbacks/_evaluation": "callbacks/test_situations",
     "callbacks/_failures": "callbacks/test_embeddings",
     "callbacks/_progress": "callbacks/test_retrieval",
+    "callbacks/_schedule": "callbacks/test_generalization_gap",
     "callbacks/_targets": "callbacks/test_multilabel",
     "callbacks/_training_classes": "callbacks/test_generalization_gap",
     "cli/_checkpoint": "cli/test_mistakes",
@@ -135,14 +136,17 @@ TESTED_WITH = {
     "engine/open_pass": "engine/test_ranking_pass",
     "engine/options": "engine/test_ranking_pass",
     "engine/pooled/bins": "engine/pooled/test_intervals",
+    "engine/pooled/bounds": "engine/pooled/test_recount",
     "engine/pooled/first_counts": "engine/pooled/test_histogram",
     "engine/pooled/record": "engine/pooled/test_highest",
     "engine/pooled/refine": "engine/pooled/test_recount",
+    "engine/pooled/relevant_pairs": "engine/pooled/test_recount",
     "engine/pooled/tally": "engine/pooled/test_highest",
     "engine/pytorch/tile": "engine/pytorch/test_count",
     "engine/pytorch/tiles": "engine/pytorch/test_count",
     "engine/ranks": "engine/test_exchange",
     "engine/scores/bounds": "engine/scores/test_products",
+    "engine/scores/compare": "engine/scores/test_exact",
     "engine/scores/pairs": "engine/scores/test_products_of_pairs",
     "engine/scores/similarity": "engine/scores/test_exact",
     "engine/scores/vectors": "engine/scores/test_units",
@@ -160,6 +164,7 @@ TESTED_WITH = {
     "protonet/_divergence": "protonet/test_module",
     "protonet/evaluation": "protonet/test_module",
     "protonet/pieces": "protonet/test_embedding_module",
+    "functional/retrieval/threshold_search": "functional/retrieval/test_operating_points",
 }
 """Module without a test file of its name -> the test file of what it is a part of."""
 
