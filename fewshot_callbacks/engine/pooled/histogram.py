@@ -73,8 +73,8 @@ class PooledCounts:
         self.matrix = matrix
         self.capacity = max(1000, int(matrix.free_bytes * SHARE_OF_HIGHEST / 8)) if capacity is None else capacity
         self._wanted, self._thresholds = wanted, thresholds
-        grid = self._grid(*matrix.scores.key_range, matrix.scores.largest_error(Precision.FLOAT32))
-        self._set_forecast(Forecast(grid))
+        error = matrix.scores.largest_error(Precision.FLOAT32)
+        self._set_forecast(Forecast(self._grid(*matrix.scores.key_range, error)))
         self.highest = TopNegatives(matrix.repeats, symmetric=matrix.symmetric_ranks)
         self._precision: Precision | None = None
         self._coarsest = Precision.FLOAT32
@@ -134,12 +134,7 @@ class PooledCounts:
         )
 
     def collect(self, record: PairRecord, position: int) -> None:
-        """Take what a thread has recorded of a rectangle of the pass.
-
-        Args:
-            record: of one thread.
-            position: of the rectangle.
-        """
+        """Take what a thread has recorded of the rectangle at this position of the pass."""
         record = record.compacted()
         self.negatives += record.histogram
         screened = self._precision == Precision.HALF
@@ -192,13 +187,12 @@ class PooledCounts:
         positives, negatives = processes.summed(self.positives), processes.summed(self.negatives)
         coarsest = Precision(-int(processes.largest([-self._coarsest])[0]))
         self.highest.reduce_over_processes(processes)
-        across = matrix.candidates.across_classes
         return CountBounds(
             self.forecast.grid,
             positives,
             negatives,
             self.highest,
-            int(negatives[1:].sum()) if across else everyone.pairs - everyone.relevant_pairs,
+            int(negatives[1:].sum()) if matrix.candidates.across_classes else everyone.pairs - everyone.relevant_pairs,
             matrix.scores.largest_error(coarsest),
             self.forecast.floor if self._precision == Precision.HALF else -math.inf,
             matrix.scores.key_range,

@@ -34,16 +34,12 @@ EARLY_RANKS = 2**14
 
 @dataclass(frozen=True)
 class Open:
-    """What has to be counted before a question can be answered."""
+    """What one question leaves open; see `OpenQuestions`."""
 
     decisive: Bools | None = None
-    """bins in which the threshold may lie"""
     wanted: tuple[float, ...] = ()
-    """thresholds"""
     sought: tuple[tuple[float, float], ...] = ()
-    """intervals in which negatives of some rank lie"""
     early: tuple[tuple[float, float], ...] = ()
-    """others that may be sought later"""
 
 
 @dataclass(frozen=True)
