@@ -169,14 +169,14 @@ def block_bytes(block: int, dim: int, relevant: float, whole_tiles: bool, column
     return 4 * parts * min(part_rows(columns), block) * columns + block * of_row + columns * of_column
 
 
-def table_cells(relevant: float) -> int:
-    """Return into how many cells the interval of `relevant` thresholds is cut: few in one, and the tables in the cache."""
+def table_bins(relevant: float) -> int:
+    """Return into how many bins the interval of `relevant` thresholds is cut: few in one, and the tables in the cache."""
     return 1024 if relevant < 256 else max(4096, min(2**14, 2 ** math.ceil(math.log2(4 * relevant))))
 
 
 def table_bytes(relevant: float) -> int:
     """Return what a query's table takes."""
-    return (1 if relevant < 127 else 2 if relevant < 2**15 - 1 else 4) * table_cells(relevant) + 100
+    return (1 if relevant < 127 else 2 if relevant < 2**15 - 1 else 4) * table_bins(relevant) + 100
 
 
 def part_rows(columns: int, most: int = EngineOptions.tile_rows) -> int:

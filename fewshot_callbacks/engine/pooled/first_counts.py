@@ -52,7 +52,7 @@ class FirstCounts:
     @property
     def relevant(self) -> RelevantPairs:
         """The scores of the relevant pairs."""
-        return RelevantPairs(self.ranking_pass.relevant_scores, self.ranking_pass.matrix.processes)
+        return RelevantPairs(self.ranking_pass.thresholds.relevant_scores, self.ranking_pass.matrix.processes)
 
     def bins(self) -> ThresholdBins:
         """Return what is known: of each relevant score in some bins above the cut, and of the other bins."""
