@@ -38,7 +38,7 @@ def mixed(seed: int, positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, 
     Examples:
         >>> hashes = mixed(0, np.arange(1000))
         >>> hashes.argsort()[:3]
-        array([788, 355, 959])
+        array([410, 821, 366])
     """
     with np.errstate(over="ignore"):
         value = positions.astype(np.uint64) + np.uint64(seed % 2**32) * np.uint64(0xD1B54A32D192ED03)
