@@ -5,6 +5,8 @@ from fewshot_callbacks.engine.candidates import Candidates, find_candidates
 from fewshot_callbacks.engine.codes.hamming_pass import HammingCounts, HammingPass
 from fewshot_callbacks.engine.codes.packing import Codes, pack_codes
 from fewshot_callbacks.engine.duplicates import row_numbers
+from fewshot_callbacks.engine.neighbours.nearest import Nearest, nearest_items
+from fewshot_callbacks.engine.neighbours.pairs_above import PairsAbove, pairs_above
 from fewshot_callbacks.engine.open_pass import Compared, compare, open_pass
 from fewshot_callbacks.engine.options import EngineOptions, Progress, engine_options
 from fewshot_callbacks.engine.pooled.bins import ThresholdBins
@@ -30,7 +32,9 @@ __all__ = [
     "HammingCounts",
     "HammingPass",
     "Located",
+    "Nearest",
     "OpenQuestions",
+    "PairsAbove",
     "PooledCounts",
     "Progress",
     "RankBlock",
@@ -49,8 +53,10 @@ __all__ = [
     "find_candidates",
     "full_precision",
     "least_bytes",
+    "nearest_items",
     "open_pass",
     "pack_codes",
+    "pairs_above",
     "plan_recount",
     "row_numbers",
     "rows_at_once",
