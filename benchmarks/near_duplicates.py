@@ -59,7 +59,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    table = Table("items", "embeddings", "pairs", "near_duplicates, s", "x floor", f"nearest, k={options.k}, s", "x floor")
+    table = Table(
+        "items", "embeddings", "pairs", "near_duplicates, s", "x floor", f"nearest, k={options.k}, s", "x floor"
+    )
     for items in options.items:
         for difficulty in options.difficulty:
             embeddings = with_copies(items, options.dim, difficulty)

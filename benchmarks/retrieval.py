@@ -371,7 +371,7 @@ GROUPS = {
 
 
 def _engine(**options: Any) -> AbstractContextManager[object]:
-    from fewshot_callbacks.engine import engine_options  # noqa: PLC0415
+    from fewshot_callbacks.engine.options import engine_options  # noqa: PLC0415
 
     return engine_options(**options)
 

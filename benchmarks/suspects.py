@@ -72,7 +72,9 @@ def flipped(
     return given, is_wrong
 
 
-def ours(vectors: NDArray[np.float64], labels: NDArray[np.int64], k: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+def ours(
+    vectors: NDArray[np.float64], labels: NDArray[np.int64], k: int
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     found = suspects(vectors, labels, k=k, at_least=0.0)
     order = np.full(len(labels), -np.inf)
     order[found.index.numpy()] = found.log_odds.numpy()
@@ -100,15 +102,25 @@ METHODS: dict[str, Method] = {
 
 
 def cell(values: list[float]) -> str:
-    half = student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    half = (
+        student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+        if len(values) > 1
+        else np.nan
+    )
     return f"{np.mean(values):.3f} ±{half:.3f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.01, 0.05, 0.1], help="of the labels that are flipped")
-    parser.add_argument("--flips", choices=["random", "close"], default="random", help="to any class, or to a similar one")
-    parser.add_argument("--small", action="store_true", help="keep two to five items of a class; of the digits 5 to 170")
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=[0.01, 0.05, 0.1], help="of the labels that are flipped"
+    )
+    parser.add_argument(
+        "--flips", choices=["random", "close"], default="random", help="to any class, or to a similar one"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="keep two to five items of a class; of the digits 5 to 170"
+    )
     parser.add_argument("--seeds", type=int, default=10, help="draws of the flipped labels (default: %(default)s)")
     parser.add_argument("--k", type=int, default=10, help="neighbours that vote (default: %(default)s)")
     options = parser.parse_args()

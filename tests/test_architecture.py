@@ -116,13 +116,69 @@ def test_every_test_file_says_what_it_holds():
     assert [file for file in TEST_FILES if not ast.get_docstring(ast.parse(file.read_text()))] == []
 
 
-def test_the_engine_is_entered_by_its_door():
+DOORS = {
+    "engine": PACKAGE / "engine/__init__.py",
+    "engine.budget": PACKAGE / "engine/budget.py",
+    "engine.codes": PACKAGE / "engine/codes/__init__.py",
+    "engine.neighbours": PACKAGE / "engine/neighbours/__init__.py",
+    "engine.options": PACKAGE / "engine/options.py",
+    "engine.pooled": PACKAGE / "engine/pooled/__init__.py",
+    "engine.scores": PACKAGE / "engine/scores/__init__.py",
+}
+"""What may be imported from the engine outside of it, and where it says which names."""
+
+MOST_NAMES = 7
+
+
+def names_of(door):
+    """The names that a door lists in `__all__`."""
+    for node in ast.parse(DOORS[door].read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"{door} lists no names")
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_of_the_engine_has_few_names(door):
+    names = names_of(door)
+    assert len(names) <= MOST_NAMES
+    assert not [name for name in names if not any(name in imported_from(door, file) for file in outside())], (
+        "nobody asks"
+    )
+
+
+def outside():
+    """The modules of the package outside the engine, the benchmarks and the tools."""
+    own = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] != "engine"]
+    return [*own, *ROOT.glob("benchmarks/*.py"), *ROOT.glob("tools/**/*.py")]
+
+
+def imported_from(door, file):
+    """The names that a file imports from a door."""
+    return [
+        alias.name
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == f"fewshot_callbacks.{door}"
+        for alias in node.names
+    ]
+
+
+def test_the_engine_is_entered_by_its_doors():
     inner = [
         f"{file} imports {module}"
         for file, layer, module in imports()
-        if layer != "engine" and module.startswith("engine.")
+        if layer != "engine" and module.startswith("engine") and module not in DOORS
     ]
     assert not inner
+    wrong = [
+        f"{file} imports {name} from {door}"
+        for door in DOORS
+        for file in outside()
+        if file.is_relative_to(PACKAGE)
+        for name in imported_from(door, file)
+        if name not in names_of(door)
+    ]
+    assert not wrong
 
 
 def test_rooms_of_the_engine_do_not_import_the_pass():

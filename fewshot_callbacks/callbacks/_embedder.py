@@ -39,7 +39,7 @@ class Embedder:
         self.reader, self.owner = reader, owner
 
     def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
-        """Embeddings and labels of a batch that has arrived on the device."""
+        """Embed a batch that has arrived on the device, and read its labels."""
         with trainer.precision_plugin.val_step_context():
             result: Any = self.embed(module, batch) if callable(self.embed) else self._called(module, batch)
         key = self.reader.source[0] if isinstance(self.reader.source, tuple) else STEP_KEYS[0]
@@ -134,7 +134,7 @@ class Embedder:
 
 
 def _inputs(batch: Any, owner: str) -> Any:
-    """What a model is called with: the first part of a batch, or of a mapping its only entry besides the labels."""
+    """Find the inputs of the model: the first part of a batch, or of a mapping its only entry besides the labels."""
     if isinstance(batch, Mapping):
         rest = [key for key in batch if key not in ("labels", "label", "targets", "target", "y")]
         if len(rest) == 1:

@@ -1,4 +1,4 @@
-"""What every monitor of a validation or test set does: listen to the steps, agree with the other ranks, log."""
+"""Base of the monitors of a validation or test set: reads the steps, agrees with the other ranks, logs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ STEPS = {"val": "validation_step", "test": "test_step"}
 
 
 class EvaluationMonitor(Callback, ABC):
-    """Reads embeddings of each validation and test batch, and has them measured at the end of the epoch.
+    """Reads the embeddings of each validation and test batch; subclasses measure them at the end of the epoch.
 
-    Of Lightning's sanity check nothing is measured, but a step that gives no embeddings is noticed. An error while
-    reading is kept until the end of the epoch, so that all ranks learn of it together and none waits for another.
+    Nothing of Lightning's sanity check is measured, but a step that returns no embeddings is an error there, too. An error
+    while reading is kept until the end of the epoch, so that all ranks learn of it together and none waits for another.
 
     Args:
         source: see `EmbeddingReader`.
@@ -50,20 +50,20 @@ class EvaluationMonitor(Callback, ABC):
     def _collect(
         self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
     ) -> None:
-        """Take in a batch. `positions`: the places of its items in this rank's pass over the loader."""
+        """Add a batch. `positions`: the index of each item in this rank's pass over the loader."""
 
     @abstractmethod
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        """Measure what was collected and log it. `failed`: what went wrong on any rank, by loader."""
+        """Measure the collected set and log the values. `failed`: the error of any rank, by loader."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drop what was collected."""
+        """Drop the collected set."""
 
     # -------------------------------------------------------------------------------------------------------------- hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Listen to the submodule, if embeddings come from one.
+        """Hook the submodule, if embeddings come from one.
 
         Raises:
             ValueError: if another monitor of this kind would log under the same keys: Lightning would log their mean.
@@ -79,14 +79,13 @@ class EvaluationMonitor(Callback, ABC):
         self._reader.attach(pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave no hook and no embeddings behind."""
+        """Remove hooks and embeddings."""
         self._reader.detach()
         self._begin()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave no hook and no embeddings behind, also when the run was stopped."""
-        self._reader.detach()
-        self._begin()
+        """Remove hooks and embeddings, also when the run was stopped."""
+        self.teardown(trainer, pl_module, "")
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set."""
@@ -117,7 +116,7 @@ class EvaluationMonitor(Callback, ABC):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Take in the embeddings of this batch."""
+        """Read the embeddings of this batch."""
         self._read(trainer, outputs, batch, dataloader_idx, STEPS["val"])
 
     def on_test_batch_end(
@@ -129,11 +128,11 @@ class EvaluationMonitor(Callback, ABC):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Take in the embeddings of this batch."""
+        """Read the embeddings of this batch."""
         self._read(trainer, outputs, batch, dataloader_idx, STEPS["test"])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure the set, before checkpoints and early stopping look."""
+        """Measure the set, before checkpoints and early stopping read the values."""
         self._end(trainer, pl_module, "val")
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -163,7 +162,7 @@ class EvaluationMonitor(Callback, ABC):
             self._failed[loader] = error
 
     def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        """Embeddings and labels of the step that has just ended."""
+        """Read the embeddings and labels of the step that has just ended."""
         return self._reader.read(outputs, batch, step)
 
     def _end(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -190,10 +189,9 @@ class EvaluationMonitor(Callback, ABC):
         """Refuse loaders that the settings do not fit; a monitor with such settings says how."""
 
     def _unpadded_length(self, trainer: Trainer, loader: int, *, ids: bool = False) -> int | None:
-        """How many items of a loader there are before a `DistributedSampler` repeats some; None where that is not known.
+        """Count the items of a loader before a `DistributedSampler` repeats some; None where that is not known.
 
-        Every process has to ask. Where several share the items in a way that is not known, and there are no ids by which
-        to tell them apart, that is said once.
+        Collective. Warns once if processes share the items in an unknown way and no ids identify repeated items.
         """
         if process_count() == 1:
             return None
@@ -214,14 +212,14 @@ class EvaluationMonitor(Callback, ABC):
                 why = f"there are {process_count()} processes, and the sampler deals to {sampler.num_replicas}"
             total = sum(items for _, items in known)
             self._policy.say(
-                f"Whether some of the {total} items of loader {loader} came to several processes cannot be told, because "
+                f"Whether some of the {total} items of loader {loader} came to several processes is unknown, because "
                 f"{why}; such items count more than once. {self._remedy_for_repeats} (Said once.)",
                 kind="repeated items",
             )
         return None
 
     def _log(self, pl_module: LightningModule, key: str, value: float, *, prog_bar: bool = False) -> None:
-        """Log a value that every rank has."""
+        """Log a value that is equal on all ranks."""
         # the largest of equal values, so that Lightning does not warn of values that it has not reduced
         reduction: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"} if process_count() > 1 else {}
         pl_module.log(
@@ -237,13 +235,13 @@ class EvaluationMonitor(Callback, ABC):
 
 
 def suffixes(trainer: Trainer) -> list[str]:
-    """What the keys of each loader end in: nothing for a single one, its name or index otherwise."""
+    """List the ends of the keys of each loader: empty for a single one, else its name or index."""
     names = list(evaluation_loaders(trainer))
     return [f"/{name}" for name in names] if len(names) > 1 else [""] * len(names)
 
 
 def portable(error: Exception) -> Exception:
-    """An error that another process can be sent; on one process the error itself, with its traceback."""
+    """Make an error that can be sent to another process; on one process return it as it is, with its traceback."""
     if process_count() == 1:
         return error
     if type(error) in (ValueError, UsageError):

@@ -1,4 +1,4 @@
-"""Errors and warnings of the monitors: which end a run, and which are told while it goes on."""
+"""Errors and warnings of the monitors: which end a run, and which are logged while it goes on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FailurePolicy:
         self._told: set[str] = set()
 
     def begin(self) -> None:
-        """A run begins: warn again of what an earlier run has already warned of."""
+        """Forget the warnings of an earlier run."""
         self._told = set()
 
     def handle(self, error: Exception, consequence: str) -> None:
@@ -49,5 +49,5 @@ class FailurePolicy:
 
 
 def without_digits(words: str) -> str:
-    """The words alone, by which two messages with different numbers are found to be of one kind."""
+    """Remove the digits, so that messages that differ in their numbers alone are of one kind."""
     return "".join(character for character in words if not character.isdigit())

@@ -39,10 +39,10 @@ class TargetBook:
         self._rows: dict[int, bytes] = {}
 
     def number(self, labels: Any, step: str) -> Any:
-        """A number for each row of multi-label targets; labels of any other form as they are.
+        """Number the rows of multi-label targets; return labels of any other form as they are.
 
         Args:
-            labels: of a batch.
+            labels: labels of a batch.
             step: where they come from, for messages.
 
         Raises:
@@ -81,7 +81,7 @@ class TargetBook:
         return number
 
     def joined(self, processes: Processes) -> TargetBook:
-        """The book of all processes, in each. All of them have to ask for it."""
+        """Merge the books of all processes. Collective."""
         book = TargetBook(self.owner)
         for labels, rows in processes.gather((self.labels, self._rows)):
             if None not in (labels, book.labels) and labels != book.labels:
@@ -93,7 +93,7 @@ class TargetBook:
         return book
 
     def targets(self, numbers: Int[Tensor, "items"]) -> Float[Tensor, "items labels"]:
-        """The rows that these numbers stand for."""
+        """Return the rows of these numbers."""
         if not len(numbers):
             return torch.empty(0, self.labels or 1)
         packed = np.frombuffer(b"".join(self._rows[number] for number in numbers.tolist()), np.uint8)
@@ -102,7 +102,7 @@ class TargetBook:
 
 
 def gathered(shard: Shard, processes: Processes) -> tuple[Tensor, Tensor]:
-    """The embeddings and labels of all processes in each of them, in the order of the data set."""
+    """Gather the embeddings and labels of all processes in each of them, in the order of the data set."""
     if processes.count == 1:
         return shard.embeddings, shard.labels
     shards = processes.gather(shard)
@@ -110,18 +110,18 @@ def gathered(shard: Shard, processes: Processes) -> tuple[Tensor, Tensor]:
 
 
 def target_settings(settings: RetrievalSettings) -> RetrievalSettings:
-    """What of a monitor's settings is for multi-label targets; nDCG@10 where no nDCG is asked for."""
+    """Select a monitor's settings for multi-label targets, with nDCG@10 where no nDCG is asked for."""
     chosen = {name: getattr(settings, name) for name in ARGUMENTS}
     return RetrievalSettings(**chosen | {"ndcg_k": tuple(settings.ndcg_k) or (10,)})
 
 
 def target_arguments(settings: RetrievalSettings) -> dict[str, Any]:
-    """As keyword arguments of `evaluate_multilabel`."""
+    """Return the settings as keyword arguments of `evaluate_multilabel`."""
     return {name: getattr(target_settings(settings), name) for name in ARGUMENTS}
 
 
 def target_names(settings: RetrievalSettings, ndcg_gain: Gain) -> Sequence[str]:
-    """The keys of `MultilabelReport.metrics`, also where nothing could be computed."""
+    """List the keys of `MultilabelReport.metrics`, also where nothing could be computed."""
     return tuple(multilabel_metrics(target_settings(settings), ndcg_gain))
 
 

@@ -38,10 +38,10 @@ class TrainingClasses:
 
     Args:
         data: the training set as it is served in an evaluation; by default the Trainer's data module is asked for it.
-        labels: of its items; by default what `labels_in` finds.
+        labels: labels of the items; by default what `labels_in` finds.
         classes: how many.
-        items_per_class: of each.
-        seed: of the draw.
+        items_per_class: number of items of each class.
+        seed: seed of the draw.
         owner: name of the callback, for messages.
     """
 
@@ -113,7 +113,7 @@ class TrainingClasses:
 
 
 def labels_in(dataset: Any) -> Any:
-    """The label of each item of a data set, found without reading an item; None where there is no such thing.
+    """Find the label of each item of a data set without reading an item; None where there are none.
 
     They are its attribute `labels` or `targets`; those of the data set that a `Subset` is of, or of the parts of a
     `ConcatDataset`; the last tensor of a `TensorDataset`, if it holds integers; or the column of such a name of a `Table`.

@@ -83,12 +83,12 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     # ------------------------------------------------------------------------------------------------------------ training
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Get ready."""
+        """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
         self._trainer, self._checked_first_batch = trainer, False
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to count."""
+        """Reset the counts of the epoch."""
         self._measured = self._without_j = self._without_ratio = 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -127,7 +127,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             pl_module.log(name, value, on_step=True, on_epoch=False, prog_bar=self.prog_bar, batch_size=items)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say once if J or the variance ratio was undefined."""
+        """Warn once if J or the variance ratio was undefined."""
         without_j, without_ratio = int(self._without_j), int(self._without_ratio)
         if without_j:
             self._policy.say(
@@ -145,7 +145,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             )
 
     def _missing(self, key: str, ratio: str) -> str:
-        """What an error means for the log."""
+        """Name the values that an error makes NaN."""
         return f"{key} and {ratio} are NaN." if self.variance_ratio else f"{key} is NaN."
 
     def _warn_of_singletons(self, labels: Tensor) -> None:
@@ -154,10 +154,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         alone = int((counts == 1).sum())
         if 2 * alone > len(counts):
             self._policy.say(
-                f"{alone} of the {len(counts)} classes of the first measured batch have one item: train/J then tells how "
-                "the batch was drawn rather than how good the embedding is, and cannot be compared with val/J. Read "
-                "train/variance_ratio, which can be compared (where some class has two items), or draw several items of "
-                "each class, for instance with an EpisodicBatchSampler. (Said once.)",
+                f"{alone} of the {len(counts)} classes of the first measured batch have one item: train/J then depends "
+                "on how the batch was drawn rather than on how good the embedding is, and cannot be compared with val/J. "
+                "Read train/variance_ratio, which can be compared (where some class has two items), or draw several items "
+                "of each class, for instance with an EpisodicBatchSampler. (Said once.)",
                 kind="singletons",
             )
 
@@ -211,7 +211,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def _log_variance_ratio(
         self, pl_module: LightningModule, name: str, suffix: str, scatter: ClassScatter | None
     ) -> None:
-        """NaN where there is no J, of which a warning was given."""
+        """Log the variance ratio and its interval; NaN where J is undefined, of which a warning was given."""
         values = [torch.nan] * 3
         if scatter is not None:
             found = variance_ratio_of_set(scatter)
@@ -222,10 +222,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             self._log(pl_module, f"{name}{end}{suffix}", value)
 
     def _ratio(self, mine: ClassMoments | None) -> tuple[float, ClassScatter]:
-        """J of the items of all processes, and what the variance ratio is made of.
+        """Compute J of the items of all processes, and the scatter for the variance ratio.
 
         Raises:
-            ValueError: where J says nothing, with the reason.
+            ValueError: where J is undefined, with the reason.
         """
         processes = all_processes()
         with processes.together():
@@ -247,7 +247,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         return value, scatter
 
     def _class_scatter(self, moments: ClassMoments, processes: Processes) -> tuple[ClassScatter, ClassScatter]:
-        """Of all classes, and of those that J is taken of."""
+        """Compute the scatter of all classes, and of those that enter J."""
         every = moments.class_scatter(processes=processes)
         return every, moments.class_scatter(
             skip_singletons=True, processes=processes

@@ -110,7 +110,7 @@ class EmbeddingSource:
         self._handle = module.get_submodule(self.submodule).register_forward_hook(self._capture)
 
     def detach(self, reader: int) -> None:
-        """Leave no hook behind once no reader listens."""
+        """Remove the hook once no reader needs it."""
         self._readers.discard(reader)
         if not self._readers and self._handle is not None:
             self._handle.remove()
@@ -118,13 +118,13 @@ class EmbeddingSource:
         self.dismiss(reader)
 
     def expect(self, reader: int) -> None:
-        """A step begins: what the submodule returns from now on belongs to it."""
+        """Begin a step: keep what the submodule returns from now on."""
         if reader in self._waiting or not self._waiting:  # the last step was aborted, or every reader has read it
             self._waiting, self._captured, self._joined = set(), [], None
         self._waiting.add(reader)
 
     def dismiss(self, reader: int) -> None:
-        """A reader is done with this step; after the last one, outputs are no longer kept."""
+        """End the step for one reader; after the last one, outputs are no longer kept."""
         self._waiting.discard(reader)
         if not self._waiting:
             self._captured = self._joined = None
@@ -180,7 +180,7 @@ class EmbeddingSource:
 
 
 def follow(value: Any, path: str, where: str) -> Any:
-    """What lies at the end of a dotted path of keys, positions and attributes; the value itself for an empty path.
+    """Follow a dotted path of keys, positions and attributes; an empty path leads to the value itself.
 
     Raises:
         UsageError: if there is no such entry.
@@ -198,7 +198,7 @@ def follow(value: Any, path: str, where: str) -> Any:
 
 
 def _checked_source(source: Any, owner: str) -> Source:
-    """The source in one form: a tuple of two keys, a name, or a function."""
+    """Bring a source into one form: a tuple of two keys, a name, or a function."""
     if isinstance(source, Sequence) and not isinstance(source, str):
         if len(source) != 2 or not all(isinstance(key, str) for key in source):
             raise ValueError(f"{owner}(source={source!r}): two keys are needed, such as ('embeddings', 'labels').")
@@ -246,15 +246,15 @@ class EmbeddingReader:
         self.shared.attach(id(self), module, self.owner)
 
     def detach(self) -> None:
-        """Leave no hook behind."""
+        """Remove the hook."""
         self.shared.detach(id(self))
 
     def expect(self) -> None:
-        """A step begins: what the submodule returns from now on belongs to it."""
+        """Begin a step: keep what the submodule returns from now on."""
         self.shared.expect(id(self))
 
     def dismiss(self) -> None:
-        """The step is over: what the submodule returns from now on is not kept."""
+        """End the step: do not keep what the submodule returns from now on."""
         self.shared.dismiss(id(self))
 
     @property
@@ -265,12 +265,12 @@ class EmbeddingReader:
     # ------------------------------------------------------------------------------------------------------------- reading
 
     def read(self, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        """Embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
+        """Read embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
 
         Args:
             outputs: what the step returned.
             batch: what it was given.
-            step: its name, for messages.
+            step: name of the step, for messages.
 
         Raises:
             UsageError: if they are not where the source says; names what was there and the argument that fixes it.
@@ -326,7 +326,7 @@ class EmbeddingReader:
         )
 
     def labels_of(self, batch: Any, step: str) -> Any:
-        """The labels of a batch that no step has seen."""
+        """Find the labels of a batch that no step has processed."""
         return self._labels(None, batch, step, self.source[1] if isinstance(self.source, tuple) else STEP_KEYS[1])
 
     def _labels(self, outputs: Any, batch: Any, step: str, key: str) -> Any:
@@ -352,7 +352,7 @@ class EmbeddingReader:
         )
 
     def checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Labels]:
-        """Embeddings and labels, detached, once they are found to be such; `step` gave them, for messages."""
+        """Check embeddings and labels of `step`, and detach them."""
         if self.number_targets is not None:
             labels = self.number_targets(labels, step)
         for name, value in (("embeddings", embeddings), ("labels", labels)):
@@ -383,7 +383,7 @@ class EmbeddingReader:
         return embeddings.detach(), read
 
     def _checked_labels(self, labels: Any, step: str) -> Labels:
-        """Labels in any form."""
+        """Read labels in any form."""
         try:
             return as_labels(labels, "labels", self.owner)
         except ValueError as error:
@@ -432,7 +432,7 @@ def read_ids(
 
 
 def _entry(argument: str, where: str | Callable[[Any, Any], Any], outputs: Any, batch: Any, owner: str) -> Any:
-    """An entry of the step's output or of the batch, or what a function of both returns."""
+    """Read an entry of the step's output or of the batch, or call a function of both."""
     if callable(where):
         return where(outputs, batch)
     holder = next((part for part in (outputs, batch) if isinstance(part, Mapping) and where in part), None)
@@ -445,14 +445,14 @@ def _entry(argument: str, where: str | Callable[[Any, Any], Any], outputs: Any, 
 
 
 def _is_compiled(module: LightningModule) -> bool:
-    """Whether the module or a submodule was compiled."""
+    """Check whether the module or a submodule was compiled."""
     if getattr(module, "_compiler_ctx", None) is not None:  # where Lightning keeps what it unpacks
         return True
     return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules())
 
 
 def describe(value: Any) -> str:
-    """A value in a few words."""
+    """Describe a value in a few words."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
     if isinstance(value, Mapping):

@@ -1,11 +1,11 @@
-"""Overfitting, told apart from a validation set that merely has more classes."""
+"""Separates overfitting from a validation set that merely has more classes."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -19,6 +19,7 @@ from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._progress import evaluation_progress
+from fewshot_callbacks.callbacks._schedule import Schedule
 from fewshot_callbacks.callbacks._training_classes import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object, gather_objects
@@ -26,12 +27,11 @@ from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
-    RetrievalOptions,
     RetrievalSettings,
-    Similarity,
-    Ties,
+    SearchOptions,
     evaluate_retrieval,
     generalization_gap,
+    shows_settings,
 )
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
@@ -39,6 +39,7 @@ UNEVEN = 1.5
 """Where the numbers of items of a class differ by more than this factor, recall cannot be compared."""
 
 
+@shows_settings(SearchOptions)
 class GeneralizationGapMonitor(EvaluationMonitor):
     """Logs Grouped Recall@K of training classes minus that of the validation classes: is the embedding overfitting?
 
@@ -70,17 +71,15 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             of a class: where the sets differ in that, set it to what both have.
         k: the K of Recall@K and of Grouped Recall@K.
         group_size: classes in a group.
-        seed: of the subset and of the groups, the same at every epoch.
+        seed: seed of the subset and of the groups, which are the same at every epoch.
         every_n_epochs: measure at most once in this number of epochs, the first validation included.
         max_share: put a measurement off until measuring takes no more than this share of the time; null never does.
-        similarity: `cosine`, `dot` or `euclidean`.
-        ties: what equal scores count as: `expected`, `optimistic` or `pessimistic`.
-        memory_mb: bound on the memory used beyond the embeddings, in MB.
         prefix: first part of the keys.
         prog_bar: show the gap in the progress bar.
         strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
             ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
             a run, and the values are NaN. True: any error ends the run. False: none does.
+        **settings: see `RetrievalSettings`.
 
     Attributes:
         gap: the latest `GeneralizationGap`; None before the first.
@@ -114,20 +113,14 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         seed: int = 0,
         every_n_epochs: int = 1,
         max_share: float | None = 0.1,
-        similarity: Similarity = "cosine",
-        ties: Ties = "expected",
-        memory_mb: float | None = 512,
         prefix: str = "gap",
         prog_bar: bool = False,
         strict: bool | None = None,
+        **settings: Unpack[SearchOptions],
     ) -> None:
         super().__init__(source, labels, strict)
         call = "GeneralizationGapMonitor"
-        for name, number in (
-            ("classes", classes),
-            ("items_per_class", items_per_class),
-            ("every_n_epochs", every_n_epochs),
-        ):
+        for name, number in {"classes": classes, "items_per_class": items_per_class}.items():
             if number is not None and number < 1:
                 raise ValueError(f"{call}({name}={number}) must be at least 1.")
         if classes is not None and classes < 2 * group_size:
@@ -135,77 +128,52 @@ class GeneralizationGapMonitor(EvaluationMonitor):
                 f"{call}: classes={classes} make fewer than two groups of group_size={group_size}, so that the gap has no "
                 f"interval. Use classes >= {2 * group_size} or a smaller group_size."
             )
-        if max_share is not None and not 0 < max_share < 1:
-            raise ValueError(
-                f"{call}(max_share={max_share}) is no share between 0 and 1. Pass for instance 0.1, or None."
-            )
         if not prefix:
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
         if not isinstance(k, int) and not k:
             raise ValueError(f"{call}(k={tuple(k)}) must hold at least one rank, such as (1,).")
-        settings: RetrievalOptions = {
-            "similarity": similarity, "recall_k": k, "grouped_k": k, "group_size": group_size, "group_seed": seed,
-            "precisions": (), "ties": ties, "memory_mb": memory_mb,
-        }  # fmt: skip
-        self._settings = RetrievalSettings.checked(GeneralizationGapMonitor, settings)
+        given = RetrievalSettings.checked(GeneralizationGapMonitor, settings, SearchOptions).arguments()
+        given |= {"recall_k": k, "grouped_k": k, "group_size": group_size, "group_seed": seed, "precisions": ()}
+        self._settings = RetrievalSettings.checked(GeneralizationGapMonitor, given)
         self.embed = Embedder(embed, self._reader, call)
         self.training = TrainingClasses(training_data, training_labels, classes, items_per_class, seed, call)
         self.val_loader, self.items_per_class, self.seed = val_loader, items_per_class, seed
-        self.every_n_epochs, self.max_share = every_n_epochs, max_share
+        self.schedule = Schedule(every_n_epochs, max_share, call)
         self.prefix, self.prog_bar = prefix, prog_bar
         self.gap = None
         self._loader: DataLoader[Any] | None = None
-        self._is_due = self._checked = self._warned_late = False
+        self._is_due = self._checked = False
         self._was_overfitting: bool | None = None
-        self._last_epoch: int | None = None
-        self._last_end, self._last_seconds = 0.0, 0.0
         self._forget()
 
     @property
     def state_key(self) -> str:
-        """Two monitors in one Trainer are told apart by their prefix."""
+        """Key of the state in a checkpoint; two monitors in one Trainer differ in their prefix."""
         return self._generate_state_key(prefix=self.prefix)
 
     # ----------------------------------------------------------------------------------------------------------------- when
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Get ready for a run."""
+        """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
-        self._loader, self._checked, self._warned_late, self._last_epoch = None, False, False, None
-        self._last_end, self._last_seconds = time.monotonic(), 0.0
+        self._loader, self._checked = None, False
+        self.schedule.begin()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave no hook, no loader and no embeddings behind."""
+        """Remove hooks, loader and embeddings."""
         super().teardown(trainer, pl_module, stage)
         self._loader = None
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set, if it is time to measure."""
         super().on_validation_epoch_start(trainer, pl_module)
-        self._is_due = trainer.sanity_checking or bool(broadcast_object(self._due(trainer)))
-
-    def _due(self, trainer: Trainer) -> bool:
-        if trainer.state.fn != TrainerFn.FITTING or self._last_epoch is None:
-            return True
-        if trainer.current_epoch - self._last_epoch < self.every_n_epochs:
-            return False
-        if self.max_share is None:
-            return True
-        wait = self._last_seconds * (1 / self.max_share - 1)
-        since = time.monotonic() - self._last_end
-        if since < wait and not self._warned_late:
-            self._warned_late = True
-            rank_zero_info(
-                f"GeneralizationGapMonitor: to measure took {self._last_seconds:.1f} s; to keep that below "
-                f"{self.max_share:.0%} of the time (max_share), the next comes {wait:.0f} s of training later. Fewer "
-                "classes or items_per_class make it cheaper. (Said once.)"
-            )
-        return since >= wait
+        is_due = trainer.state.fn != TrainerFn.FITTING or self.schedule.is_due(trainer.current_epoch)
+        self._is_due = trainer.sanity_checking or bool(broadcast_object(is_due))
 
     # ----------------------------------------------------------------------------------------------------------- collecting
 
     def _read(self, trainer: Trainer, outputs: Any, batch: Any, loader: int, step: str) -> None:
-        """Take in the embeddings of a batch; see once that training batches will be embedded in the same way."""
+        """Read the embeddings of a batch; check once that training batches will be embedded in the same way."""
         if step != "validation_step" or not self._is_due or loader != self._loader_index(trainer):
             self._reader.dismiss()
             return
@@ -284,15 +252,12 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             self._say(trainer, outcome)
         else:
             self._policy.handle(outcome, f"{self.prefix}/{names[0]} and its companions are NaN.")
-        now = time.monotonic()
-        seconds, since = now - started, started - self._last_end
-        values["share_of_time"] = seconds / max(seconds + since, 1e-9)
-        self._last_end, self._last_seconds, self._last_epoch = now, seconds, trainer.current_epoch
+        values["share_of_time"] = self.schedule.note(started, trainer.current_epoch)
         for name, value in values.items():
             self._log(pl_module, f"{self.prefix}/{name}", value, prog_bar=self.prog_bar and name == names[0])
 
     def _gap(self, trainer: Trainer, pl_module: LightningModule) -> GeneralizationGap | Exception:
-        """The gap, or what went wrong; the same in every process, each of which brings what it holds."""
+        """Compute the gap, or return the error; equal in every process. Collective."""
         processes = all_processes()
         try:
             with processes.together():
@@ -317,7 +282,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             return error
 
     def _some_of_each_class(self, shard: Shard) -> Shard:
-        """At most `items_per_class` of each, drawn from all in the order of the data set."""
+        """Draw at most `items_per_class` of each class, from all items in the order of the data set."""
         processes = all_processes()
         length = sum(processes.gather(len(shard.labels)))
         labels = processes.placed(shard.labels, shard.places, length)  # codes: their order does not matter here
@@ -327,7 +292,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         return Shard(shard.embeddings[mine], shard.labels[mine], places, shard.dropped, shard.words)
 
     def _say(self, trainer: Trainer, gap: GeneralizationGap) -> None:
-        """Put it into words when it has changed."""
+        """Log a sentence when the verdict has changed, and warn of classes of uneven size."""
         if gap.is_overfitting != self._was_overfitting and (gap.is_overfitting or self._was_overfitting is not None):
             rank_zero_info(f"{self.prefix}, epoch {trainer.current_epoch}: {gap.in_words()}")
         self._was_overfitting = gap.is_overfitting

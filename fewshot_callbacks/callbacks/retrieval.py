@@ -56,7 +56,7 @@ class RetrievalMonitor(EvaluationMonitor):
 
     During validation (and test) the embeddings of each step are copied to the CPU; at its end they are evaluated over
     all pairs, exactly, in tiles under a memory budget, and dropped. The values are logged before `ModelCheckpoint` and
-    `EarlyStopping` look, the same on every rank, as `val/mAP`, `val/recall@1`, `val/grouped_recall@1`, `val/f1`,
+    `EarlyStopping` read them, the same on every rank, as `val/mAP`, `val/recall@1`, `val/grouped_recall@1`, `val/f1`,
     `val/recall@precision0.95` and so on (`test/...` in a test). The model is not touched. The sanity check is left out.
 
     Three forms of query and gallery:
@@ -149,20 +149,20 @@ class RetrievalMonitor(EvaluationMonitor):
 
     @property
     def state_key(self) -> str:
-        """Two monitors in one Trainer are told apart by their prefix."""
+        """Key of the state in a checkpoint; two monitors in one Trainer differ in their prefix."""
         return self._generate_state_key(prefix=self.prefix)
 
     # ----------------------------------------------------------------------------------------------------------- collecting
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Get ready for a run."""
+        """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
         self._has_targets = False
         if self.embed is not None:
             self.embed.check_name(pl_module)
 
     def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        """Of the step, or made of its batch once more."""
+        """Read the embeddings of the step, or embed its batch once more."""
         if self.embed is None:
             return super()._embeddings(trainer, outputs, batch, step)
         self._reader.dismiss()
@@ -241,7 +241,7 @@ class RetrievalMonitor(EvaluationMonitor):
     def _evaluate(
         self, trainer: Trainer, name: str, loader: int, gallery: int | None
     ) -> RetrievalReport | MultilabelReport | Exception:
-        """The report, or what went wrong; the same in every process, each of which brings what it holds."""
+        """Compute the report, or return the error; equal in every process. Collective."""
         processes = all_processes()
         try:
             with processes.together(), evaluation_progress(trainer, f"Retrieval of {name}") as progress:
@@ -263,7 +263,7 @@ class RetrievalMonitor(EvaluationMonitor):
             return error
 
     def _of_targets(self, shards: Sequence[Shard], processes: Processes, progress: Progress | None) -> MultilabelReport:
-        """The report of multi-label targets, for which every process has the items of all."""
+        """Compute the report of multi-label targets; every process is sent all items."""
         book = self._book.joined(processes)
         sets = [gathered(shard, processes) for shard in shards]
         tensors = [tensor for embeddings, numbers in sets for tensor in (embeddings, book.targets(numbers))]
@@ -298,6 +298,6 @@ class RetrievalMonitor(EvaluationMonitor):
             self._log(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=self.prog_bar and name == "mAP")
 
     def _warn_of_notes(self, report: RetrievalReport | MultilabelReport, where: str) -> None:
-        """Each kind of note once, so that a long training is not full of them."""
+        """Warn of each kind of note once in a training."""
         for note in report.messages:
             self._policy.say(f"{where}: {note}", kind=without_digits(note))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,9 @@ class TrainingDynamicsMonitor(Callback):
     without it, to the last bit. With gradient accumulation the step is that which updates the weights, and the episode
     its last batch. Where a batch takes several steps (several optimisers, manual optimisation, line searches), what is
     measured is all of them together, from before the first to after the last. A step that a gradient scaler skips moves
-    nothing, and is NaN. A batch that is no episode, such as one of a shuffled loader, is measured on as many items of each
-    class that has more than `shots`, which is said once. On several ranks each measures its own episode, and the first
-    rank's is logged and kept.
+    nothing, and is NaN. A batch that is no episode, such as one of a shuffled loader, is measured on as many items of
+    each class that has more than `shots`, which a warning says once. On several ranks each measures its own episode,
+    and the first rank's is logged and kept.
 
     Args:
         every_n_steps: measure one update of the weights in this number, at least 1; the paper takes 100. Let the Trainer's
@@ -116,8 +116,7 @@ class TrainingDynamicsMonitor(Callback):
         self._embedder = Embedder(embed, self._reader, owner)
         self._policy = FailurePolicy(owner, strict)
         self._history: dict[int, StepDynamics] = {}
-        self._target: Path | None = None
-        self._written, self._unwritten = -SECONDS_BETWEEN_WRITES, False
+        self._file = HistoryFile(file)
         self._checked = False
         self._batches = self._stepping_batches = 0  # of this epoch
         self._updates = 0  # batches of all epochs after which weights had changed
@@ -127,7 +126,7 @@ class TrainingDynamicsMonitor(Callback):
 
     @property
     def state_key(self) -> str:
-        """By which a checkpoint tells several of them apart."""
+        """Key of the state in a checkpoint, different for several monitors."""
         return self._generate_state_key(prefix=self.prefix, centering=self.centering)
 
     @property
@@ -139,7 +138,7 @@ class TrainingDynamicsMonitor(Callback):
     # -------------------------------------------------------------------------------------------------------------- hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a new history, unless a fit goes on."""
+        """Begin a new history, unless a fit is resumed."""
         self._policy.begin()
         self._check_alone(trainer)
         self._embedder.check_name(pl_module)
@@ -147,7 +146,7 @@ class TrainingDynamicsMonitor(Callback):
             self._history, self._checked, self._updates = {}, False, 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See that the sizes of the episodes are known.
+        """Check that the sizes of the episodes are known.
 
         Raises:
             UsageError: if not.
@@ -159,11 +158,10 @@ class TrainingDynamicsMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the folder of the history."""
-        folder = self._folder(trainer)
-        self._target = None if folder is None or self.file is None else folder / Path(self.file).name
+        self._file.find(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to count."""
+        """Reset the counts of the epoch."""
         self._batches = self._stepping_batches = 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -202,7 +200,7 @@ class TrainingDynamicsMonitor(Callback):
                 after, _ = self._embedded(trainer, pl_module, self._batch)
                 self._check(trainer, pl_module, outputs, before, after)
                 shots, episodes = self._sizes(pl_module)
-                some = slice(None) if episodes > 1 else self._episode_in(labels.codes, shots)
+                some = slice(None) if episodes > 1 else self._episode_in(labels.codes.cpu(), shots)
                 measured = training_dynamics(
                     before[some], after[some], labels[some], shots=shots, episodes=episodes, centering=self.centering
                 )
@@ -216,8 +214,7 @@ class TrainingDynamicsMonitor(Callback):
                     ValueError(f"{reason[0].upper()}{reason[1:]}; step {trainer.global_step}."), "dynamics are NaN."
                 )
             self._history[trainer.global_step] = measured
-            self._unwritten = True
-            self._write(trainer)
+            self._write(is_new=True)
         for name in LOGGED:
             value = float("nan") if measured is None else getattr(measured, name)
             pl_module.log(f"{self.prefix}/{name}", value, on_step=True, on_epoch=False, batch_size=items)
@@ -236,23 +233,23 @@ class TrainingDynamicsMonitor(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what is new."""
-        self._write(trainer, at_once=True)
+        self._write()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Write what is new, also when the run was stopped."""
         self._forget()
-        self._write(trainer, at_once=True)
+        self._write()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Keep no batch."""
+        """Drop the batch."""
         self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """The history, and how many updates there were."""
+        """Return the history and the number of updates."""
         return {"history": self.history.to_dict(), "updates": self._updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the history."""
+        """Continue the history of a checkpoint."""
         self._updates = state_dict["updates"]
         history = DynamicsHistory.from_dict(state_dict["history"])
         if len(history) and history.centering != self.centering:
@@ -266,13 +263,13 @@ class TrainingDynamicsMonitor(Callback):
     # ------------------------------------------------------------------------------------------------------------- measure
 
     def _embedded(self, trainer: Trainer, module: LightningModule, batch: Any, draw: int = 0) -> tuple[Tensor, Labels]:
-        """Embeddings and labels as training makes them, without a trace; the same `draw` has the same dropout."""
+        """Embed a batch as training does, without side effects; the same `draw` has the same dropout."""
         with hooks_ignored(), without_side_effects(module, seed=2 * self._updates + draw):
             embeddings, labels = self._embedder(trainer, module, batch)
             return embeddings.clone(), labels
 
     def _check(self, trainer: Trainer, module: LightningModule, outputs: Any, before: Tensor, after: Tensor) -> None:
-        """Once: see that the step's own embeddings, if it returns them, are made as ours are.
+        """Check once that the embeddings that the step returns, if any, are those of the monitor.
 
         Raises:
             ValueError: if they are not. Where the forward pass draws random numbers, or weights may have changed before the
@@ -309,28 +306,14 @@ class TrainingDynamicsMonitor(Callback):
                 )
 
     def _episode_in(self, labels: Tensor, shots: int) -> Tensor | slice:
-        """The items of a batch that make one episode: as many of each class that has more than `shots`.
-
-        Raises:
-            ValueError: if there are fewer than two such classes.
-        """
-        _, classes, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
-        if bool((counts == counts[0]).all()):
-            return slice(None)  # an episode; or a batch of too few items of each, which `training_dynamics` refuses
-        enough = counts > shots
-        if int(enough.sum()) < 2:
-            raise ValueError(
-                f"{int(enough.sum())} of the {len(counts)} classes of a batch have more than shots={shots} items, and two "
-                "are needed. Train with an EpisodicBatchSampler, or on larger batches of fewer classes."
-            )
-        size = int(counts[enough].min())
-        order = classes.argsort(stable=True)  # by class, in the order of the batch
-        position = torch.arange(len(order)) - (counts.cumsum(0) - counts)[classes[order]]  # in the class
-        chosen: Tensor = order[enough[classes[order]] & (position < size)].sort().values
+        """Choose the items of a batch that make one episode."""
+        chosen, size, classes = episode_in(labels, shots)
+        if len(chosen) == len(labels):
+            return slice(None)
         self._policy.say(
-            f"{type(self).__name__}: the batch is no episode. Measured are {size} items of each of the {int(enough.sum())} "
-            f"classes that have more than shots={shots}; {len(labels) - len(chosen)} of {len(labels)} items are left out. "
-            "An EpisodicBatchSampler gives episodes. (Said once.)",
+            f"{type(self).__name__}: the batch is no episode. Measured are {size} items of each of the {classes} classes "
+            f"that have more than shots={shots}; {len(labels) - len(chosen)} of {len(labels)} items are left out. An "
+            "EpisodicBatchSampler gives episodes. (Said once.)",
             kind="no episode",
         )
         return chosen
@@ -341,7 +324,7 @@ class TrainingDynamicsMonitor(Callback):
         return shots, self._size(module, "episodes_per_batch", self.episodes_per_batch)
 
     def _size(self, module: LightningModule, name: str, given: int | None) -> int:
-        """How many shots, or episodes, a batch has."""
+        """Read the number of shots, or of episodes in a batch."""
         size: Any = getattr(module, name, None if name == "shots" else 1) if given is None else given
         try:
             return index(size)
@@ -351,33 +334,86 @@ class TrainingDynamicsMonitor(Callback):
                 f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
             ) from None
 
-    # ---------------------------------------------------------------------------------------------------------------- file
-
-    def _folder(self, trainer: Trainer) -> Path | None:
-        """Where the file goes; asks all ranks, as `Trainer.log_dir` does."""
-        folder = trainer.log_dir if trainer.loggers else None
-        if self.file is None or not trainer.is_global_zero:
-            return None
-        if Path(self.file).is_absolute():
-            return Path(self.file).parent
-        if folder is None:
-            return None
-        place, logger = Path(folder), trainer.loggers[0]
-        if logger.log_dir is None:  # a logger whose runs share a folder
-            place = place / str(logger.name) / str(logger.version)
-        return (place / self.file).parent
-
-    def _write(self, trainer: Trainer, at_once: bool = False) -> None:
-        """Write the history, not more often than every few seconds."""
-        if self._target is None or not self._unwritten:
-            return
-        if at_once or time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
-            try:
-                self.history.save(self._target)
-            except OSError as error:
-                self._policy.handle(error, f"The training dynamics could not be written to {self._target}.")
-            self._written, self._unwritten = time.monotonic(), False
+    def _write(self, *, is_new: bool = False) -> None:
+        try:
+            self._file.write(lambda: self.history, is_new=is_new)
+        except OSError as error:
+            self._policy.handle(error, f"The training dynamics could not be written to {self._file.target}.")
 
     def _forget(self) -> None:
         self._batch = self._before = None
         self._due, self._steps = False, 0
+
+
+def episode_in(labels: Tensor, shots: int) -> tuple[Tensor, int, int]:
+    """Choose the items of a batch that make one episode: as many of each class that has more than `shots`.
+
+    Args:
+        labels: (items,) on the CPU.
+        shots: support items of each class.
+
+    Returns:
+        Indices of the items, ascending; the items of each class; the number of classes. All items of a batch with equally
+        many of each class, even if they are too few, which `training_dynamics` refuses.
+
+    Raises:
+        ValueError: if fewer than two classes have more than `shots` items.
+    """
+    _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
+    if bool((counts == counts[0]).all()):
+        return torch.arange(len(labels)), int(counts[0]), len(counts)
+    enough = counts > shots
+    kept = int(enough.sum())
+    if kept < 2:
+        raise ValueError(
+            f"{kept} of the {len(counts)} classes of a batch have more than shots={shots} items, and two are needed. Train "
+            "with an EpisodicBatchSampler, or on larger batches of fewer classes."
+        )
+    size = int(counts[enough].min())
+    order = classes.argsort(stable=True)  # by class, in the order of the batch
+    position = torch.arange(len(order)) - (counts.cumsum(0) - counts)[classes[order]]  # in the class
+    return order[enough[classes[order]] & (position < size)].sort().values, size, kept
+
+
+class HistoryFile:
+    """The file that a history is written to, not more often than every few seconds.
+
+    Args:
+        name: inside the folder of the first logger, or an absolute path; None for no file.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.target: Path | None = None
+        self._last_write, self._has_waited = -SECONDS_BETWEEN_WRITES, False
+
+    def find(self, trainer: Trainer) -> None:
+        """Find the folder; all ranks have to call it, as `Trainer.log_dir` demands. Only rank 0 gets a target."""
+        folder = trainer.log_dir if trainer.loggers else None
+        self.target = None
+        if self.name is None or not trainer.is_global_zero:
+            return
+        if Path(self.name).is_absolute():
+            self.target = Path(self.name)
+        elif folder is not None:
+            place, logger = Path(folder), trainer.loggers[0]
+            if logger.log_dir is None:  # a logger whose runs share a folder
+                place = place / str(logger.name) / str(logger.version)
+            self.target = place / self.name
+
+    def write(self, history: Callable[[], DynamicsHistory], *, is_new: bool) -> None:
+        """Write a history that has grown.
+
+        Args:
+            history: makes it.
+            is_new: a step has just been added, which may wait a few seconds; if not, write at once what has waited.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
+        self._has_waited |= is_new
+        is_early = time.monotonic() - self._last_write < SECONDS_BETWEEN_WRITES
+        if self.target is None or not self._has_waited or (is_new and is_early):
+            return
+        self._last_write, self._has_waited = time.monotonic(), False
+        history().save(self.target)

@@ -44,7 +44,7 @@ class Checkpoint:
 
 
 def chosen_checkpoint(command: str, word: Any, configurations: Sequence[Path]) -> Checkpoint | None:
-    """What `--ckpt_path` names; None for a new training, for initial weights, and for words that Lightning knows.
+    """Find the file that `--ckpt_path` names; None for a new training, initial weights, and words of Lightning.
 
     Args:
         command: `fit`, `validate` or `test`.
@@ -90,7 +90,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _suggested(configurations: Sequence[Path]) -> str:
-    """The checkpoint beside a configuration, or the name that one usually has."""
+    """Suggest the checkpoint beside a configuration, or the usual name of one."""
     for file in configurations:
         try:
             return str(best_checkpoint(file.parent))

@@ -1,4 +1,4 @@
-"""What the options of all commands share: numbers as people write them, and one line for one that is mistyped."""
+"""Options of all commands: numbers as people write them, and one line for an option that is mistyped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Parsed:
         self.name, self._parse = name, parse
 
     def __call__(self, word: Any) -> Any:
-        """What is meant; an error of argparse, which names the option, if that cannot be said."""
+        """Parse a word; an error of argparse, which names the option, if that fails."""
         try:
             return self._parse(word)
         except ValueError as error:
@@ -36,7 +36,7 @@ class Parsed:
 
 
 def split(words: object) -> list[str]:
-    """The entries of `[1, 5, 10]`, `1,5,10`, `1 5 10` or `5`, without quotes."""
+    """Split `[1, 5, 10]`, `1,5,10`, `1 5 10` or `5` into its entries, without quotes."""
     if isinstance(words, Sequence) and not isinstance(words, str):
         return [str(word) for word in words]
     return [word.strip("'\"") for word in re.split(r"[\s,]+", str(words).strip("[]() ")) if word]
@@ -76,14 +76,14 @@ class OneLineErrors(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the line and exit with status 2."""
         parser = getattr(ex, "subcommand_parser", None) or self
-        if not self.exit_on_error:  # a parser inside another, which tells what is wrong
+        if not self.exit_on_error:  # a parser inside another, which prints the message
             super().error(message, ex)
         command = parser.prog.replace(" [options]", "")
         self.exit(2, f"{command}: {explained(message, parser)} '{command} --help' lists the options.\n")
 
 
 def explained(message: str, parser: ArgumentParser) -> str:
-    """A message of jsonargparse as one sentence or two, with the option that was probably meant."""
+    """Rewrite a message of jsonargparse as one sentence or two, with the option that was probably meant."""
     options = [option for option in parser._option_string_actions if option.startswith("--") and option[-1] != "+"]
     if found := re.search(r"unrecognized arguments: ([^\s=]+)", message):
         text = _unknown(found[1], options)
@@ -103,7 +103,7 @@ def explained(message: str, parser: ArgumentParser) -> str:
 
 
 def reason(message: str) -> str:
-    """Why the first type of a union did not take a value; jsonargparse lists the reasons of all."""
+    """Find why the first type of a union did not take a value; jsonargparse lists the reasons of all."""
     found = re.search(r"Errors:\s+- (.*?)(?=\n\s+- |\n\s*Given value|\Z)", message, re.DOTALL)
     return message if found is None else found[1]
 
@@ -125,12 +125,12 @@ def _wrong_value(message: str, parser: ArgumentParser) -> str:
 
 
 def _shown(name: str, parser: Any) -> str:
-    """The name of a positional argument as it is, that of an option with its dashes."""
+    """Show the name of a positional argument as it is, that of an option with its dashes."""
     return name if any(action.dest == name and not action.option_strings for action in parser._actions) else f"--{name}"
 
 
 def arguments_of(class_path: str) -> list[str]:
-    """The arguments of a class that an import path names."""
+    """List the arguments of a class that an import path names."""
     module, _, name = class_path.rpartition(".")
     return list(inspect.signature(getattr(import_module(module), name)).parameters)
 
@@ -147,6 +147,6 @@ def _nearest(word: str, words: Iterable[str]) -> str:
 
 
 def _plain(kind: str) -> str:
-    """`<class 'int'>` as `int`, `typing.Literal['a', 'b']` as `'a', 'b'`."""
+    """Shorten `<class 'int'>` to `int`, `typing.Literal['a', 'b']` to `'a', 'b'`."""
     kind = re.sub(r"<class '(?:[\w]+\.)*(\w+)'>", r"\1", kind).replace("NoneType", "null")
     return re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", kind)

@@ -48,7 +48,7 @@ class Tested:
 
 
 def parser() -> ArgumentParser:
-    """The options of `fewshot compare`."""
+    """Make the options of `fewshot compare`."""
     options = OneLineErrors(
         prog="fewshot compare",
         description=(
@@ -102,7 +102,7 @@ def run(arguments: Sequence[str]) -> None:
     if tests:
         console.print(test_table(names, tests))
     else:
-        console.print("Not tested: " + ("as you said." if not options.test else f"a run has no {CONFIGURATION}."))
+        console.print("Not tested: " + ("as requested." if not options.test else f"a run has no {CONFIGURATION}."))
     if dynamics is None:
         console.print(
             f"No steps to compare: {options.runs[histories.index(None)]} holds no {DYNAMICS}.", soft_wrap=True
@@ -112,7 +112,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:
-    """The heads of both runs where they differ, or else their folders."""
+    """Name two runs by their heads where these differ, or else by their folders."""
     heads = [_head(folder / CONFIGURATION) for folder in runs]
     if None not in heads and heads[0] != heads[1]:
         return [str(head) for head in heads]
@@ -130,7 +130,7 @@ def _head(configuration: Path) -> str | None:
 
 
 def history_of(run: Path) -> DynamicsHistory | None:
-    """The measured steps of a run; None where there are none.
+    """Read the measured steps of a run; None where there are none.
 
     Raises:
         FileNotFoundError: there is no such folder or file.
@@ -172,7 +172,7 @@ def tested(run: Path) -> Tested:
 
 
 def best_checkpoint(run: Path) -> Path:
-    """`checkpoints/best.ckpt`; of several (`best-v1.ckpt`) the newest, without any `last.ckpt`.
+    """Find `checkpoints/best.ckpt`; of several (`best-v1.ckpt`) the newest, without any `last.ckpt`.
 
     Raises:
         FileNotFoundError: there is none.
@@ -188,7 +188,7 @@ def best_checkpoint(run: Path) -> Path:
 
 
 def differences_of(tests: Sequence[Tested]) -> dict[str, Difference]:
-    """Which differences of the retrieval metrics are beyond chance; empty where the test sets differ."""
+    """Compute the differences of the retrieval metrics; empty where the test sets differ."""
     first, second = (test.report for test in tests)
     if first is None or second is None:
         return {}
@@ -200,7 +200,7 @@ def differences_of(tests: Sequence[Tested]) -> dict[str, Difference]:
 
 
 def test_table(names: Sequence[str], tests: Sequence[Tested]) -> Table:
-    """Both runs on the test set, and the difference where it can be told from chance."""
+    """Make the table of both runs on the test set, with the difference where it is beyond chance."""
     first, second = tests
     same = first.accuracy is not None and second.accuracy is not None
     same = same and first.accuracy.episodes_hash == second.accuracy.episodes_hash  # type: ignore[union-attr]
@@ -233,7 +233,7 @@ def test_table(names: Sequence[str], tests: Sequence[Tested]) -> Table:
 
 
 def _told(difference: Difference | None, scale: float, digits: int) -> tuple[str, str]:
-    """The difference with its interval, and whether that leaves out zero; a pooled value has no interval."""
+    """Format a difference with its interval, and whether that excludes zero; a pooled value has no interval."""
     if difference is None:
         return "", ""
     value, low, high = (scale * number for number in (difference.value, *difference.interval))

@@ -41,7 +41,7 @@ PRECISION, GROUP_SIZE = 0.5, 50
 relevant pairs, and among 10 classes random weights already have a Grouped Recall@1 of 0.98."""
 TITLES = {"random": "random", "softmax": "softmax", "dr": "DR", "soft_ap": "soft AP"}
 WAYS, QUERIES = 20, 3
-"""Of a training episode; a batch of soft AP has as many images of as many classes. 5-way tells the heads apart less well."""
+"""Of a training episode; a batch of soft AP has as many images of as many classes. 5-way separates the heads less well."""
 SHOWN = ("train/loss", "train/J", "train/batch_AP", "val/mAP")
 DemoData = GlyphDataModule | IconThemesDataModule
 WHAT = {
@@ -66,7 +66,7 @@ class Row:
 
 
 def parser() -> ArgumentParser:
-    """The options of `fewshot demo`."""
+    """Make the options of `fewshot demo`."""
     options = OneLineErrors(
         prog="fewshot demo",
         description=(
@@ -129,7 +129,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def data_of(options: Any, classes_per_batch: int | None = None) -> DemoData:
-    """The data set of the demo, in episodes or in class-balanced batches of as many images."""
+    """Make the data set of the demo, in episodes or in class-balanced batches of as many images."""
     kind = IconThemesDataModule if options.data == "icons" else GlyphDataModule
     return kind(
         ways=WAYS,
@@ -144,12 +144,12 @@ def data_of(options: Any, classes_per_batch: int | None = None) -> DemoData:
 
 
 def class_names(data: DemoData, split: Split) -> tuple[str, ...]:
-    """The characters or the icons of a split."""
+    """List the characters or the icons of a split."""
     return data.icons(split).names if isinstance(data, IconThemesDataModule) else data.glyphs(split).characters
 
 
 def split_lines(data: DemoData) -> Iterator[str]:
-    """How large each split is, and what is in it."""
+    """Describe the size and the content of each split."""
     splits: tuple[Split, ...] = ("train", "val", "test")
     for name in splits:
         classes = class_names(data, name)
@@ -172,7 +172,7 @@ class DemoProgressBar(RichProgressBar):
 
 
 def build(name: Trained, data: DemoData, options: Any) -> ProtoNet:
-    """A network with freshly drawn weights, the same for every row; that of soft AP is tested by its cosines."""
+    """Make a network with new random weights, equal for every row; that of soft AP is tested by its cosines."""
     seed_everything(options.seed, verbose=False)
     evaluation = {
         "ways": data.test_ways,
@@ -186,13 +186,13 @@ def build(name: Trained, data: DemoData, options: Any) -> ProtoNet:
 
 
 def retrieval_monitor(data: DemoData) -> RetrievalMonitor:
-    """The monitor of the demo; its groups are smaller where the splits hold too few classes for two of them."""
+    """Make the monitor of the demo; its groups are smaller where the splits hold too few classes for two of them."""
     classes = min(len(class_names(data, split)) for split in ("val", "test"))
     return RetrievalMonitor(precisions=(PRECISION,), group_size=min(GROUP_SIZE, classes // 2))
 
 
 def evaluate_random(data: DemoData, options: Any, folder: Path) -> Row:
-    """What the network gives before any training."""
+    """Evaluate the network before any training."""
     monitor = retrieval_monitor(data)
     trainer = Trainer(
         accelerator=options.accelerator,
@@ -238,7 +238,7 @@ def train_and_test(name: Trained, data: DemoData, options: Any, folder: Path, co
 def tested(
     name: str, trainer: Trainer, model: ProtoNet, data: DemoData, monitor: RetrievalMonitor, weights: str | None
 ) -> Row:
-    """The row of a network, on the test scripts."""
+    """Test a network, and make its row."""
     started = time.perf_counter()
     try:
         trainer.test(model, data, ckpt_path=weights, verbose=False)
@@ -260,7 +260,7 @@ def tested(
 
 
 def comparison(rows: Sequence[Row], unseen: str) -> Table:
-    """The table at the end; `unseen` says what the test classes are."""
+    """Make the table at the end; `unseen` describes the test classes."""
     first = rows[0]
     size = first.report.grouped.group_size if first.report.grouped else 0
     table = Table(
@@ -296,7 +296,7 @@ def comparison(rows: Sequence[Row], unseen: str) -> Table:
 
 
 def as_dict(row: Row) -> dict[str, Any]:
-    """A row for `results.json`."""
+    """Convert a row for `results.json`."""
     return {
         "name": row.name,
         "accuracy": row.accuracy,
@@ -310,7 +310,7 @@ def as_dict(row: Row) -> dict[str, Any]:
 
 @contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
-    """A folder that takes the place of `target` when all went well, and leaves nothing behind when not.
+    """Make a folder that replaces `target` on success, and is removed on failure.
 
     Raises:
         ValueError: if `target` holds something that no demo has written.

@@ -63,7 +63,7 @@ DIVISORS = {"min": "min(R, k)", "relevant": "R", "found": "the relevant items fo
 
 
 def parser() -> ArgumentParser:
-    """The options of `fewshot evaluate`."""
+    """Make the options of `fewshot evaluate`."""
     options = OneLineErrors(
         prog="fewshot evaluate",
         description=(
@@ -175,7 +175,7 @@ def _evaluate(
 
 
 def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file.
+    """Read the arrays of an .npz file.
 
     Raises:
         ValueError: if it is no such file, or an array is missing; names those that are there.
@@ -200,7 +200,7 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
 
 
 def discriminant_ratio_of(arrays: dict[str, NDArray[Any]]) -> float | None:
-    """J of the queries; None where it says nothing."""
+    """Compute J of the queries; None where it is undefined."""
     import torch  # noqa: PLC0415 - after the arrays have been found
 
     moments = ClassMoments.of(torch.as_tensor(arrays["embeddings"]), arrays["labels"])
@@ -209,7 +209,7 @@ def discriminant_ratio_of(arrays: dict[str, NDArray[Any]]) -> float | None:
 
 
 def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
-    """The report for a screen."""
+    """Make the table of a report for a screen."""
     table = Table(title=title, caption=_caption(report), title_style="bold", caption_justify="left")
     table.add_column("metric", overflow="fold")
     table.add_column("value", justify="right", style="bold")
@@ -224,7 +224,7 @@ def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
 
 
 def class_tables(report: RetrievalReport, width: int) -> list[Table]:
-    """The means of each class for a screen of this width: as many metrics as fit beside each other, then the others."""
+    """Make tables of the means of each class for a screen of this width: as many metrics as fit in each."""
     classes = sorted({label for values in report.per_class.values() for label in values})
     labels = max((len(str(label)) for label in (*classes, "class")), default=0)
     rows: list[list[str]] = [[]]
@@ -247,7 +247,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
 
 
 def comparison_table(differences: dict[str, Difference], first: str, second: str) -> Table:
-    """Two evaluations beside each other for a screen."""
+    """Make the table of two evaluations beside each other for a screen."""
     table = Table(
         title=f"{first} against {second}",
         caption="Each query is compared with itself; the intervals are robust to the dependence of queries of one class.",

@@ -29,7 +29,7 @@ class FewshotParser(OneLineErrors, LightningArgumentParser):
 
 
 class FewshotCLI(LightningCLI):
-    """LightningCLI for `ProtoNet`, where what model and data must agree on is said once, in the data; or for any module."""
+    """LightningCLI for `ProtoNet`, where the data alone sets what model and data must agree on; or for any module."""
 
     checkpoint: Checkpoint | None = None
 
@@ -61,7 +61,7 @@ class FewshotCLI(LightningCLI):
         return self.config[self.config.subcommand]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Tell a ProtoNet what the data knows: channels, shots, episodes in a batch, and the sizes of the test episodes."""
+        """Copy settings of the data to a ProtoNet: channels, shots, episodes in a batch, sizes of the test episodes."""
         if self.subclass_mode_model:
             return
         parser.link_arguments("data", "model.in_channels", compute_fn=_channels, apply_on="instantiate")
@@ -97,7 +97,7 @@ class FewshotCLI(LightningCLI):
 
 
 def _arguments_of(model: Any) -> dict[str, Any]:
-    """The settings of a model, which stand one level lower where its class is named."""
+    """Find the settings of a model, which stand one level lower where its class is named."""
     settings: dict[str, Any] = model.as_dict()
     if "class_path" not in settings:
         return settings
@@ -212,7 +212,7 @@ def command(arguments: Sequence[str], *, keep_configuration: bool = True) -> Few
 
 
 def names_a_model(arguments: Sequence[str]) -> bool:
-    """Whether a configuration or a word names the class of the model (`class_path`), instead of settings of ProtoNet."""
+    """Check whether a configuration or a word names the class of the model (`class_path`), not settings of ProtoNet."""
     files = [after for word, after in pairwise([*arguments, ""]) if word in ("-c", "--config")]
     files += [word.partition("=")[2] for word in arguments if word.startswith("--config=")]
     if any(word.partition("=")[0] in ("--model", "--model.class_path") for word in arguments):
@@ -221,7 +221,7 @@ def names_a_model(arguments: Sequence[str]) -> bool:
 
 
 def _model_in(file: Path) -> Mapping[str, Any]:
-    """What a configuration says of the model; nothing where it cannot be read, which the parser will say."""
+    """Read the model of a configuration; nothing where it cannot be read, of which the parser informs."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -231,7 +231,7 @@ def _model_in(file: Path) -> Mapping[str, Any]:
 
 
 def where_it_is_kept(trainer: Trainer) -> str:
-    """Two or three lines: the folder of the run, its best checkpoint, and how to test that."""
+    """Write two or three lines: the folder of the run, its best checkpoint, and how to test that."""
     folder = trainer.log_dir if trainer.loggers else None
     lines = [] if folder is None else [f"The run is kept in {folder}."]
     best = getattr(trainer.checkpoint_callback, "best_model_path", "")

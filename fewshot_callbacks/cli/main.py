@@ -26,7 +26,7 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the first word; each command has one of its own for the others."""
+    """Make the parser of the first word; each command has one of its own for the others."""
     from fewshot_callbacks import __version__  # noqa: PLC0415 - asks the installed package
 
     first = argparse.ArgumentParser(
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `fewshot`; by default those of the process.
 
     Returns:
-        The exit status: 0 if all went well, 1 for bad input, which is told in one line, 130 if it was interrupted, 141 if
-        nobody reads the output any more. A command line that cannot be understood exits with 2, as argparse does.
+        The exit status: 0 if all went well, 1 for bad input, with a message of one line, 130 if it was interrupted, 141 if
+        the reader of the output has gone. A command line that cannot be understood exits with 2, as argparse does.
     """
     try:
         try:
@@ -90,7 +90,7 @@ def _run(words: list[str]) -> int:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, in one line; where it was not raised by this package, with the way to its traceback."""
+    """Write an error in one line; if it was not raised by this package, add how to get its traceback."""
     text = str(error)
     if "Original Traceback" in text:  # of a worker of a DataLoader: its last line is the error's type and text
         text = text.strip().splitlines()[-1].partition(": ")[2]

@@ -19,7 +19,7 @@ USUAL_RATIOS = (0.4, 2.0)
 
 
 def parser() -> ArgumentParser:
-    """The options of `fewshot plan`."""
+    """Make the options of `fewshot plan`."""
     options = OneLineErrors(
         prog="fewshot plan",
         description="Pairs, operations, memory and tiles of an exact evaluation, before it is started.",

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables and write the sheet.
 
     Args:
-        arguments: Of the command line; those of the process without it.
+        arguments: Arguments of the command line; by default those of the process.
 
     Returns:
         The exit status: 0, or 1 where too few icon themes are installed.

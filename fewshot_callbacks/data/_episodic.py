@@ -1,5 +1,6 @@
 """What the data modules share: episodes or balanced batches to train on, splits or fixed episodes to evaluate on."""
 
+import hashlib
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,11 +34,38 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
+def seeded_draw(name: str, seed: int) -> float:
+    """Draw a number in [0, 1): the first 8 bytes of SHA-256 of "seed name", read as a fraction."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big") / 2**64
+
+
+def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split:
+    """Draw a class into a split: a function of its name and the seed alone, on every machine.
+
+    Args:
+        name: Name of the class.
+        seed: Another seed is another draw.
+        val_share: Share of the classes to validate on, on average.
+        test_share: Share of the classes to test on, on average.
+
+    Returns:
+        "test" where `seeded_draw` is below `test_share`, "val" for the next `val_share`, "train" for the rest.
+
+    Example:
+        >>> [split_of(name, 0, 0.2, 0.25) for name in ("edit-cut", "firefox", "weather-snow")]
+        ['test', 'train', 'val']
+    """
+    draw = seeded_draw(name, seed)
+    if draw < test_share:
+        return "test"
+    return "val" if draw < test_share + val_share else "train"
+
+
 def coming_epoch(trainer: Trainer | None) -> int:
     """The training epoch that comes next: not 0 where a run is resumed.
 
     It is the number that Lightning hands to `set_epoch` a little later, and too late for workers, which fetch their
-    first batches as soon as the loader is made. `trainer.current_epoch` is one behind after a checkpoint of the end of
+    first batches as soon as the loader is made. `trainer.current_epoch` is one too small after a checkpoint of the end of
     an epoch.
     """
     if trainer is None:
@@ -59,7 +87,7 @@ class TrainingBatches:
         classes_per_batch: Train on batches of this many classes (`ClassBalancedBatchSampler`) instead of episodes;
             `episodes` is then the number of these batches in an epoch.
         items_per_class: Images of each class in such a batch.
-        seed: Of the training episodes.
+        seed: Seed of the training episodes.
     """
 
     ways: int = 20
@@ -117,7 +145,7 @@ class EvaluationEpisodes:
         test_shots: Support images of each class in an evaluation episode.
         test_queries: Query images of each class in an evaluation episode.
         test_episodes: Number of fixed episodes.
-        test_seed: Of the fixed episodes.
+        test_seed: Seed of the fixed episodes.
         val_episodes: Number of fixed episodes of the validation; `test_episodes` by default.
     """
 

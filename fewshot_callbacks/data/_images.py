@@ -3,7 +3,7 @@
 import copy
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -22,6 +22,8 @@ from fewshot_callbacks.functional.episodes import check_classes_suffice
 Transform = Callable[..., Float[Tensor, "channels height width"]]
 
 AnyImageSet = TypeVar("AnyImageSet", bound="ImageSet")  # the tests' type checker does not know Self here
+
+PAIRS_OF_SPLITS: tuple[tuple[Split, Split], ...] = (("train", "val"), ("train", "test"), ("val", "test"))
 
 _NAMED_AT_MOST = 5  # in an error message
 
@@ -243,13 +245,13 @@ class PhotoDataModule(ImageDataModule):
 
     Args:
         resize: Shorter side of an evaluation image before its centre is cut out, or a pair (height, width) for an image
-            of just that size, whatever its shape was; a shorter side of 8/7 of `image_size` by default.
+            of exactly that size, of any original shape; a shorter side of 8/7 of `image_size` by default.
         augment: Whether training images are augmented; if not, they are treated as evaluation images.
-        min_area: Of the random resized crop: the smallest part of the image's area, in (0, 1].
+        min_area: Smallest part of the image's area in the random resized crop, in (0, 1].
         flip: Probability of the horizontal flip.
         jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
-        mean: Of each channel, subtracted.
-        std: Of each channel, divided by.
+        mean: Mean of each channel, which is subtracted.
+        std: Standard deviation of each channel, by which it is divided.
     """
 
     in_channels: ClassVar[int] = 3
@@ -346,6 +348,27 @@ def missing_files(folder: Path, names: Iterable[str]) -> list[str]:
         if file not in listings[inside]:
             missing.append(name)
     return missing
+
+
+def check_no_file_is_missing(
+    missing: Collection[str], names: Sequence[str], folder: Path, lists: str, fix: str
+) -> None:
+    """Refuse a folder that lacks some of the images that lists name.
+
+    Raises:
+        FileNotFoundError: One is missing; the message ends in `fix`.
+    """
+    if missing:
+        first = next(name for name in names if name in missing)
+        raise FileNotFoundError(
+            f"{len(missing):,} of the {len(names):,} images of {lists} are not in {folder}; the first is {first!r}. {fix}"
+        )
+
+
+def shared_classes(one: Iterable[str], other: Iterable[str]) -> str | None:
+    """Name the classes that two splits share, such as `1 class ('owl')`; None if there is none."""
+    shared = sorted(set(one) & set(other))
+    return named(shared, "class") if shared else None
 
 
 def check_class_counts(found: Mapping[Split, int], published: Mapping[Split, int], where: Path, fix: str) -> None:

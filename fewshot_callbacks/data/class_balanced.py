@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import Sampler
 
-from fewshot_callbacks.data.episodes import epoch_seed, note_arguments_for_lightning, own_rank
-from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.data.episodes import SeededBatchSampler, epoch_seed, own_rank
 from fewshot_callbacks.functional.episodes import ClassNames, class_name, sample_episodes
 
 
-class ClassBalancedBatchSampler(BatchSampler):
+class ClassBalancedBatchSampler(SeededBatchSampler):
     """Batches of P = `classes_per_batch` classes with K = `items_per_class` items each, class by class.
 
     Classes of a batch are drawn without replacement, all equally likely, then K items of each without replacement. The
@@ -23,7 +22,7 @@ class ClassBalancedBatchSampler(BatchSampler):
     of workers nor on global random state.
 
     With several processes (torch.distributed initialised) P and K are those of the batch of all processes together, of
-    which rank r takes the classes r, r + world_size, ...: the batches are those of one process, whatever their number.
+    which rank r takes the classes r, r + world_size, ...: the batches are those of one process.
     `EmbeddingModule` makes its loss of the joined batch.
 
     Args:
@@ -31,8 +30,8 @@ class ClassBalancedBatchSampler(BatchSampler):
             `targets` of torchvision's data sets.
         classes_per_batch: P, 1 or more.
         items_per_class: K, 2 or more: an item alone of its class has nothing to be ranked for.
-        batches: Batches in an epoch; without a number so many that an epoch draws as many items as there are, at least one.
-        seed: Of the batches.
+        batches: Batches in an epoch; by default as many as draw the number of items of the set, at least one.
+        seed: Seed of the batches.
         class_names: Names for the error messages, by label; for words these themselves.
         epoch: The first epoch; only a sampler that starts in the middle of a run needs it.
         sampler: Ignored, as in `EpisodicBatchSampler`: Lightning would put a DistributedSampler here.
@@ -67,35 +66,16 @@ class ClassBalancedBatchSampler(BatchSampler):
         batch_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        numbers, words = as_labels(labels, "labels", "ClassBalancedBatchSampler").numbered()
-        self.labels = numbers.cpu()
-        self.class_names = words or class_names
+        super().__init__(labels, class_names, seed, epoch)
         check_class_balance(self.labels, classes_per_batch, items_per_class, self.class_names)
         if batches is not None and batches < 1:
             raise ValueError(f"ClassBalancedBatchSampler(batches={batches}): an epoch needs one. Use batches >= 1.")
         self.classes_per_batch = classes_per_batch
         self.items_per_class = items_per_class
         self.batches = max(1, len(self.labels) // (classes_per_batch * items_per_class)) if batches is None else batches
-        self.seed = seed
-        self.epoch = epoch
-        self.batch_size = batch_size
-        self.drop_last = drop_last
+        self.batch_size, self.drop_last = batch_size, drop_last
         if type(self) is ClassBalancedBatchSampler:
-            names = ("classes_per_batch", "items_per_class", "batches", "seed", "class_names", "epoch")
-            note_arguments_for_lightning(self, names)
-
-    @property
-    def sampler(self) -> ClassBalancedBatchSampler:  # type: ignore[override]  # the base class has an attribute
-        """This object, whose `set_epoch` Lightning then finds."""
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next. Without this call, epochs count up by one at each iteration.
-
-        Args:
-            epoch: From 0.
-        """
-        self.epoch = epoch
+            self._note_arguments("classes_per_batch", "items_per_class", "batches")
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, for a DataLoader with workers makes one iterator in vain, which must not count.

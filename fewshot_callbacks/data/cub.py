@@ -8,6 +8,7 @@ from fewshot_callbacks.data._images import (
     ImageFileSet,
     PhotoDataModule,
     check_class_counts,
+    check_no_file_is_missing,
     check_no_split_is_empty,
     missing_files,
     required,
@@ -28,7 +29,7 @@ def cub_split(class_id: int) -> Split:
     """The split of a class: with i = class_id - 1, i even is train, i mod 4 = 1 val, i mod 4 = 3 test.
 
     Args:
-        class_id: As in `classes.txt`, from 1.
+        class_id: Number of the class in `classes.txt`, from 1.
 
     Returns:
         "train", "val" or "test".
@@ -108,12 +109,8 @@ class CUBDataModule(PhotoDataModule):
         fix = f"Unpack {SOURCE} into {self._root}, or pass partial=True to use what is there."
         classes, paths, class_of = self._tables(folder)
         missing = set(missing_files(folder / "images", paths.values()))
-        if missing and not self.partial:
-            first = next(path for path in paths.values() if path in missing)
-            raise FileNotFoundError(
-                f"{len(missing):,} of the {len(paths):,} images of images.txt are not in {folder / 'images'}; the first "
-                f"is {first!r}. {fix}"
-            )
+        if not self.partial:
+            check_no_file_is_missing(missing, list(paths.values()), folder / "images", "images.txt", fix)
         files: dict[Split, list[Path]] = {split: [] for split in CLASSES}
         names: dict[Split, list[str]] = {split: [] for split in CLASSES}
         for image, path in paths.items():
@@ -129,7 +126,7 @@ class CUBDataModule(PhotoDataModule):
         return {split: ImageFileSet(files[split], names[split], plain, "RGB") for split in CLASSES}
 
     def _tables(self, folder: Path) -> tuple[dict[int, str], dict[int, str], dict[int, int]]:
-        """Names of classes by their number, paths and classes of images by theirs."""
+        """Read the names of classes by class number, and the paths and classes of images by image number."""
         fix = f"Unpack {SOURCE} into {self._root}."
         required(folder / "images", fix)
         classes, paths, labels = (

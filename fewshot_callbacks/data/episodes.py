@@ -11,10 +11,61 @@ from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.episodes import ClassNames, EpisodeList, check_episode_sizes, sample_episodes
 
 
-class EpisodicBatchSampler(BatchSampler):
+class SeededBatchSampler(BatchSampler):
+    """Base: batches that are a function of (seed, epoch) alone, drawn in the main process.
+
+    Lightning replaces the argument called `sampler` of a subclass by a DistributedSampler when it re-creates a batch
+    sampler for several processes; it is ignored. The property `sampler` is this object, because Lightning calls
+    `batch_sampler.sampler.set_epoch` before each epoch.
+    """
+
+    def __init__(self, labels: Any, class_names: ClassNames | None, seed: int, epoch: int) -> None:
+        numbers, words = as_labels(labels, "labels", type(self).__name__).numbered()
+        self.labels = numbers.cpu()
+        self.class_names = words or class_names
+        self.seed = seed
+        self.epoch = epoch
+        self.batch_size, self.drop_last = 1, False  # part of the interface of BatchSampler
+
+    @property
+    def sampler(self) -> "SeededBatchSampler":  # type: ignore[override]  # the base class has an attribute
+        """This object, whose `set_epoch` Lightning then finds."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next. Without this call, epochs count up by one at each iteration.
+
+        Args:
+            epoch: From 0. Fixed episodes do not depend on it.
+
+        Example:
+            >>> import torch
+            >>> sampler = EpisodicBatchSampler(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
+            >>> first = list(sampler)
+            >>> sampler.set_epoch(0)
+            >>> list(sampler) == first
+            True
+        """
+        self.epoch = epoch
+
+    def _note_arguments(self, *names: str) -> None:
+        """Leave the arguments where Lightning looks for them when it makes a batch sampler anew for several processes.
+
+        In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
+
+        Args:
+            *names: Of the arguments that are attributes of the same name, beside those of this class.
+        """
+        settings = {name: getattr(self, name) for name in (*names, "seed", "class_names", "epoch")} | {"sampler": None}
+        notes = {"args": (self.labels,), "kwargs": settings, "default_kwargs": {}, "arg_names": ("labels",)}
+        for name, value in notes.items():
+            setattr(self, f"__pl_saved_{name}", value)
+
+
+class EpisodicBatchSampler(SeededBatchSampler):
     """Batches of `ways` classes with `shots` + `queries` images each, class by class, each class's support first.
 
-    A batch is one episode, or `episodes_per_batch` of them one after the other; a last batch of fewer is left out.
+    A batch is one episode, or `episodes_per_batch` of them in a row; a last batch of fewer is left out.
 
     While training (`fixed=False`) each epoch has a fresh list of episodes, a function of (seed, epoch) alone. For
     evaluation (`fixed=True`) every epoch has the same list, `episode_list`, whose `hash` can be logged. Neither depends
@@ -25,10 +76,7 @@ class EpisodicBatchSampler(BatchSampler):
     ranks take equally many steps; a fixed list is dealt whole, every episode exactly once, and the first ranks may get
     one more (a multiple of the number of processes keeps them in step).
 
-    Lightning replaces the argument called `sampler` by a DistributedSampler when it re-creates a batch sampler for
-    several processes. The argument exists for that alone and is ignored: an episode is dealt whole. The property
-    `sampler` is this object itself, because Lightning calls `batch_sampler.sampler.set_epoch` before each epoch; so
-    a resumed run goes on with the episodes of its epoch.
+    Lightning calls `set_epoch` before each epoch, so that a resumed run goes on with the episodes of its epoch.
 
     Args:
         labels: (items,), the class of each item of the data set, integers or words: a tensor, array or list, such as the
@@ -37,12 +85,12 @@ class EpisodicBatchSampler(BatchSampler):
         shots: Support images of each class.
         queries: Query images of each class.
         episodes: Episodes in an epoch, over all processes.
-        seed: Of the list. Training lists of different seeds have nothing in common.
+        seed: Seed of the list. Training lists of different seeds have nothing in common.
         fixed: True for the same list at every epoch.
         episodes_per_batch: Episodes in a batch. `episodes` counts episodes, not batches.
         class_names: Names for the error messages, by label; for words these themselves.
         epoch: The first epoch; only a training sampler that starts in the middle of a run needs it.
-        sampler: Ignored; see above.
+        sampler: Ignored: Lightning would put a DistributedSampler here, but an episode is dealt whole.
         batch_size: Ignored; part of the interface of `BatchSampler`.
         drop_last: Ignored; the same.
 
@@ -80,29 +128,19 @@ class EpisodicBatchSampler(BatchSampler):
         batch_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        numbers, words = as_labels(labels, "labels", "EpisodicBatchSampler").numbered()
-        self.labels = numbers.cpu()
-        self.ways = ways
-        self.shots = shots
-        self.queries = queries
-        self.episodes = episodes
-        self.seed = seed
+        super().__init__(labels, class_names, seed, epoch)
         check_episode_sizes(episodes_per_batch=episodes_per_batch)
         if episodes < episodes_per_batch:
             raise ValueError(
                 f"{episodes} episodes do not make a batch of {episodes_per_batch}. Use episodes >= {episodes_per_batch}."
             )
-        self.fixed = fixed
-        self.episodes_per_batch = episodes_per_batch
-        self.class_names = words or class_names
-        self.epoch = epoch
-        self.batch_size = batch_size
-        self.drop_last = drop_last
+        self.ways, self.shots, self.queries = ways, shots, queries
+        self.episodes, self.episodes_per_batch, self.fixed = episodes, episodes_per_batch, fixed
+        self.batch_size, self.drop_last = batch_size, drop_last
         self._list = self._draw(seed if fixed else epoch_seed(seed, epoch))  # a wrong setting fails here
         self._list_epoch = epoch
         if type(self) is EpisodicBatchSampler:
-            sizes = ("ways", "shots", "queries", "episodes", "seed", "fixed", "episodes_per_batch")
-            note_arguments_for_lightning(self, (*sizes, "class_names", "epoch"))
+            self._note_arguments("ways", "shots", "queries", "episodes", "fixed", "episodes_per_batch")
 
     def _draw(self, seed: int) -> EpisodeList:
         return sample_episodes(
@@ -114,11 +152,6 @@ class EpisodicBatchSampler(BatchSampler):
             seed=seed,
             class_names=self.class_names,
         )
-
-    @property
-    def sampler(self) -> "EpisodicBatchSampler":  # type: ignore[override]  # the base class has an attribute
-        """This object, whose `set_epoch` Lightning then finds."""
-        return self
 
     @property
     def episode_list(self) -> EpisodeList:
@@ -138,22 +171,6 @@ class EpisodicBatchSampler(BatchSampler):
     def hash(self) -> str:
         """`EpisodeList.hash` of `episode_list`."""
         return self.episode_list.hash
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next. Without this call, epochs count up by one at each iteration.
-
-        Args:
-            epoch: From 0. A fixed list does not depend on it.
-
-        Example:
-            >>> import torch
-            >>> sampler = EpisodicBatchSampler(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
-            >>> first = list(sampler)
-            >>> sampler.set_epoch(0)
-            >>> list(sampler) == first
-            True
-        """
-        self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, for a DataLoader with workers makes one iterator in vain, which must not count.
@@ -191,18 +208,3 @@ def own_rank() -> tuple[int, int]:
 def epoch_seed(seed: int, epoch: int) -> int:
     """A seed for (seed, epoch); neighbouring pairs share nothing, as seed + epoch would."""
     return int.from_bytes(hashlib.sha256(f"{seed} {epoch}".encode()).digest()[:4], "little")
-
-
-def note_arguments_for_lightning(sampler: Any, names: Iterable[str]) -> None:
-    """Leave the arguments where Lightning looks for them when it makes a batch sampler anew for several processes.
-
-    In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
-
-    Args:
-        sampler: Just made, with an attribute for each argument; the first one is `labels`.
-        names: Of the other arguments.
-    """
-    settings = {name: getattr(sampler, name) for name in names} | {"sampler": None}
-    notes = {"args": (sampler.labels,), "kwargs": settings, "default_kwargs": {}, "arg_names": ("labels",)}
-    for name, value in notes.items():
-        setattr(sampler, f"__pl_saved_{name}", value)

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from fewshot_callbacks.data._episodic import Split
-from fewshot_callbacks.data._images import ImageSet, PhotoDataModule, Transform, named
+from fewshot_callbacks.data._images import PAIRS_OF_SPLITS, ImageSet, PhotoDataModule, Transform, named, shared_classes
 from fewshot_callbacks.data._settings import with_settings
 
 
@@ -147,15 +147,13 @@ class ImageFolderDataModule(PhotoDataModule):
         sets: dict[Split, ImageSet] = {
             split: ImageFolderSet(self._root / name, self._transform(augment=False)) for split, name in wanted.items()
         }
-        pairs: tuple[tuple[Split, Split], ...] = (("train", "val"), ("train", "test"), ("val", "test"))
-        for one, other in pairs:
+        for one, other in PAIRS_OF_SPLITS:
             if one not in sets or other not in sets or (one, wanted[one]) == ("val", wanted[other]):
-                continue  # val_folder="test" is a choice, made in so many words
-            shared = sorted(set(sets[one].class_names) & set(sets[other].class_names))
-            if shared:
+                continue  # val_folder="test" is an explicit choice
+            if shared := shared_classes(sets[one].class_names, sets[other].class_names):
                 raise ValueError(
-                    f"{wanted[one]!r} and {wanted[other]!r} share {named(shared, 'class')}; few-shot evaluation needs "
-                    f"classes that were never seen. Keep each class in one split."
+                    f"{wanted[one]!r} and {wanted[other]!r} share {shared}; few-shot evaluation needs classes that were "
+                    "never seen. Keep each class in one split."
                 )
         return sets
 

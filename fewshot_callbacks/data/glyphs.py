@@ -7,8 +7,7 @@ that is validated or tested on has been seen in training. `python -m fewshot_cal
 
 import hashlib
 import os
-import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fewshot_callbacks.data._augmentation import move_at_random
-from fewshot_callbacks.data._cache import cache_folder, save_whole
+from fewshot_callbacks.data._cache import cache_folder, load_or_draw
 from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
 from fewshot_callbacks.data._glyph_drawing import FACES, SCRIPTS, VERSION, DrawnGlyphs, draw_glyphs
 from fewshot_callbacks.data._settings import with_settings
@@ -143,7 +142,7 @@ def load_splits(size: int = 32, min_faces: int = 10) -> dict[Split, GlyphSet]:
 
 def _check_drawing(size: int, min_faces: int) -> None:
     if size < 8:
-        raise ValueError(f"size is {size}; a glyph cannot be told from another below 8 pixels. Use size >= 8.")
+        raise ValueError(f"size is {size}; glyphs cannot be distinguished below 8 pixels. Use size >= 8.")
     if not 1 <= min_faces <= len(FACES):
         raise ValueError(f"min_faces is {min_faces}; there are {len(FACES)} faces. Use 1 <= min_faces <= {len(FACES)}.")
 
@@ -182,24 +181,7 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
         >>> len(drawn.images) == len(drawn.classes)
         True
     """
-    file = cache_file(size, min_faces)
-    try:
-        stored: dict[str, Any] = torch.load(file, weights_only=True)
-        return DrawnGlyphs(**stored)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except Exception as error:  # torch.load promises no class of error for a damaged file
-        warnings.warn(f"The glyph cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=2)
-    drawn = draw_glyphs(size, min_faces)
-    try:
-        save_whole({field.name: getattr(drawn, field.name) for field in fields(drawn)}, file)
-    except OSError as error:
-        warnings.warn(
-            f"The glyphs cannot be kept in {file.parent} ({error}), so they are drawn each time, which takes seconds. "
-            "Name a folder that can be written in the environment variable FEWSHOT_CALLBACKS_CACHE.",
-            stacklevel=2,
-        )
-    return drawn
+    return load_or_draw(cache_file(size, min_faces), DrawnGlyphs, "glyph", lambda: draw_glyphs(size, min_faces))
 
 
 def augment_glyphs(
@@ -257,7 +239,7 @@ class GlyphDataModule(EpisodicDataModule):
 
     Args:
         queries: Query images of each class; shots + queries may be up to `min_faces`.
-        seed: Of the training episodes and the augmentation.
+        seed: Seed of the training episodes and the augmentation.
         num_workers: Worker processes of each loader; the images are in memory, so 0 is usually fastest.
         augment: Whether training batches are augmented; see `augment_glyphs`.
         size: Height and width of the images, in pixels.
@@ -370,7 +352,7 @@ def glyph_sheet(
         path: The file to write.
         split: Which scripts; all without one.
         rows_per_script: Classes of each script.
-        size: Of the glyphs, in pixels.
+        size: Height and width of the glyphs, in pixels.
         dpi: Resolution of the page.
 
     Example:

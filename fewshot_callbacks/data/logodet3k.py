@@ -1,6 +1,5 @@
 """LogoDet-3K: the annotated boxes of 3,000 logos, with classes split by a seeded draw."""
 
-import hashlib
 import math
 import re
 from collections import Counter
@@ -16,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 
-from fewshot_callbacks.data._episodic import Split
+from fewshot_callbacks.data._episodic import Split, split_of
 from fewshot_callbacks.data._images import (
     ImageSet,
     PhotoDataModule,
@@ -46,18 +45,16 @@ _VARIANT = re.compile(r"-\d+$")
 
 
 def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> Split:
-    """The split that a class is drawn into: a function of its brand and the seed alone, on every machine.
+    """Draw a class into a split by its brand (`split_of`).
 
-    The draw is a number in [0, 1): the first 8 bytes of SHA-256 of "seed brand", read as a fraction. Below
-    `test_share` is test, the next `val_share` are val, the rest is train. The brand is the name in lower case without a
-    last "-1", "-2", ..., so that the variants of one brand are never in two splits. Which other classes there are does
-    not matter, so no class changes its split with `min_boxes` or in a part of the set; the shares are met only on
-    average.
+    The brand is the name in lower case without a last "-1", "-2", ..., so that the variants of one brand are never in two
+    splits. Which other classes there are does not matter, so no class changes its split with `min_boxes` or in a part of
+    the set; the shares are met only on average.
 
     Args:
-        name: Of the class.
-        val_share: Of the classes, on average.
-        test_share: Of the classes, on average.
+        name: Name of the class.
+        val_share: Share of the classes to validate on, on average.
+        test_share: Share of the classes to test on, on average.
         seed: Another seed is another draw.
 
     Returns:
@@ -67,11 +64,7 @@ def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> 
         >>> {logo_split(f"lexus-{i}", val_share=0.2, test_share=0.2, seed=0) for i in range(9)}
         {'test'}
     """
-    brand = _VARIANT.sub("", name.casefold())
-    draw = int.from_bytes(hashlib.sha256(f"{seed} {brand}".encode()).digest()[:8], "big") / 2**64
-    if draw < test_share:
-        return "test"
-    return "val" if draw < test_share + val_share else "train"
+    return split_of(_VARIANT.sub("", name.casefold()), seed, val_share, test_share)
 
 
 @dataclass(frozen=True)
@@ -83,7 +76,7 @@ class LogoCounts:
         boxes: Served, over all splits.
         broken_boxes: Left out: without a name, without four finite numbers, empty, or outside the image.
         small_classes: Left out: with fewer than `min_boxes` boxes that are not broken.
-        boxes_of_small_classes: How many boxes those had.
+        boxes_of_small_classes: Number of boxes of these classes.
         missing_images: Annotations without their image; 0 without `partial`.
         unreadable_files: Annotations or images that cannot be read; 0 without `partial`.
     """
@@ -125,8 +118,8 @@ class LogoSet(ImageSet):
         margin: Added on each side, as a part of the box's width or height, as far as the image goes.
 
     Attributes:
-        files: As given.
-        boxes: As given.
+        files: Image of each box.
+        boxes: (items, 4), as given.
         labels: (items,), int64.
         class_names: For each label, its name.
     """
@@ -188,9 +181,9 @@ class LogoDet3KDataModule(PhotoDataModule):
         root: The folder that holds `LogoDet-3K`.
         margin: Added to a box on each side, as a part of its width or height, as far as the image goes.
         min_boxes: A class with fewer boxes is left out. An episode needs shots + queries of each class.
-        val_share: Of the classes, to validate on; 0 for no validation. On average: see `logo_split`.
-        test_share: Of the classes, to test on; in the same way.
-        split_seed: Of the draw.
+        val_share: Share of the classes to validate on, on average (`logo_split`); 0 for no validation.
+        test_share: Share of the classes to test on, on average.
+        split_seed: Seed of the split.
         partial: Use what is there of an incomplete set: categories may be missing, and annotations without an image
             and files that cannot be read are left out and counted.
         resize: Side of the square that a training image is squeezed to before its random crop; 8/7 of `image_size` by

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from fewshot_callbacks.data._episodic import Split
 from fewshot_callbacks.data._images import (
+    PAIRS_OF_SPLITS,
     ImageFileSet,
     PhotoDataModule,
     check_class_counts,
+    check_no_file_is_missing,
     check_no_split_is_empty,
     missing_files,
-    named,
     required,
+    shared_classes,
 )
 from fewshot_callbacks.data._settings import with_settings
 
@@ -78,19 +80,13 @@ class MiniImageNetDataModule(PhotoDataModule):
         required(folder, f"Put {IMAGES} there.")
         listed = [file for rows in lists.values() for file, _ in rows]
         missing = set(missing_files(folder, listed))
-        if missing and not self.partial:
-            first = next(file for file in listed if file in missing)
-            raise FileNotFoundError(
-                f"{len(missing):,} of the {len(listed):,} images of the lists are not in {folder}; the first is "
-                f"{first!r}. It should hold {IMAGES}. {or_partial}"
-            )
+        if not self.partial:
+            check_no_file_is_missing(missing, listed, folder, "the lists", f"It should hold {IMAGES}. {or_partial}")
         kept = {split: [row for row in rows if row[0] not in missing] for split, rows in lists.items()}
         names = {split: [label for _, label in rows] for split, rows in kept.items()}
-        pairs: tuple[tuple[Split, Split], ...] = (("train", "val"), ("train", "test"), ("val", "test"))
-        for one, other in pairs:
-            shared = sorted(set(names[one]) & set(names[other]))
-            if shared:
-                raise ValueError(f"{one}.csv and {other}.csv share {named(shared, 'class')}. Use {LISTS}, unchanged.")
+        for one, other in PAIRS_OF_SPLITS:
+            if shared := shared_classes(names[one], names[other]):
+                raise ValueError(f"{one}.csv and {other}.csv share {shared}. Use {LISTS}, unchanged.")
         counts = {split: len(set(labels)) for split, labels in names.items()}
         if not self.partial:
             check_class_counts(counts, CLASSES, self._root, f"The lists are {LISTS}. {or_partial}")

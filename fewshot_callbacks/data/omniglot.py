@@ -40,8 +40,8 @@ class OmniglotDataModule(ImageDataModule):
     Armenian, Korean, N_Ko, Tagalog and Tifinagh, 186 characters of scripts without a near relative in the set, which
     leaves 778 to train on. The split of Vinyals et al. (2016), which cuts through the alphabets, is another one.
 
-    A class is a character, named `Korean/character01`; labels are in the order of these names, whatever the order in which
-    the file system lists them. The archives themselves are needed only to unpack them. `download=True` fetches them where a
+    A class is a character, named `Korean/character01`; labels are in the order of these names, not in that of
+    the file system. The archives themselves are needed only to unpack them. `download=True` fetches them where a
     folder is missing, and checks them against torchvision's checksums.
 
     Batches are tuples (images, labels): float images (images, 1, image_size, image_size) in [0, 1], ink 1 on paper 0; int64

@@ -12,14 +12,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 T = TypeVar("T")
+
+
+class ShardIndex(NamedTuple):
+    """Which of all items this process holds: their indices among all."""
+
+    queries: Int[Tensor, "queries"]
+    gallery: Int[Tensor, "gallery"]
 
 
 class RemoteError(RuntimeError):

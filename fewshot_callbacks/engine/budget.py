@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.options import EngineOptions, Layout
 
+__all__ = ["plan_layout"]
+
 
 def rows_at_once(embeddings: Tensor) -> int:
     """How many rows hold 2**16 numbers, 0.5 MB in float64: what is made of so many at a time takes little memory."""
@@ -17,8 +19,6 @@ def rows_at_once(embeddings: Tensor) -> int:
 
 
 SHARE_OF_BLOCKS = 0.25
-
-
 SHARE_OF_LAYOUT = 0.6
 """Shares of the budget for what is being worked on, and for that and the counters together."""
 
@@ -27,9 +27,6 @@ SHARE_OF_KEPT = 0.2
 
 SHARE_OF_RANKS = 0.25
 """Share of the budget for ranks, and the metrics that are made of them."""
-
-SHARE_OF_KEYS = 0.1
-"""Share of the budget for the keys of the highest negatives."""
 
 QUERY_BYTES, ITEM_BYTES = 300, 300
 """Of each query and gallery item: places, classes, scales, lengths, bounds of errors, and the metrics of each query.
@@ -136,6 +133,15 @@ def least_bytes(
     items, own = item_bytes(queries, gallery), QUERY_BYTES * queries + ITEM_BYTES * gallery
     layout = choose_layout(0, queries, gallery, dim, relevant, threads=threads, whole_tiles=whole_tiles)
     return items + math.ceil(max((layout.bytes - items) / SHARE_OF_LAYOUT, own * LEAST_SHARE))
+
+
+def plan_layout(memory_bytes: int, queries: int, gallery: int, dim: int, relevant: float) -> tuple[Layout, int]:
+    """Return the blocks of a pass on the CPU, with one thread, and the smallest budget that can be kept.
+
+    The budget is that or `memory_bytes`, if it is larger; the arguments are those of `choose_layout`.
+    """
+    least = least_bytes(queries, gallery, dim, relevant)
+    return choose_layout(max(memory_bytes, least), queries, gallery, dim, relevant), least
 
 
 def least_ranked(relevant: float) -> int:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
 from fewshot_callbacks.engine.budget import Budget, least_bytes
 from fewshot_callbacks.engine.candidates import Candidates
 from fewshot_callbacks.engine.duplicates import Duplicates, find_duplicates
 from fewshot_callbacks.engine.options import EngineOptions
-from fewshot_callbacks.engine.ranks import ShardIndex
 from fewshot_callbacks.engine.scores.products import ScoreTiles
 
 EXCHANGE_CHUNKS = 4

@@ -1,44 +1,46 @@
-"""Opening a pass: compiled loops on the CPU, else plain PyTorch; binary codes are counted."""
+"""Opening a pass: compiled loops on the CPU, else plain PyTorch; binary codes are counted. And counting all its pairs."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
-from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
 from fewshot_callbacks.engine.candidates import Candidates
-from fewshot_callbacks.engine.codes.hamming_pass import HammingPass
-from fewshot_callbacks.engine.codes.packing import Codes
+from fewshot_callbacks.engine.codes.hamming_pass import HammingCounts, HammingPass
+from fewshot_callbacks.engine.codes.packing import HammingScores
 from fewshot_callbacks.engine.matrix import score_matrix
 from fewshot_callbacks.engine.options import Progress, current_options
+from fewshot_callbacks.engine.pooled.first_counts import FirstCounts
+from fewshot_callbacks.engine.pooled.histogram import PooledCounts, Wanted
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.pytorch.tiles import TorchTiles
 from fewshot_callbacks.engine.ranking_pass import RankingPass
-from fewshot_callbacks.engine.ranks import BestMatches, ShardIndex
-from fewshot_callbacks.engine.scores.products import ScoreTiles, Similarity
+from fewshot_callbacks.engine.ranks import BestMatches
+from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.engine.tile_maker import TileMaker
 
-Compared = ScoreTiles | tuple[Codes, Codes]
-"""What is compared: vectors with their scores, or packed codes."""
+Pass = RankingPass | HammingPass
+"""Ranks all pairs of queries and gallery, of vectors or of binary codes; both have the same methods."""
+
+PairCounts = FirstCounts | HammingCounts
+"""Counts all pairs while a pass runs, regardless of the query; both have the same methods."""
 
 
-def compare(
-    queries: Tensor | Codes,
-    gallery: Tensor | Codes,
-    similarity: Similarity,
-    device: torch.device | None = None,
-    processes: Processes = ALONE,
-) -> Compared:
-    """Measure the vectors of this process, in units common to all; codes need no measuring."""
-    if isinstance(queries, Codes) and isinstance(gallery, Codes):
-        return queries, gallery
-    assert isinstance(queries, Tensor)
-    assert isinstance(gallery, Tensor)
-    return ScoreTiles.from_rows(queries, gallery, similarity, device, processes)
+def pair_counts(ranking: Pass, wanted: Wanted, thresholds: Sequence[float] = ()) -> PairCounts:
+    """Return what counts all pairs of a pass: it runs the pass.
+
+    Args:
+        ranking: the pass; it has not been run.
+        wanted: how many of the highest negatives will have to be known.
+        thresholds: scores at which the pairs will have to be counted.
+    """
+    if isinstance(ranking, HammingPass):
+        return HammingCounts(ranking)
+    return FirstCounts(ranking, PooledCounts(ranking.matrix, wanted, thresholds))
 
 
 def open_pass(
-    compared: Compared,
+    scores: ScoreTiles | HammingScores,
     candidates: Candidates,
     memory_bytes: int,
     *,
@@ -47,11 +49,11 @@ def open_pass(
     best: BestMatches | None = None,
     precision: Precision | None = None,
     progress: Progress | None = None,
-) -> RankingPass | HammingPass:
+) -> Pass:
     """Open a pass over all pairs of queries and gallery; collective.
 
     Args:
-        compared: what this process holds.
+        scores: of what this process holds, see `scores.compare`.
         candidates: who may be retrieved, of all queries and the whole gallery.
         memory_bytes: budget of each process beyond its embeddings.
         processes: who holds the rest.
@@ -60,15 +62,15 @@ def open_pass(
         precision: of the first products; by default the fastest on a sample.
         progress: called with the pairs that are done and the pairs that there are.
     """
-    if not isinstance(compared, ScoreTiles):
+    if isinstance(scores, HammingScores):
         own = candidates if share is None else candidates.share(*share)
-        return HammingPass(*compared, own, memory_bytes, progress, processes)
+        return HammingPass(scores, own, memory_bytes, progress, processes)
     options = current_options()
     matrix = score_matrix(
-        compared, candidates, memory_bytes, options, processes=processes, share=share, best=best is not None
+        scores, candidates, memory_bytes, options, processes=processes, share=share, best=best is not None
     )
     tile_maker: TileMaker = TorchTiles(fixed=options.first_precision is not None)
-    if compared.compiled is not None:
+    if scores.compiled is not None:
         from fewshot_callbacks.engine.cpu.tiles import NumbaTiles  # noqa: PLC0415 - needs numba
 
         tile_maker = NumbaTiles(matrix)

@@ -6,13 +6,17 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-from fewshot_callbacks.engine.precision import Precision
+import torch
+
+from fewshot_callbacks.engine.precision import Precision, full_precision
+
+__all__ = ["Progress", "computing_on", "engine_options"]
 
 Progress = Callable[[int, int], None]
 """Called with the number of pairs that are done and the number that there are."""
@@ -110,3 +114,30 @@ def _load() -> ModuleType | None:
             stacklevel=2,
         )
         return None
+
+
+@contextmanager
+def computing_on(device: torch.device | None) -> Iterator[None]:
+    """Compute inside the block in full precision, without gradients.
+
+    Passes on the CPU run their own threads, each with its own products, and torch is limited to one. What is left to torch
+    are many small operations: threads that wait for each other between them cost more than they bring, the more so where
+    something else uses the processor too.
+
+    Args:
+        device: of the passes; None if there is none, and torch keeps its threads.
+    """
+    compiled = device is not None and device.type == "cpu" and compiled_kernels() is not None
+    with full_precision(), _own_threads() if compiled else nullcontext():
+        yield
+
+
+@contextmanager
+def _own_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    with engine_options(threads=current_options().threads or before):
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

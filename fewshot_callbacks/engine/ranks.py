@@ -44,13 +44,6 @@ class BestMatches(NamedTuple):
     tied: Int[Tensor, "queries"]
 
 
-class ShardIndex(NamedTuple):
-    """Which of all items this process holds: their indices among all."""
-
-    queries: Int[Tensor, "queries"]
-    gallery: Int[Tensor, "gallery"]
-
-
 def ranks_from_counters(queries: Int[Tensor, "queries"], counts: Counts) -> RankBlock:
     """Turn the counters of some queries into ranks.
 

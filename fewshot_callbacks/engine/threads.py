@@ -4,39 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import torch
-
-from fewshot_callbacks.engine.options import compiled_kernels, current_options, engine_options
-from fewshot_callbacks.engine.precision import full_precision
-
-
-@contextmanager
-def own_threads() -> Iterator[None]:
-    """Limit torch to one thread: the pass runs its own threads, each with its own products.
-
-    What is left to torch are many small operations. Threads that wait for each other between them cost more than they
-    bring, the more so where something else uses the processor too.
-    """
-    before = torch.get_num_threads()
-    with engine_options(threads=current_options().threads or before):
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-
-@contextmanager
-def computing_on(device: torch.device) -> Iterator[None]:
-    """Run passes on a device inside the block: in full precision, without gradients, with threads of their own."""
-    compiled = device.type == "cpu" and compiled_kernels() is not None
-    with full_precision(), own_threads() if compiled else nullcontext():
-        yield
 
 
 class Task(NamedTuple):

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fewshot_callbacks.engine import rows_at_once
 from fewshot_callbacks.functional._labels import read_labels, refuse_words_beside_integers
 
 
@@ -42,8 +41,8 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
     Args:
         bad: indices of the non-finite rows, ascending.
         items: number of all rows.
-        name: of the argument, for the message.
-        call: the public function, for the message.
+        name: name of the argument, for messages.
+        call: the public function, for messages.
     """
     if len(bad):
         raise ValueError(
@@ -55,12 +54,13 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
 
 def non_finite_rows(embeddings: Tensor) -> Tensor:
     """Find the indices of rows with NaN or Inf, in slices: one mask of the whole matrix would take a quarter of it."""
-    slices = [~part.isfinite().all(dim=1) for part in embeddings.split(rows_at_once(embeddings))]
+    rows = max(1, 2**16 // max(1, embeddings.shape[1]))  # 0.5 MB in float64
+    slices = [~part.isfinite().all(dim=1) for part in embeddings.split(rows)]
     return torch.cat(slices).nonzero().flatten()
 
 
 def computable(vectors: Tensor) -> Tensor:
-    """The rows contiguous in memory, half precision as float32, which holds each of its values."""
+    """Make the rows contiguous in memory, and half precision float32, which holds each of its values."""
     return (vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()).contiguous()
 
 

@@ -53,11 +53,11 @@ class Labels:
 
 
 def as_labels(value: Any, name: str, call: str) -> Labels:
-    """Labels in any form: a tensor, array, list or table column of integers or of words, (items,) or (items, 1).
+    """Read labels in any form: a tensor, array, list or table column of integers or words, (items,) or (items, 1).
 
     Args:
         value: the labels, or `Labels`, which stay what they are.
-        name: of the argument, for messages.
+        name: name of the argument, for messages.
         call: the public function, for messages.
 
     Raises:
@@ -109,7 +109,7 @@ def numbered(call: str, labels: Mapping[str, Labels]) -> tuple[list[Int[Tensor, 
 
     Args:
         call: the public function, for messages.
-        labels: by the name of the argument.
+        labels: labels by the name of the argument.
 
     Returns:
         The numbers of each, and the word of each number, sorted; for integers these themselves, and None.
@@ -284,7 +284,7 @@ def _refuse_objects(entries: list[Any], name: str, call: str) -> None:
 
 
 def _is_missing(entry: Any) -> bool:
-    """Whether an entry is None, NaN, or pandas' NA or NaT."""
+    """Check for None, NaN, and pandas' NA and NaT."""
     return (
         entry is None
         or (isinstance(entry, float) and math.isnan(entry))

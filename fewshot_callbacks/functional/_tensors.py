@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 
@@ -31,6 +32,17 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
             f"{call}: {name} is a {kind} that no tensor can be made of ({error}). Pass numbers: a tensor, a NumPy array, or "
             "a list of rows of the same length."
         ) from error
+
+
+def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"], Int[Tensor, "distinct"]]:
+    """Number the distinct values in ascending order.
+
+    Returns:
+        The number of each item's value, and for each distinct value the index of its first item.
+    """
+    distinct, number = values.unique(return_inverse=True)
+    first = torch.full((len(distinct),), len(values), device=values.device)
+    return number, first.scatter_reduce_(0, number, torch.arange(len(values), device=values.device), "amin")
 
 
 def _refuse_words(value: Any, name: str, call: str) -> None:

@@ -24,9 +24,9 @@ def class_subset(
 
     Args:
         labels: label of each item, any integers or words: a tensor, array or list.
-        classes: how many classes; all where there are fewer, or by default.
-        items_per_class: how many items of each; all where a class has fewer, or by default.
-        seed: the same seed, the same items.
+        classes: number of classes; by default, and where there are fewer, all.
+        items_per_class: number of items of each class; by default, and where a class has fewer, all.
+        seed: seed of the draw.
 
     Returns:
         Indices of the items, ascending; empty for no labels.

@@ -65,7 +65,7 @@ def discriminant_ratio(
 
 
 def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Tensor]:
-    """Embeddings without a gradient, and codes of their labels on the same device.
+    """Read embeddings without a gradient, and the codes of their labels on the same device.
 
     Raises:
         ValueError: if they are no batch, by shapes and types alone: values would be waited for.
@@ -96,7 +96,7 @@ class BatchScatter:
     count: Float[Tensor, "items"]
     """items of a class, in the row of its origin; 0 in other rows"""
     source: torch.dtype
-    """of the embeddings"""
+    """dtype of the embeddings"""
 
     @classmethod
     def of(cls, embeddings: Tensor, labels: Tensor, *, normalize: bool) -> BatchScatter:
@@ -143,7 +143,7 @@ class BatchScatter:
 
 
 def _origins(labels: Shaped[Tensor, "items"]) -> Int[Tensor, "items"]:
-    """For each item the index of its class's first item; without `unique`, whose size only the device knows."""
+    """Find the first item of each item's class; without `unique`, whose size only the device knows."""
     ordered, order = (labels.long() if labels.dtype == torch.bool else labels).sort(stable=True)
     first = torch.searchsorted(ordered, ordered)
     return torch.empty_like(order).scatter_(0, order, order[first])
@@ -166,7 +166,7 @@ def _lengths(rows: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows"]:
 
 
 def unit_rows(items: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
-    """Each row at length 1, however small or large; a row of zeros stays so."""
+    """Scale each row to length 1, however small or large; a row of zeros stays as it is."""
     largest = torch.linalg.vector_norm(items, ord=torch.inf, dim=1, keepdim=True)
     scaled = items / largest.where(largest > 0, 1)
     units: Tensor = scaled / torch.linalg.vector_norm(scaled, dim=1, keepdim=True).clamp(min=1)
@@ -216,7 +216,7 @@ class ClassMoments:
 
     @classmethod
     def of(cls, embeddings: Any, labels: Any) -> ClassMoments:
-        """The moments of one batch, in float64 on its device.
+        """Compute the moments of one batch, in float64 on its device.
 
         Args:
             embeddings: (items, dim), any floating dtype.
@@ -238,27 +238,27 @@ class ClassMoments:
         return cls(present.long(), counts, origins, offsets, spread)
 
     def merge(self, other: ClassMoments) -> ClassMoments:
-        """The moments of both sets together."""
+        """Merge the moments of two sets."""
         labels, place = torch.cat([self.labels, other.labels]).unique(return_inverse=True)
-        mine, theirs = place[: len(self.labels)], place[len(self.labels) :]
+        ours, others = place[: len(self.labels)], place[len(self.labels) :]
 
         def spread(values: Tensor, at: Tensor) -> Tensor:
             return values.new_zeros(len(labels), *values.shape[1:]).index_copy_(0, at, values)
 
-        counts_a, counts_b = spread(self.counts, mine), spread(other.counts, theirs)
+        counts_a, counts_b = spread(self.counts, ours), spread(other.counts, others)
         share = counts_b.double() / (counts_a + counts_b)
-        origins_b = spread(other.origins, theirs)
-        origins = origins_b.index_copy(0, mine, self.origins)
-        offsets_a = spread(self.offsets, mine)
-        step = (origins_b - origins) + (spread(other.offsets, theirs) - offsets_a)
+        origins_b = spread(other.origins, others)
+        origins = origins_b.index_copy(0, ours, self.origins)
+        offsets_a = spread(self.offsets, ours)
+        step = (origins_b - origins) + (spread(other.offsets, others) - offsets_a)
         # where one set has no item of a class, the moments of the other stay as they are
         offsets = offsets_a + step * share.unsqueeze(1)
         apart = _lengths(step) * (share * counts_a).sqrt()
-        scatter = torch.stack([spread(self.spread, mine), spread(other.spread, theirs), apart], dim=1)
+        scatter = torch.stack([spread(self.spread, ours), spread(other.spread, others), apart], dim=1)
         return ClassMoments(labels, counts_a + counts_b, origins, offsets, _lengths(scatter))
 
     def shared(self, processes: Processes) -> ClassMoments:
-        """Of the classes that are this process's, the moments of the items of all processes: each class is one's alone.
+        """Merge the moments of all processes for some of the classes; each class is in one process only.
 
         Every process has to call it; one without items brings moments of as many dimensions and no class.
         """
@@ -267,8 +267,8 @@ class ClassMoments:
         for step in range(1, processes.count):
             to = (processes.rank + step) % processes.count
             leaving = self._of(owner == to)
-            theirs = processes.exchange(leaving.tensors(), to=to, source=(processes.rank - step) % processes.count)
-            mine = mine.merge(ClassMoments(*(theirs or ())))
+            received = processes.exchange(leaving.tensors(), to=to, source=(processes.rank - step) % processes.count)
+            mine = mine.merge(ClassMoments(*(received or ())))
         return mine
 
     def _of(self, chosen: Bool[Tensor, "classes"]) -> ClassMoments:
@@ -286,16 +286,16 @@ class ClassMoments:
         Args:
             eps: see `discriminant_ratio`.
             skip_singletons: see `discriminant_ratio`.
-            processes: those that hold the other classes of the set (see `shared`).
+            processes: the processes that hold the other classes of the set (see `shared`).
         """
         return self.class_scatter(skip_singletons=skip_singletons, processes=processes).discriminant_ratio(eps=eps)
 
     def class_scatter(self, *, skip_singletons: bool = False, processes: Processes = ALONE) -> ClassScatter:
-        """How far the classes of all processes lie from the centre, and how wide they are: three numbers for each.
+        """Compute the count, the distance to the centre and the spread of each class of all processes.
 
         Args:
             skip_singletons: leave out classes with a single item.
-            processes: those that hold the other classes of the set (see `shared`); every one has to call it.
+            processes: the processes that hold the other classes of the set (see `shared`); every one has to call it.
         """
         kept = self._of(self.counts > (1 if skip_singletons else 0))
         counts = kept.counts.double()
@@ -312,11 +312,11 @@ class ClassMoments:
 
 @dataclass(frozen=True)
 class ClassScatter:
-    """Of all classes of a set, what J and the variance ratio are made of. Every process holds the same."""
+    """Counts, distances and spread of all classes of a set, for J and the variance ratio; equal in every process."""
 
     counts: Float[Tensor, "classes"]
     distances: Float[Tensor, "classes"]
-    """of the mean of a class to the mean of all items"""
+    """distance of the mean of a class to the mean of all items"""
     spread: Float[Tensor, "classes"]
     """square root of the scatter of each class"""
 

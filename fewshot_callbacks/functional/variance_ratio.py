@@ -1,9 +1,9 @@
 """The variance ratio: variance between the classes of a population over variance within them, estimated from a sample.
 
-J of noise is (k - 1) / (n - k) for k classes and n items, and J of a batch tells how the batch was drawn more than how good
-the embedding is. What can be compared between batches, samplers and sets is the ratio of the two variances themselves, from
-the mean squares of a one-way analysis of variance (Searle, Casella and McCulloch, "Variance Components", 1992), here of all
-dimensions together:
+J of noise is (k - 1) / (n - k) for k classes and n items, and J of a batch depends more on how the batch was drawn than
+on how good the embedding is. What can be compared between batches, samplers and sets is the ratio of the two variances
+themselves, from the mean squares of a one-way analysis of variance (Searle, Casella and McCulloch, "Variance
+Components", 1992), here of all dimensions together:
 
     MSB = Tr(S_B) / (k - 1),  MSW = Tr(S_W) / (n - k),  n0 = (n - sum_c n_c^2 / n) / (k - 1)
     ratio = (MSB - MSW) / (n0 MSW)
@@ -99,7 +99,7 @@ def _of_batch(batch: BatchScatter) -> Float[Tensor, ""]:
 
 
 def _estimate(traces: Tensor, items: Tensor | float, classes: Tensor | int, squares: Tensor | float) -> Tensor:
-    """The ratio from Tr(S_B) / Tr(S_W), n, k and sum_c n_c^2."""
+    """Compute the ratio from Tr(S_B) / Tr(S_W), n, k and sum_c n_c^2."""
     n0 = (items - squares / items) / (classes - 1)
     return (traces * ((items - classes) / (classes - 1)) - 1) / n0
 
@@ -119,7 +119,7 @@ class VarianceRatioEstimate:
     value: float
     """NaN where it is undefined"""
     interval: Interval
-    """of the ratio in the population of classes; NaN where it is unknown, as for fewer than three classes"""
+    """interval of the ratio in the population of classes; NaN where it is unknown, as for fewer than three classes"""
     classes: int
     items: int
     undefined: str | None = None
@@ -133,7 +133,7 @@ def variance_ratio_of_set(
     normalize: bool = False,
     confidence: float = 0.95,
 ) -> VarianceRatioEstimate:
-    """The variance ratio of a whole set, with its interval over the classes (see the head of this file).
+    """Compute the variance ratio of a whole set, with its interval over the classes (see the head of this file).
 
     Args:
         embeddings: (items, dim), any floating dtype; or the `ClassMoments` or `ClassScatter` of a set, as they are merged

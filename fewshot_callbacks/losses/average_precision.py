@@ -18,8 +18,9 @@ OnEmpty = Literal["raise", "zero"]
 def soft_average_precision(histograms: SoftHistograms) -> Float[Tensor, "queries"]:
     """Average precision of each query from soft counts, bins from the highest scores to the lowest.
 
-    AP = sum_b r_b P_b / R, where P_b is the share of relevant ones among the candidates up to bin b, r_b counts the relevant
-    ones in it and R all of them. All of a bin come together: a relevant item's precision counts whatever shares its bin.
+    AP = sum_b r_b P_b / R, where P_b is the share of relevant ones among the candidates up to bin b, r_b counts the
+    relevant ones in it and R all of them. All items of a bin share one rank: the precision of a relevant item counts
+    all items of its bin.
 
     Args:
         histograms: soft counts of candidates and of relevant ones.

@@ -2,7 +2,7 @@
 
 Each score is shared between the two bins whose centres it lies between, in proportion to how near they are (triangular
 weights), so that its weights add up to 1. Scores beyond the range count for the outermost bin, with a gradient of zero. As a
-score touches two bins, histograms cost one look at each score, and no tensor of queries x items x bins is made.
+score touches two bins, histograms cost one visit of each score, and no tensor of queries x items x bins is made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Score = Literal["cosine", "euclidean", "hamming"]
 distance of two (relaxed) codes of -1 and 1."""
 
 CHUNK_SCORES = 2**20
-"""So many scores are worked on at once: 4 MB, and 16 MB more for what is made of them."""
+"""Scores that are processed at once: 4 MB, and 16 MB for the intermediate tensors."""
 SMALLEST_CHUNK = 2**16
 """A 16th of a smaller matrix is worked on at once, but no less than this: at B = 1,024, d = 512 chunks of 2^20 took 13 MB
 more, for 2.46 instead of 2.63 times the time of the bare product (`benchmarks/losses.py`, Xeon at 2.1 GHz)."""
@@ -187,7 +187,7 @@ def _shared(number: Tensor, total: Tensor, bins: Bins) -> Tensor:
 
 
 def _steps(gradient: Float[Tensor, "queries bins"]) -> Float[Tensor, "queries intervals"]:
-    """Derivative by a place in each interval: what it gains in the bin behind less what it loses in the one before."""
+    """Derivative by a place in each interval: the gradient of the bin after it minus that of the bin before it."""
     return torch.nn.functional.pad(gradient.diff(dim=1), (1, 2))
 
 

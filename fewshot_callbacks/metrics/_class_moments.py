@@ -85,7 +85,7 @@ class ClassMomentsMetric(Metric):
             self.words = [as_state(merged_books([book, read.words], call) or {})]
 
     def within_scatter(self) -> dict[int | str, float]:
-        """For each class the mean squared distance of its items to their mean: which classes are spread out.
+        """Compute the mean squared distance of the items of each class to their mean.
 
         By the labels as they were given, over the items of all processes, so that each of them has to call it. Empty before
         the first item.
@@ -105,7 +105,7 @@ class ClassMomentsMetric(Metric):
             setattr(self, name, [tensor])
 
     def _moments(self) -> ClassMoments:
-        """The states of all ranks as one; a rank's classes are ascending, so that a step down begins the next rank."""
+        """Merge the states of all ranks; a rank's classes are ascending, so that a step down begins the next rank."""
         states = (getattr(self, name) for name in STATES)
         labels, counts, *values = (state if isinstance(state, Tensor) else torch.cat(state) for state in states)
         starts = [0, *((labels[1:] <= labels[:-1]).nonzero().flatten() + 1).tolist(), len(labels)]

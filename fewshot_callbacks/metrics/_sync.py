@@ -11,7 +11,7 @@ from fewshot_callbacks.distributed.torch_distributed import cpu_group
 
 
 def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
-    """What each process holds, by rank, for `dist_sync_fn` of `torchmetrics.Metric`; what is empty is left out.
+    """Gather the tensors of all processes, by rank, without empty ones: `dist_sync_fn` of `torchmetrics.Metric`.
 
     Unlike the function of torchmetrics this one lets a process without a single batch take part, whose state has no
     shape and no dtype yet, and tensors on the CPU under a backend that knows CUDA alone.

@@ -13,12 +13,12 @@ from fewshot_callbacks.functional._labels import CodeBook, Labels, book_of
 
 
 def as_state(book: CodeBook) -> UInt8[Tensor, "bytes"]:
-    """The words of a code book as bytes, which can be joined to those of other batches and processes."""
+    """Encode the words of a code book as bytes, which can be joined to those of other batches and processes."""
     return torch.frombuffer(bytearray(json.dumps(sorted(book.values())).encode() + b"\n"), dtype=torch.uint8)
 
 
 def words_held(states: Sequence[Tensor] | Tensor) -> CodeBook | None:
-    """The code book of what `as_state` made, of one batch or joined; None where there is none."""
+    """Decode the code book of what `as_state` made, of one batch or joined; None where there is none."""
     joined = states if isinstance(states, Tensor) else torch.cat(list(states)) if states else torch.empty(0)
     if not joined.numel():
         return None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
 from fewshot_callbacks.functional._labels import CodeBook, Labels, as_labels, check_labels, merged_books, numbered
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._tensors import as_tensor, number_distinct
 from fewshot_callbacks.metrics._words import refuse_another_form
 
 
@@ -21,7 +21,7 @@ class _Batch:
     embeddings: Tensor  # (items, dim), on the CPU
     labels: Tensor  # (items,)
     positions: Tensor  # (items,) place of each item in this rank's pass over the data
-    ids: Tensor | None  # (items,) numbers that tell items apart
+    ids: Tensor | None  # (items,) numbers that identify items
 
 
 class Shard(NamedTuple):
@@ -30,7 +30,7 @@ class Shard(NamedTuple):
     embeddings: Float[Tensor, "items dim"]
     labels: Int[Tensor, "items"]
     places: Int[Tensor, "items"]
-    """of each item among those of all processes, for `evaluate_retrieval(..., query_places=...)`"""
+    """index of each item among those of all processes, for `evaluate_retrieval(..., query_places=...)`"""
     dropped: int
     """items of all processes that were left out because they came a second time"""
     words: CodeBook | None = None
@@ -149,7 +149,7 @@ class EmbeddingStore:
             self._batches.append(_Batch(batch.embeddings.clone(), batch.labels.clone(), batch.positions, batch.ids))
 
     def shard(self, dataset_size: int | None = None) -> Shard:
-        """What this process holds, without what another process, or itself, holds as well. Every process has to call it.
+        """Return the items of this process without those that any process holds a second time. Collective.
 
         Args:
             dataset_size: the number of items that there are, where a `DistributedSampler` has dealt them out. It gives
@@ -183,7 +183,7 @@ class EmbeddingStore:
         return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left), self._words)
 
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
-        """All items of all processes, in the order of the data set; the same on every rank, which must have room for them.
+        """Gather the items of all processes, in the order of the data set, on every rank, which must have room for them.
 
         Args:
             dataset_size: see `shard`.
@@ -201,14 +201,14 @@ class EmbeddingStore:
 
 
 def in_order(shards: Sequence[Shard], labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The embeddings of all shards and their labels, in the order of the data set."""
+    """Join the embeddings of all shards and their labels, in the order of the data set."""
     order = torch.cat([shard.places for shard in shards]).argsort()
     filled = [shard.embeddings for shard in shards if len(shard.embeddings)] or [shards[0].embeddings]
     return torch.cat(filled)[order], torch.cat(list(labels))[order]
 
 
 def _is_first(places: Tensor, ids: Tensor | None, everyone: list[tuple[Tensor, Tensor | None, int]]) -> Tensor:
-    """Which items come first among all with their id."""
+    """Find the items that come first among all with their id."""
     if ids is None:
         return torch.ones(len(places), dtype=torch.bool)
     all_places = torch.cat([part for part, *_ in everyone])
@@ -219,11 +219,8 @@ def _is_first(places: Tensor, ids: Tensor | None, everyone: list[tuple[Tensor, T
 
 
 def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:
-    """Where each id comes for the first time, ascending."""
-    present, number = ids.unique(return_inverse=True)
-    first = torch.full((len(present),), len(ids), device=ids.device)
-    first.scatter_reduce_(0, number, torch.arange(len(ids), device=ids.device), "amin")
-    return first.sort().values
+    """Find the index of the first item of each id, ascending."""
+    return number_distinct(ids)[1].sort().values
 
 
 def id_numbers(ids: Any, items: int, call: str = "EmbeddingStore") -> Int[Tensor, "items"]:

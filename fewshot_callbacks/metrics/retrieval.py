@@ -33,7 +33,7 @@ class RetrievalEvaluation(Metric):
     For people who hold their metrics in the module. Embeddings are kept on the CPU in the dtype of the model.
 
     Args:
-        settings: of `evaluate_retrieval`, by name, such as `{"recall_k": (1, 10)}`; see `RetrievalSettings`.
+        settings: settings of `evaluate_retrieval` by name, such as `{"recall_k": (1, 10)}`; see `RetrievalSettings`.
         **kwargs: see `torchmetrics.Metric`.
 
     Raises:
@@ -101,7 +101,7 @@ class RetrievalEvaluation(Metric):
         self.embeddings.append(embeddings.clone())
 
     def compute(self) -> dict[str, Tensor]:
-        """The metrics by name, as `RetrievalReport.metrics` names them; the report itself is kept in `report`.
+        """Compute the metrics, by the names of `RetrievalReport.metrics`; the report itself is kept in `report`.
 
         Raises:
             ValueError: as `evaluate_retrieval` does, for instance when nothing was collected.

@@ -36,7 +36,7 @@ class VarianceRatio(ClassMomentsMetric):
         super().__init__(normalize=normalize, **kwargs)
 
     def compute(self) -> Tensor:
-        """The ratio over everything seen; NaN before the first item and where it is undefined (see `variance_ratio`)."""
+        """Compute the ratio over all items; NaN before the first one and where it is undefined (see `variance_ratio`)."""
         value = variance_ratio_of_set(self._moments()).value if len(self.counts) else torch.nan
         return torch.tensor(value, device=self.device)
 

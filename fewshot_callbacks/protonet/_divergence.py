@@ -10,7 +10,7 @@ from torch import Tensor
 from fewshot_callbacks.protonet.heads import DistanceRatioHead
 
 LARGEST = math.log(torch.finfo(torch.float32).max)
-"""of ln rho: above it rho is infinite in float32"""
+"""Largest ln rho: above it rho is infinite in float32."""
 
 
 class ExponentWatch:
@@ -32,7 +32,7 @@ class ExponentWatch:
         """Take note of rho before a step.
 
         Args:
-            step: its number.
+            step: number of the step.
             head: whose exponent it is.
 
         Raises:
@@ -43,7 +43,7 @@ class ExponentWatch:
             self._look()
 
     def see_at_once(self, step: int, head: DistanceRatioHead) -> None:
-        """The same, and look: before what may be the last word, such as a checkpoint.
+        """Note the exponent and check it at once, before the end of a training or a checkpoint.
 
         Args:
             step: number of the next step.
@@ -56,7 +56,7 @@ class ExponentWatch:
         self._look()
 
     def _waits(self, head: DistanceRatioHead) -> bool:
-        """Whether a look would make the host wait for a device."""
+        """Check whether reading the value would make the host wait for a device."""
         return head.log_rho.device.type != "cpu"
 
     def _look(self) -> None:

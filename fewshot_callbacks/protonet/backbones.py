@@ -13,7 +13,7 @@ class Conv4(nn.Module):
     """Four blocks of 3x3 convolution, batch norm, ReLU and 2x2 max pooling, flattened: the small few-shot backbone.
 
     Each block halves the image, rounding down. The convolutions have no bias: the batch norm after them would cancel it.
-    The ReLU stands behind the pooling, which gives the same numbers for less work.
+    The ReLU follows the pooling, which gives the same numbers for less work.
 
     Args:
         in_channels: Channels of the images: 3 for colour, 1 for gray.

@@ -20,8 +20,8 @@ class ClassVectors(nn.Module):
     """An ordinary classifier layer whose weights are points: one learned vector per class, scored by a head.
 
     With `DistanceRatioHead(distance="angular")` or `"unit_euclidean"` it takes the place of a cosine-margin classifier
-    (NormFace, CosFace, ArcFace); its confidence is largest at the vector of a class, which theirs is not (appendix E of the
-    paper).
+    (NormFace, CosFace, ArcFace); its confidence is largest at the vector of a class, which the confidence of those is
+    not (appendix E of the paper).
 
     Args:
         classes: How many, at least 1.
@@ -86,7 +86,7 @@ class ClassVectors(nn.Module):
         return _softmax(logits, embeddings)
 
     def extra_repr(self) -> str:
-        """The sizes, for `print(model)`."""
+        """Show the sizes in `print(model)`."""
         return f"classes={self.vectors.shape[0]}, dim={self.vectors.shape[1]}"
 
 
@@ -181,7 +181,7 @@ class SupportClassifier(nn.Module):
 
     @torch.no_grad()
     def predict(self, items: Any) -> Int[Tensor, "queries"] | list[str]:
-        """The label of the class with the largest logit; of several, the smallest label.
+        """Predict the label of the class with the largest logit; of several, the smallest label.
 
         Args:
             items: One embedding per query, or what `embed` takes.
@@ -249,7 +249,7 @@ class SupportClassifier(nn.Module):
 
 
 def _exact(embeddings: Tensor) -> Tensor:
-    """In float64, where the device has it."""
+    """Convert to float64, where the device has it."""
     return embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
 
 

@@ -29,7 +29,7 @@ class EmbeddingModule(LightningModule):
 
     Logged while training: `train/loss`, and with `SoftAveragePrecisionLoss` `train/soft_AP` (one minus the loss) and, every
     `ap_every_n_steps`, `train/batch_AP`, the exact mean average precision of the same batch, which loggers get on these
-    steps alone, whatever the Trainer's `log_every_n_steps`. Steps return `embeddings` and
+    steps alone, regardless of the Trainer's `log_every_n_steps`. Steps return `embeddings` and
     `labels`, so that the monitors attach without an argument.
 
     Args:
@@ -42,7 +42,7 @@ class EmbeddingModule(LightningModule):
             depends on a buffer that it changes itself, such as spectral norm, starts its second pass from the changed
             buffer, and its gradients are not quite those of the whole batch. None embeds the batch at once.
         ap_every_n_steps: How often `train/batch_AP` is logged; 0 for never.
-        learning_rate: Of Adam, positive.
+        learning_rate: Step size of Adam, positive.
         optimizer: From parameters to an optimiser, instead of Adam.
         scheduler: From the optimiser to a learning-rate scheduler that steps at each epoch; none without it.
 
@@ -106,7 +106,7 @@ class EmbeddingModule(LightningModule):
         """Embed images; in training mode in pieces of `micro_batch`.
 
         Args:
-            images: A batch of whatever the backbone takes.
+            images: A batch of inputs of the backbone.
 
         Returns:
             One embedding per image.
@@ -119,7 +119,7 @@ class EmbeddingModule(LightningModule):
         return embed_in_pieces(self._embed, images, self.micro_batch, self.backbone)
 
     def training_step(self, batch: Sequence[Any], batch_idx: int) -> dict[str, Any]:
-        """The loss of one batch, of all processes.
+        """Compute the loss of one batch, of all processes.
 
         Args:
             batch: Images and labels.
@@ -160,33 +160,15 @@ class EmbeddingModule(LightningModule):
         return {"embeddings": self(images), "labels": labels}
 
     def test_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Embed one batch; the same as `validation_step`.
-
-        Args:
-            batch: Images and labels.
-            batch_idx: Not used.
-            dataloader_idx: Not used.
-
-        Returns:
-            `embeddings` and `labels`.
-        """
+        """Embed one batch, as `validation_step` does."""
         return self.validation_step(batch, batch_idx, dataloader_idx)
 
     def predict_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Embed one batch; the same as `validation_step`.
-
-        Args:
-            batch: Images and labels.
-            batch_idx: Not used.
-            dataloader_idx: Not used.
-
-        Returns:
-            `embeddings` and `labels`.
-        """
+        """Embed one batch, as `validation_step` does."""
         return self.validation_step(batch, batch_idx, dataloader_idx)
 
     def configure_optimizers(self) -> Any:
-        """The optimiser over the parameters of backbone and loss, and the scheduler if there is one."""
+        """Make the optimiser over the parameters of backbone and loss, and the scheduler if there is one."""
         if self.optimizer is None:
             optimizer: Optimizer = torch.optim.Adam(self.parameters(), lr=self.learning_rate)
         else:
@@ -208,7 +190,7 @@ class EmbeddingModule(LightningModule):
         return embeddings
 
     def _targets(self, labels: Any) -> Tensor:
-        """What the loss is given: a tensor as it is; words as codes, the same in every process."""
+        """Convert labels for the loss: a tensor as it is; words as codes, the same in every process."""
         if isinstance(labels, Tensor):
             return labels
         return as_labels(labels, "labels", "EmbeddingModule").codes.to(self.device)

@@ -1,8 +1,9 @@
 """Scoring of episodes: hits of a batch of logits, accuracies over a fixed list of episodes."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,11 +14,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewshot_callbacks.functional._inputs import check_embeddings
 from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.functional.episodes import EpisodeAccuracy, EpisodeList, summarize_accuracies
+from fewshot_callbacks.functional.episodes import EpisodeAccuracy, EpisodeList, split_episodes, summarize_accuracies
 from fewshot_callbacks.protonet.representations import Representation, class_logits
 
 NUMBERS_AT_ONCE = 2**22
 """Embedding components that `evaluate_episodes` scores in one piece: 16 MiB in float32, however many episodes."""
+
+
+UNKNOWN_EPISODES = "unknown"
+"""`EpisodeAccuracy.episodes_hash` where the loader of the episodes has no `EpisodeList` to name them by."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ torch.serialization.add_safe_globals([EpisodeProtocol])  # checkpoints hold the 
 def query_hits(
     logits: Float[Tensor, "*episodes query way"], targets: Int[Tensor, "query"]
 ) -> Float[Tensor, "*episodes query"]:
-    """What each query adds to the accuracy: 1 if its class has the largest logit, 0 if not, 1/k if k classes tie there.
+    """Score each query: 1 if its class has the largest logit, 0 if not, 1/k if k classes tie there.
 
     Sharing a tie gives a collapsed model, which puts every image on one point, chance accuracy for any order of the
     classes. A row that holds NaN counts as NaN, not as a miss.
@@ -142,6 +147,87 @@ def evaluate_episodes(
     return summarize_accuracies(torch.cat(accuracies), episode_list)
 
 
+def score_batch(
+    embeddings: Float[Tensor, "images dim"],
+    labels: Tensor,
+    head: nn.Module,
+    representation: Representation,
+    shots: int,
+    episodes: int,
+    purpose: str,
+) -> tuple[Tensor, Tensor]:
+    """Score the episodes of a batch.
+
+    Args:
+        embeddings: with a gradient in training.
+        labels: (images,)
+        head: see `evaluate_episodes`.
+        representation: see `evaluate_episodes`.
+        shots: support images per class.
+        episodes: number of consecutive episodes in the batch.
+        purpose: purpose of the batch, for messages.
+
+    Returns:
+        Mean cross-entropy of the queries, and hits (episodes, way, query).
+
+    Raises:
+        ValueError: if the batch does not form these episodes.
+    """
+    try:
+        support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
+        # (episodes, way, shot, dim), (episodes, way, query, dim)
+    except ValueError as error:
+        what = "an episode" if episodes == 1 else f"{episodes} episodes"
+        several = "" if episodes == 1 else f" and episodes_per_batch={episodes}"
+        raise ValueError(
+            f"A {purpose} batch of {len(labels)} images is not {what} of {shots} support images per class. "
+            f"{error} An EpisodicBatchSampler with shots={shots}{several} as the loader's batch_sampler draws episodes."
+        ) from error
+    ways, queries = query.shape[1:3]
+    logits = class_logits(head, query.flatten(1, 2), support, representation)  # (episodes, way * query, way)
+    targets = torch.arange(ways, device=logits.device).repeat_interleave(queries)  # (way * query,)
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.repeat(episodes))
+    return loss, query_hits(logits.detach(), targets).reshape(episodes, ways, queries)
+
+
+def summarize_batches(
+    accuracies: Float[Tensor, "episodes"], episodes: object, protocol: EpisodeProtocol, *, batch_statistics: bool
+) -> EpisodeAccuracy:
+    """Summarise batches that were an episode each, under the hash of the list that they come from, if that is known.
+
+    Args:
+        accuracies: accuracy of each episode, in the order of the list.
+        episodes: the `EpisodeList` of the loader, if it has one.
+        protocol: sizes of the episodes.
+        batch_statistics: whether batch norm used the statistics of the episode.
+    """
+    n, ways, shots, queries = len(accuracies), protocol.ways, protocol.shots, protocol.queries
+    if isinstance(episodes, EpisodeList):
+        return summarize_accuracies(accuracies, episodes.first(n), batch_statistics=batch_statistics)
+    indices = torch.arange(n * ways * (shots + queries)).reshape(n, ways, shots + queries)
+    unknown = EpisodeList(indices, ways, shots, queries)
+    result = summarize_accuracies(accuracies, unknown, batch_statistics=batch_statistics)
+    return replace(result, episodes_hash=UNKNOWN_EPISODES)
+
+
+def logged_values(result: EpisodeAccuracy | None) -> dict[str, float]:
+    """Name the values of a result for a logger; NaN and 0 episodes where nothing could be evaluated."""
+    if result is None:
+        return dict.fromkeys(("accuracy", "accuracy_std", "accuracy_ci95", "episodes_hash"), math.nan) | {
+            "episodes": 0.0
+        }
+    known = result.episodes_hash != UNKNOWN_EPISODES
+    return {
+        "accuracy": result.mean,
+        "accuracy_std": result.std,
+        "accuracy_ci95": result.ci95,
+        "episodes_hash": float(int(result.episodes_hash[:6], 16))
+        if known
+        else math.nan,  # below 2**24: exact in float32
+        "episodes": float(result.n),
+    }
+
+
 @contextmanager
 def batch_norm_of_the_batch(module: nn.Module) -> Iterator[None]:
     """Let every batch norm inside `module` use the statistics of its batch, and leave no trace.
@@ -180,7 +266,7 @@ def batch_norm_of_the_batch(module: nn.Module) -> Iterator[None]:
 
 
 def batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    """All batch norms inside `module`, synchronised ones included."""
+    """List all batch norms inside `module`, synchronised ones included."""
     return [norm for norm in module.modules() if isinstance(norm, _BatchNorm)]
 
 

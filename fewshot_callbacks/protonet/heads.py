@@ -127,7 +127,7 @@ def check_distance(distance: str, owner: str) -> None:
     """Refuse a distance that there is not.
 
     Args:
-        distance: Its name.
+        distance: Name of a distance.
         owner: Who was given it, for the message.
 
     Raises:
@@ -185,7 +185,7 @@ class DistanceHead(nn.Module):
         return self.logits(squared_distances(query, points, self.distance))
 
     def extra_repr(self) -> str:
-        """The distance where it is not the usual one, for `print(model)`."""
+        """Show the distance in `print(model)` where it is not the usual one."""
         return "" if self.distance == "euclidean" else f"distance={self.distance!r}"
 
 
@@ -224,7 +224,7 @@ class DistanceRatioHead(DistanceHead):
     all distances above `sqrt(rho) * 3.6e-3` (about 0.01 at the initial rho = 7.39); from there down they flatten, until
     around 1e-5 all classes become equally likely.
 
-    Logits near -70 carry roundings of 4e-6 in float32, which probabilities inherit, whatever the scale; `probabilities`
+    Logits near -70 carry roundings of 4e-6 in float32, which probabilities inherit at any scale; `probabilities`
     of `fewshot_callbacks.protonet.classifiers` are made in float64 and do not.
 
     Args:
@@ -270,7 +270,7 @@ class DistanceRatioHead(DistanceHead):
         return -0.5 * self.log_rho.to(squared.dtype).exp() * (squared + EPSILON).log()
 
     def extra_repr(self) -> str:
-        """The current exponent, and the distance where it is not the usual one, for `print(model)`."""
+        """Show the current exponent in `print(model)`, and the distance where it is not the usual one."""
         return ", ".join(filter(None, (f"rho={self.rho.item():.4g}", super().extra_repr())))
 
 

@@ -14,10 +14,7 @@ from torch import Tensor, nn
 from fewshot_callbacks._trainer import evaluating, evaluation_loaders, unpadded_length, warn
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
-    EpisodeList,
     sample_episodes,
-    split_episodes,
-    summarize_accuracies,
 )
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 from fewshot_callbacks.protonet._divergence import ExponentWatch
@@ -28,25 +25,24 @@ from fewshot_callbacks.protonet.evaluation import (
     batch_norm_of_the_batch,
     batch_norms,
     evaluate_episodes,
-    query_hits,
+    logged_values,
+    score_batch,
+    summarize_batches,
 )
 from fewshot_callbacks.protonet.heads import Distance, DistanceRatioHead, make_head
-from fewshot_callbacks.protonet.representations import Representation, check_representation, class_logits
+from fewshot_callbacks.protonet.representations import Representation, check_representation
 
 Stage = Literal["val", "test"]
 
 DEFAULT_PROTOCOL = EpisodeProtocol()
 """The protocol of the papers: 600 episodes, 5-way 1-shot with 15 queries per class."""
 
-UNKNOWN_EPISODES = "unknown"
-"""`EpisodeAccuracy.episodes_hash` where the loader of the episodes has no `EpisodeList` to name them by."""
-
 
 class ProtoNet(LightningModule):
     """A prototypical network: embed, average the support images of each class, compare the queries with the averages.
 
     Each training batch `(images, labels)` is one episode, as an `EpisodicBatchSampler` draws it, or `episodes_per_batch`
-    of them one after the other; the rows of an episode may come in any order. An evaluation batch is by default a plain
+    of them in a row; the rows of an episode may come in any order. An evaluation batch is by default a plain
     batch `(images, labels)`: every image is embedded once, in evaluation mode, and at the end of the epoch a seeded list of
     episodes is drawn among the embeddings, which gives exactly what forwarding each episode would give. It takes the
     images in the order of the data set, so that the list is the same at every epoch; leave `shuffle` off.
@@ -69,13 +65,13 @@ class ProtoNet(LightningModule):
         shots: support images per class in a training episode, at least 1.
         representation: what represents a class, in training and evaluation: the `mean` of its support, or its support point
             `nearest` to the query, see `class_logits`.
-        distance: of a head given by name: `euclidean`, or on the unit sphere `unit_euclidean` or `angular`.
+        distance: distance of a head given by name: `euclidean`, or on the unit sphere `unit_euclidean` or `angular`.
         episodes_per_batch: episodes in a training batch, at least 1, all of the same sizes; the loss is the mean over all
             queries. Batch norm sees them together.
-        learning_rate: of Adam, positive.
+        learning_rate: step size of Adam, positive.
         evaluation: the episodes that are drawn for validation and test; a mapping of the fields, as checkpoints hold
             it, will do.
-        validation_episodes: how many episodes are drawn for validation; as many as for the test without a number.
+        validation_episodes: number of episodes that are drawn for validation; by default as many as for the test.
         batch_statistics: let batch norm use the statistics of the episode during evaluation. Then the answer to one
             query depends on the other ones (a transductive setting, which scores higher): the flag is part of the
             logged values. Running statistics are neither used nor changed.
@@ -171,7 +167,7 @@ class ProtoNet(LightningModule):
         """Embed images.
 
         Args:
-            images: a batch of whatever the backbone takes; (images, channel, height, width) for the named ones.
+            images: a batch of inputs of the backbone; (images, channel, height, width) for the named ones.
 
         Returns:
             One embedding per image.
@@ -188,7 +184,7 @@ class ProtoNet(LightningModule):
         return embeddings
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Loss of one episode, or of several.
+        """Compute the loss of one episode, or of several.
 
         Args:
             batch: images and labels: in each episode equally many images of each class, more than `shots`.
@@ -204,7 +200,9 @@ class ProtoNet(LightningModule):
         if isinstance(self.head, DistanceRatioHead):
             self._exponent_watch.see(self.global_step, self.head)
         embeddings = self(images)  # (images, dim)
-        loss, hits = self._score_episodes(embeddings, labels, self.shots, self.episodes_per_batch, "training")
+        loss, hits = score_batch(
+            embeddings, labels, self.head, self.representation, self.shots, self.episodes_per_batch, "training"
+        )
         self.log_dict(
             {"train/loss": loss, "train/accuracy": hits.mean()}, prog_bar=True, sync_dist=True, batch_size=len(labels)
         )
@@ -213,15 +211,15 @@ class ProtoNet(LightningModule):
         return {"loss": loss, "embeddings": embeddings.detach(), "labels": labels}
 
     def setup(self, stage: str) -> None:
-        """Warn again of what an earlier run has already warned of."""
+        """Forget the warnings of an earlier run."""
         self._warned = set()
 
     def on_train_end(self) -> None:
-        """See that the last steps left a number in rho."""
+        """Check that the last steps left a number in rho."""
         self._check_exponent()
 
     def on_validation_epoch_start(self) -> None:
-        """Forget what an aborted epoch may have left; in a fit, see that rho is still a number."""
+        """Drop what an aborted epoch may have left; in a fit, check that rho is still a number."""
         self._check_exponent()
         self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
 
@@ -249,23 +247,11 @@ class ProtoNet(LightningModule):
         self._evaluate("val")
 
     def on_test_epoch_start(self) -> None:
-        """Forget what an aborted epoch may have left."""
+        """Drop what an aborted epoch may have left."""
         self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
 
     def test_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor] | None:
-        """Embed one batch; the same as `validation_step`.
-
-        Args:
-            batch: images and labels.
-            batch_idx: position of the batch in its loader.
-            dataloader_idx: which loader.
-
-        Returns:
-            What `validation_step` returns.
-
-        Raises:
-            ValueError: when `validation_step` does.
-        """
+        """Embed one batch, as `validation_step` does."""
         return self._evaluation_step(batch, batch_idx, dataloader_idx)
 
     def on_test_epoch_end(self) -> None:
@@ -273,16 +259,7 @@ class ProtoNet(LightningModule):
         self._evaluate("test")
 
     def predict_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
-        """Embed one batch.
-
-        Args:
-            batch: images and labels.
-            batch_idx: not used.
-            dataloader_idx: not used.
-
-        Returns:
-            `embeddings` and `labels`.
-        """
+        """Embed one batch; return `embeddings` and `labels`."""
         images, labels = batch
         return {"embeddings": self(images), "labels": labels}
 
@@ -301,7 +278,7 @@ class ProtoNet(LightningModule):
 
         Returns:
             A classifier of images, with this model's head and representation: `predict(others)` names their classes. All
-            images are embedded in evaluation mode, whatever mode the model is in.
+            images are embedded in evaluation mode, regardless of the mode of the model.
 
         Raises:
             ValueError: if there is no image, or labels do not fit.
@@ -317,27 +294,6 @@ class ProtoNet(LightningModule):
         if self.trainer.state.fn == "fit" and isinstance(self.head, DistanceRatioHead):
             self._exponent_watch.see_at_once(self.global_step, self.head)
 
-    def _score_episodes(
-        self, embeddings: Tensor, labels: Tensor, shots: int, episodes: int, purpose: str
-    ) -> tuple[Tensor, Tensor]:
-        """Loss () and hits (episodes, way, query) of the episodes of a batch."""
-        try:
-            support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
-            # (episodes, way, shot, dim), (episodes, way, query, dim)
-        except ValueError as error:
-            what = "an episode" if episodes == 1 else f"{episodes} episodes"
-            several = "" if episodes == 1 else f" and episodes_per_batch={episodes}"
-            raise ValueError(
-                f"A {purpose} batch of {len(labels)} images is not {what} of {shots} support images per class. "
-                f"{error} An EpisodicBatchSampler with shots={shots}{several} as the loader's batch_sampler draws episodes."
-            ) from error
-        ways, queries = query.shape[1:3]
-        logits = class_logits(self.head, query.flatten(1, 2), support, self.representation)
-        # (episodes, way * query, way)
-        targets = torch.arange(ways, device=logits.device).repeat_interleave(queries)  # (way * query,)
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.repeat(episodes))
-        return loss, query_hits(logits.detach(), targets).reshape(episodes, ways, queries)
-
     def _evaluation_step(
         self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int
     ) -> dict[str, Tensor] | None:
@@ -350,7 +306,7 @@ class ProtoNet(LightningModule):
         with batch_norm_of_the_batch(self.backbone) if self.batch_statistics else nullcontext():
             embeddings = self(images)
         wanted = self.evaluation
-        _, hits = self._score_episodes(embeddings, labels, wanted.shots, 1, "evaluation")
+        _, hits = score_batch(embeddings, labels, self.head, self.representation, wanted.shots, 1, "evaluation")
         ways, queries = hits.shape[1:]
         if (ways, queries) != (wanted.ways, wanted.queries):
             raise ValueError(
@@ -370,8 +326,7 @@ class ProtoNet(LightningModule):
             suffix = f"/dataloader_idx_{i}" if len(stores) > 1 else ""
             key = f"{stage}{suffix}"
             self.evaluation_results.pop(key, None)
-            values = dict.fromkeys(("accuracy", "accuracy_std", "accuracy_ci95", "episodes_hash"), math.nan)
-            values["episodes"] = 0.0
+            result = None
             try:
                 result = self._accuracy_of(store, loader, self.validation if stage == "val" else self.evaluation)
             except ValueError as error:
@@ -380,17 +335,14 @@ class ProtoNet(LightningModule):
                     warn(f"{stage}/accuracy{suffix} is NaN, because nothing could be evaluated. {error}")
             else:
                 self.evaluation_results[key] = result
-                values |= {"accuracy": result.mean, "accuracy_std": result.std, "accuracy_ci95": result.ci95}
-                values["episodes"] = float(result.n)
-                if result.episodes_hash != UNKNOWN_EPISODES:
-                    values["episodes_hash"] = float(int(result.episodes_hash[:6], 16))  # below 2**24: exact in float32
+            values = logged_values(result)
             values["batch_statistics"] = float(self.batch_statistics)
             for name, value in values.items():  # at the end of an epoch, Lightning no longer knows which loader it was
                 shown = name == "accuracy"
                 self.log(f"{stage}/{name}{suffix}", value, prog_bar=shown, add_dataloader_idx=False)
 
     def _accuracy_of(self, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:
-        """The result of one loader; on every rank the same, because `gather` is."""
+        """Summarise one loader; equal on every rank, because `gather` is."""
         if self.evaluation_batches == "images":
             embeddings, labels = store.gather(dataset_size=unpadded_length(loader))
             episodes = sample_episodes(labels, **asdict(protocol))
@@ -398,16 +350,5 @@ class ProtoNet(LightningModule):
                 embeddings, labels, self.head, episodes, representation=self.representation, device=self.device
             )
         accuracies, _ = store.gather()  # (episodes, 1)
-        return self._summary_of(accuracies[:, 0], getattr(loader, "batch_sampler", None))
-
-    def _summary_of(self, accuracies: Tensor, batch_sampler: object) -> EpisodeAccuracy:
-        """The result of a loader of episodes, under the hash of the list that its batch sampler deals out."""
-        n, transductive = len(accuracies), self.batch_statistics
-        episodes = getattr(batch_sampler, "episode_list", None)
-        if isinstance(episodes, EpisodeList):
-            return summarize_accuracies(accuracies, episodes.first(n), batch_statistics=transductive)
-        ways, shots, queries = self.evaluation.ways, self.evaluation.shots, self.evaluation.queries
-        one_after_another = torch.arange(n * ways * (shots + queries)).reshape(n, ways, shots + queries)
-        episodes = EpisodeList(one_after_another, ways, shots, queries)
-        result = summarize_accuracies(accuracies, episodes, batch_statistics=transductive)
-        return replace(result, episodes_hash=UNKNOWN_EPISODES)
+        known = getattr(getattr(loader, "batch_sampler", None), "episode_list", None)
+        return summarize_batches(accuracies[:, 0], known, protocol, batch_statistics=self.batch_statistics)

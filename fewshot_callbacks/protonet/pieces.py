@@ -69,7 +69,7 @@ def _buffers_left_alone(module: nn.Module) -> Iterator[None]:
 
 
 def of_all_processes(mine: Shaped[Tensor, "items *rest"]) -> Shaped[Tensor, "all_items *rest"]:
-    """The rows of all processes, by rank, of which each may have another number; with a gradient.
+    """Gather the rows of all processes, by rank, with a gradient; their number may differ between processes.
 
     The gradient of a row is the sum of what all processes make of it. After the mean over processes that
     DistributedDataParallel takes of the weights' gradients, these are those of the mean of the processes' losses, and

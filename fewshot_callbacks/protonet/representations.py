@@ -69,7 +69,7 @@ def check_representation(representation: str, owner: str) -> None:
     """Refuse a representation that there is not.
 
     Args:
-        representation: Its name.
+        representation: Name of a representation.
         owner: Who was given it, for the message.
 
     Raises:

@@ -171,7 +171,7 @@ def validate(net: Net, loaders: Any, *monitors: Callback, **settings: Any) -> di
     if random.getstate() != before:
         TOUCHED.append(f"validation of a {type(net).__name__} with {[type(monitor).__name__ for monitor in monitors]}")
     words = [str(warning.message) for warning in caught]
-    said = [said for said in words if "NaN" in said or "cannot be told" in said]
+    said = [said for said in words if "NaN" in said or "is unknown, because" in said]
     return {"said": said} | {key: float(value) for key, value in made.callback_metrics.items()}
 
 

@@ -123,9 +123,7 @@ def test_a_sampler_of_ones_own_is_said_to_repeat_perhaps(several: list[dict[str,
         assert seen["no ids"]["report"]["mean"] == pytest.approx(repeated["mean"], rel=1e-12)
     of_map, of_j = several[0]["no ids"]["said"]
     total = 25 + 5 * (count - 1)
-    assert (
-        f"some of the {total} items of loader 0 came to several processes cannot be told, because the sampler" in of_map
-    )
+    assert f"some of the {total} items of loader 0 came to several processes is unknown, because the sampler" in of_map
     assert "(OwnSampler) is not Lightning's DistributedSampler" in of_map
     assert "Pass ids='key'" in of_map
     assert "(OwnSampler) is not Lightning's DistributedSampler" in of_j

@@ -121,7 +121,7 @@ def test_most_classes_with_one_item_are_one_warning_in_every_fit() -> None:
             train(again, alone(), batch_size=6, max_epochs=2)
     assert len(words) == 3
     assert words[0] == words[1] == words[2]
-    assert words[0].startswith(f"4 of the 5 classes {WORDS}: train/J then tells how the batch was drawn")
+    assert words[0].startswith(f"4 of the 5 classes {WORDS}: train/J then depends on how the batch was drawn")
     assert "Read train/variance_ratio, which can be compared (where some class has two items), or draw" in words[0]
 
 

@@ -106,7 +106,7 @@ def test_files_alone_are_compared_by_their_steps(runs, tmp_path, capsys):
 def test_steps_alone_when_asked_for(runs, capsys):
     assert main(["compare", *words(runs), "--test", "false"]) == 0
     screen = capsys.readouterr().out
-    assert "Not tested: as you said." in screen
+    assert "Not tested: as requested." in screen
     assert "con-alpha" in screen
 
 

@@ -12,7 +12,7 @@ from fewshot_callbacks.engine.open_pass import open_pass
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.pooled.first_counts import FirstCounts
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
-from fewshot_callbacks.functional.retrieval.operating_points import decide
+from fewshot_callbacks.functional.retrieval.threshold_search import decide
 from tests.engine.cases import (
     PRECISIONS,
     prepared,
@@ -74,15 +74,14 @@ def accepted(scores, thresholds):
     return len(scores) - np.searchsorted(np.sort(scores), thresholds, side="left")
 
 
-def check_decisions(case, request, capacity=10_000, look=PooledCounts):
+def check_decisions(case, request, capacity=10_000, observer=PooledCounts):
     """Compare `decide` with loops over all relevant keys; returns the decisions and what was seen first."""
     positives, negatives = all_pairs(case)
     tiles, candidates = prepared(case)
     ranking_pass = open_pass(tiles, candidates, 10**8)
-    pooled = look(ranking_pass.matrix, request.wanted, request.thresholds, capacity)
-    for _ in ranking_pass.run(pooled):
+    first = FirstCounts(ranking_pass, observer(ranking_pass.matrix, request.wanted, request.thresholds, capacity))
+    for _ in first.run():
         pass
-    first = FirstCounts(ranking_pass, pooled)
     found = decide(first, request)
     keys = np.unique(positives)
     tp, fp = accepted(positives, keys), accepted(negatives, keys)

@@ -13,12 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.distributed.processes import ALONE, Alone, RemoteError, _Failure
+from fewshot_callbacks.distributed.processes import ALONE, Alone, RemoteError, ShardIndex, _Failure
 from fewshot_callbacks.engine.candidates import find_candidates
 from fewshot_callbacks.engine.matrix import EXCHANGE_CHUNKS
 from fewshot_callbacks.engine.open_pass import open_pass
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.ranks import ShardIndex
 from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.functional import evaluate_retrieval
 from tests.cases import sampled_product

@@ -4,7 +4,8 @@ A class is the name of an icon (`edit-cut`, `weather-snow`, `firefox`), its imag
 Nothing is downloaded; `python -m fewshot_callbacks.data icons` prints what is there, docs/icons.md the rules.
 """
 
+from fewshot_callbacks.data._episodic import split_of
 from fewshot_callbacks.data.icons.data_module import IconThemesDataModule
-from fewshot_callbacks.data.icons.splits import IconThemes, SplitBy, check_settings, load_splits, split_of
+from fewshot_callbacks.data.icons.splits import IconThemes, SplitBy, check_settings, load_splits
 
 __all__ = ["IconThemes", "IconThemesDataModule", "SplitBy", "check_settings", "load_splits", "split_of"]

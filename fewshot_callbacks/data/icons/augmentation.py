@@ -37,7 +37,7 @@ class IconAugmentation:
     redo.
 
     Args:
-        seed: Of the random numbers.
+        seed: Seed of the random numbers.
         background: "white", or "random": for each image one colour, uniform among all.
         degrees: Rotation, uniform in ±degrees.
         shear: Horizontal shear, uniform in ±shear.
@@ -74,7 +74,7 @@ class IconAugmentation:
 
         Args:
             images: Red, green, blue (not premultiplied) and alpha, in [0, 1].
-            positions: Of the images in their data set.
+            positions: Indices of the images in their data set.
 
         Returns:
             Red, green and blue, in [0, 1].

@@ -2,16 +2,12 @@
 
 import hashlib
 import os
-import warnings
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import PIL
-import torch
 
-from fewshot_callbacks.data._cache import cache_folder, save_whole
+from fewshot_callbacks.data._cache import cache_folder, load_or_draw
 from fewshot_callbacks.data.icons.drawing import VERSION, DrawnIcons, draw_icons, svg_version
 from fewshot_callbacks.data.icons.files import Theme, base_folders, families, find_themes, installed_state
 
@@ -96,30 +92,9 @@ def load_drawing(
     themes = installed_themes(roots)
     _check_families(len(families(themes)), FEWEST_FAMILIES if roots is None else 1)
     file = cache_file(themes, size, min_families, symbolic=symbolic)
-    drawn = _cached(file)
-    if drawn is None:
-        drawn = draw_icons(themes, size, min_families, symbolic=symbolic)
-        try:
-            save_whole({field.name: getattr(drawn, field.name) for field in fields(drawn)}, file)
-        except OSError as error:
-            warnings.warn(
-                f"The icons cannot be kept in {file.parent} ({error}), so they are drawn each time, which takes a while. "
-                "Name a folder that can be written in the environment variable FEWSHOT_CALLBACKS_CACHE.",
-                stacklevel=2,
-            )
+    drawn = load_or_draw(file, DrawnIcons, "icon", lambda: draw_icons(themes, size, min_families, symbolic=symbolic))
     _check_classes(drawn, min_families, FEWEST_CLASSES if roots is None else 1)
     return drawn
-
-
-def _cached(file: Path) -> DrawnIcons | None:
-    try:
-        stored: dict[str, Any] = torch.load(file, weights_only=True)
-        return DrawnIcons(**stored)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except Exception as error:  # torch.load promises no class of error for a damaged file
-        warnings.warn(f"The icon cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=3)
-        return None
 
 
 def _check_families(found: int, needed: int) -> None:

@@ -59,8 +59,8 @@ def circles(
     """Which families drew on each other: at least a tenth of the classes that both hold are near-copies.
 
     Args:
-        classes: Of each image.
-        families: Of each image.
+        classes: Class of each image.
+        families: Family of each image.
         pairs: See `near_copies`.
         family_count: The number of families.
 

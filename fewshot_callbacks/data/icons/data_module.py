@@ -27,14 +27,14 @@ class IconThemesDataModule(EpisodicDataModule):
         queries: Query images of each class; by default up to 5, as many as the smallest class allows: shots + queries is
             at most `min_families` with `split="classes"`, else `min_images`.
         test_queries: Query images of each class in an evaluation episode; by default as `queries`.
-        seed: Of the training episodes and the augmentation.
+        seed: Seed of the training episodes and the augmentation.
         num_workers: Worker processes of each loader; the images are in memory, so 0 is usually fastest.
         augment: Whether training batches are augmented; see `IconAugmentation`.
-        background: Of augmented training images: "white", or "random" for a colour of each image's own.
+        background: Background of augmented training images: "white", or "random" for a random colour of each.
         size: Height and width of the images, in pixels.
         min_families: A name with fewer pictures is no class.
         min_images: Where families are split, a class with fewer images inside a split is left out of it.
-        split_seed: Of the split.
+        split_seed: Seed of the split.
         val_share: Share of the classes, and of the families, that are validated on.
         test_share: Share that is tested on.
         symbolic: Whether symbolic icons and those of one colour count.

@@ -41,7 +41,7 @@ class DrawnIcons:
         images: Red, green, blue and alpha; not premultiplied, and 0 where alpha is 0.
         classes: For each image, its position in `names`.
         families: For each image, the position of its family in `family_names`.
-        names: Of the classes, in alphabetical order.
+        names: Names of the classes, in alphabetical order.
         contexts: For each class, the context that most of its images have ("Actions", "Applications", ...).
         family_names: In alphabetical order; those without an image are among them.
         circles: For each family, the first family of those that drew on each other; see `_icon_copies.circles`.
@@ -189,7 +189,7 @@ def draw_file(path: Path, size: int) -> Picture | None:
 
 
 def is_of_one_colour(picture: Picture) -> bool:
-    """Whether all that can be seen has one colour, whatever its transparency.
+    """Whether all visible pixels have one colour, regardless of their transparency.
 
     Example:
         >>> square = np.zeros((4, 8, 8), dtype=np.uint8)
@@ -217,7 +217,7 @@ def choose(
 
     Args:
         targets: For each name and family, the name of the icon that its file is a link to, or its own.
-        pictures: Their pixels.
+        pictures: Pixels of the pictures.
         min_families: A name with fewer pictures is no class.
         counts: Filled with what the rules left out.
 

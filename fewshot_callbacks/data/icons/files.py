@@ -19,7 +19,7 @@ SUFFIXES = (".png", VECTOR)
 # "hicolor" and "locolor" are where applications put their own icons, "default" names a mouse cursor: none is a style.
 NO_STYLE = frozenset({"hicolor", "locolor", "default"})
 
-# Words at the end of a theme's name that tell a variant of one drawing, not another artist.
+# Words at the end of a theme's name that mark a variant of the same drawings, not another artist.
 _SHADES = {"dark", "darker", "darkest", "light", "lighter", "lightest", "black", "white", "mono", "grey", "gray"}
 _COLOURS = {"blue", "brown", "cyan", "green", "magenta", "orange", "pink", "purple", "red", "teal", "violet", "yellow"}
 VARIANT_WORDS = frozenset(_SHADES | _COLOURS | {"hidpi", "classic", "symbolic"})
@@ -61,10 +61,10 @@ class Theme:
     """An installed icon theme.
 
     Attributes:
-        name: Of its folder.
-        homes: Its folders, one in each base folder that holds one, the most important first.
+        name: Name of the theme's folder.
+        homes: Folders of the theme, one in each base folder that holds one, the most important first.
         inherits: The themes in which its missing icons are looked up.
-        folders: Its folders of icons, in the order of `index.theme`.
+        folders: Folders of icons, in the order of `index.theme`.
     """
 
     name: str
@@ -78,8 +78,8 @@ class IconFile:
     """The best file of an icon in a family.
 
     Attributes:
-        path: Of the file, as it was found: a link is not followed.
-        context: Of its folder.
+        path: Path of the file; a link is not followed.
+        context: Context of the folder.
         target: The name of the icon that the file is a link to; its own name where it is none.
     """
 
@@ -229,7 +229,7 @@ def icon_files(family: Sequence[Theme], size: int, *, vectors: bool, symbolic: b
     theme lists first.
 
     Args:
-        family: Its themes, the most important first.
+        family: Themes of the family, the most important first.
         size: Wanted height and width, in pixels.
         vectors: Whether SVG can be drawn.
         symbolic: Whether symbolic icons (one colour, for menus) count.

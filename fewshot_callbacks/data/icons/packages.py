@@ -13,10 +13,10 @@ DOCUMENTATION = Path("/usr/share/doc")  # where Debian's policy puts the file `c
 
 @dataclass(frozen=True)
 class Package:
-    """A package of the system; all fields are empty where nobody knows.
+    """A package of the system; all fields are empty where it is unknown.
 
     Attributes:
-        name: As the package manager calls it.
+        name: Name in the package manager.
         version: The installed one.
         licences: Short names, as its copyright file gives them.
     """
@@ -75,7 +75,7 @@ def described(packages: Sequence[Package]) -> tuple[str, str]:
     """Packages with their versions, and their licences, each as one line.
 
     Args:
-        packages: Of one family; one may occur several times.
+        packages: Packages of one family; one may occur several times.
 
     Returns:
         `name version, ...` and `licence, ...`.

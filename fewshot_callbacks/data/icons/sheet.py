@@ -1,4 +1,4 @@
-"""A page of icons to look at: rows are classes, columns the families of themes."""
+"""Draws a page of icons: rows are classes, columns the families of themes."""
 
 import os
 

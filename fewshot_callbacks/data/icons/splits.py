@@ -1,6 +1,5 @@
 """The icons in splits: by their names, by the artists of their themes, or by both."""
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fewshot_callbacks.data._episodic import Batch, Split
+from fewshot_callbacks.data._episodic import Batch, Split, seeded_draw, split_of
 from fewshot_callbacks.data.icons.augmentation import IconAugmentation, on_white
 from fewshot_callbacks.data.icons.cache import load_drawing
 from fewshot_callbacks.data.icons.drawing import DrawnIcons
@@ -98,7 +97,7 @@ class IconThemes(Dataset[tuple[Tensor, int]]):
         Example:
             >>> IconThemes.load("test", size=4)
             Traceback (most recent call last):
-            ValueError: size is 4; icons cannot be told apart below 8 pixels. Use an even size >= 8.
+            ValueError: size is 4; icons cannot be distinguished below 8 pixels. Use an even size >= 8.
         """
         splits = load_splits(size, min_families, by=by, roots=roots)
         if split not in splits:
@@ -169,7 +168,7 @@ def check_settings(
 ) -> None:
     """Refuse settings out of range; see `load_splits`."""
     if size < 8 or size % 2:
-        raise ValueError(f"size is {size}; icons cannot be told apart below 8 pixels. Use an even size >= 8.")
+        raise ValueError(f"size is {size}; icons cannot be distinguished below 8 pixels. Use an even size >= 8.")
     if min_families < 2:
         raise ValueError(f"min_families is {min_families}; one image makes no episode. Use min_families >= 2.")
     if min_images < 2:
@@ -183,39 +182,13 @@ def check_settings(
         )
 
 
-def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split:
-    """The split of a name, by the SHA-256 of the seed and the name alone.
-
-    Args:
-        name: Of an icon.
-        seed: Of the split.
-        val_share: Share of names that are validated on.
-        test_share: Share of names that are tested on.
-
-    Returns:
-        "train", "val" or "test".
-
-    Example:
-        >>> [split_of(name, 0, 0.2, 0.25) for name in ("edit-cut", "firefox", "weather-snow")]
-        ['test', 'train', 'val']
-    """
-    draw = _draw(name, seed)
-    if draw < test_share:
-        return "test"
-    return "val" if draw < test_share + val_share else "train"
-
-
-def _draw(name: str, seed: int) -> float:
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big") / 2**64
-
-
 def _family_splits(drawn: DrawnIcons, seed: int, val_share: float, test_share: float) -> list[Split]:
     """The split of each family: circles are dealt in the order of their draws, first to test, then to val."""
     count = len(drawn.family_names)
     members = {first: [f for f in range(count) if drawn.circles[f] == first] for first in sorted(set(drawn.circles))}
     dealt: list[Split] = ["train"] * count
     wanted: dict[Split, int] = {"test": max(1, round(test_share * count)), "val": max(1, round(val_share * count))}
-    for first in sorted(members, key=lambda first: _draw(drawn.family_names[first], seed)):
+    for first in sorted(members, key=lambda first: seeded_draw(drawn.family_names[first], seed)):
         # A circle goes to the first split that has room for all of it.
         fitting = next((split for split, room in wanted.items() if room >= len(members[first])), None)
         if fitting is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,96 +21,80 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.candidates import Candidates
-from fewshot_callbacks.engine.codes.packing import Codes
+from fewshot_callbacks.engine.codes.packing import HammingScores
 from fewshot_callbacks.engine.options import Progress, compiled_kernels, current_options
 from fewshot_callbacks.engine.pooled.bins import ThresholdBins
 from fewshot_callbacks.engine.pooled.intervals import Ints, from_above
+from fewshot_callbacks.engine.pooled.refine import OpenQuestions
 from fewshot_callbacks.engine.pooled.tally import Located
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.threads import Task, run_tasks
 
 
-class HammingScores:
-    """Scores of codes: minus the number of bits in which they differ. The key of a pair is its score."""
-
-    similarity: Literal["hamming"] = "hamming"
-    zero_vectors = (0, 0)
-    longest_item = (-1, 1.0)
-
-    @staticmethod
-    def to_score(key: float) -> float:
-        """The key itself."""
-        return key
-
-    @staticmethod
-    def to_key(score: float) -> float:
-        """The score itself."""
-        return score
-
-
 class HammingPass:
-    """One way through all pairs of codes, like `ranks.RankingPass`.
+    """One pass over all pairs of codes, with the methods of `RankingPass`.
 
     Args:
-        queries: packed codes.
-        gallery: packed codes of as many bits; the very codes of the queries for one set.
+        scores: the codes.
         candidates: who may be retrieved.
         memory_bytes: budget beyond the codes.
         progress: called with the pairs that are done and the pairs that there are.
         processes: who else takes some of the queries past the whole gallery.
     """
 
+    precision = None
+    """of products, which are not made"""
+
     def __init__(
         self,
-        queries: Codes,
-        gallery: Codes,
+        scores: HammingScores,
         candidates: Candidates,
         memory_bytes: int,
         progress: Progress | None = None,
         processes: Processes = ALONE,
     ) -> None:
-        self.queries, self.gallery, self.candidates = queries, gallery, candidates
-        self.memory_bytes, self.progress, self.processes = memory_bytes, progress, processes
-        self.scores = HammingScores()
-        self.precision = None
-        """of products, which are not made"""
-        self.pairs = candidates.pairs
-        self.distinct_rows = len(np.unique(gallery.words.numpy(), axis=0))
-        # by distance: relevant pairs, and all others
-        self.relevant = np.zeros(queries.bits + 1, np.int64)
-        self.negatives = np.zeros(queries.bits + 1, np.int64)
+        self.scores, self.candidates, self.memory_bytes = scores, candidates, memory_bytes
+        self.progress, self.processes = progress, processes
 
-    def run(self) -> Iterator[RankBlock]:
-        """Pass over all pairs once and yield the ranks, some queries at a time."""
-        candidates, done = self.candidates, 0
+    @property
+    def distinct_rows(self) -> int:
+        """Different codes of the gallery."""
+        return len(np.unique(self.scores.gallery.words.numpy(), axis=0))
+
+    def run(self, counts: HammingCounts | None = None) -> Iterator[RankBlock]:
+        """Pass over all pairs once and yield the ranks, some queries at a time.
+
+        Args:
+            counts: counts all pairs, regardless of the query.
+        """
+        candidates, queries, done = self.candidates, self.scores.queries, 0
         order, classes = candidates.query_order.numpy(), candidates.query_class.numpy()
         starts = candidates.gallery_start.numpy()
         most = int((starts[classes + 1] - starts[classes]).max()) if len(classes) else 0
-        per_query = 64 * (self.queries.bits + 1) + 160 * (
-            most + 1
-        )  # counters and sums at each distance; ranks and metrics
+        # counters and sums at each distance; ranks and metrics
+        per_query = 64 * (queries.bits + 1) + 160 * (most + 1)
         rows = int(max(1, min(2**14, self.memory_bytes // 4 // per_query)))
-        gallery = np.ascontiguousarray(self.gallery.words.numpy()[candidates.gallery_order.numpy()].T)
+        gallery_order = candidates.gallery_order.numpy()
+        gallery = np.ascontiguousarray(self.scores.gallery.words.numpy()[gallery_order].T)
         first, last = self._ranges()
-        codes = [
-            (query.numpy(), item.numpy()[candidates.gallery_order.numpy()]) for query, item in candidates.exclusions
-        ]
+        codes = [(query.numpy(), item.numpy()[gallery_order]) for query, item in candidates.exclusions]
         for start in range(0, len(order), rows):
             some = order[start : start + rows]
             of_block = classes[start : start + rows]
-            counts, relevant = (np.zeros((len(some), self.queries.bits + 1), np.int32) for _ in range(2))
+            found, relevant = (np.zeros((len(some), queries.bits + 1), np.int32) for _ in range(2))
             excluded = np.array([query[some] for query, _ in codes], np.int64).reshape(len(codes), len(some))
             excluding = np.array([item for _, item in codes], np.int64).reshape(len(codes), gallery.shape[1])
             self._count(
-                self.queries.words.numpy()[some], gallery, first[of_block], last[of_block], starts[of_block],
-                starts[of_block + 1], excluded, excluding, counts, relevant,
+                queries.words.numpy()[some], gallery, first[of_block], last[of_block], starts[of_block],
+                starts[of_block + 1], excluded, excluding, found, relevant,
             )  # fmt: skip
-            self.relevant += relevant.sum(axis=0, dtype=np.int64)
-            self.negatives += (counts - relevant).sum(axis=0, dtype=np.int64)
+            negatives = found - relevant
+            if counts is not None:
+                counts.add(relevant, negatives)
             done += int((last[of_block] - first[of_block]).sum())
             if self.progress is not None:
-                self.progress(done, self.pairs)
-            yield _ranks(torch.from_numpy(some), torch.from_numpy(relevant), torch.from_numpy(counts - relevant))
+                self.progress(done, candidates.pairs)
+            yield _ranks(torch.from_numpy(some), torch.from_numpy(relevant), torch.from_numpy(negatives))
 
     def release(self) -> None:
         """Do nothing: little is held."""
@@ -119,7 +103,7 @@ class HammingPass:
         """Return None: for codes there is nothing to gain from ranking the best match only."""
 
     def _ranges(self) -> tuple[Ints, Ints]:
-        """For each class, which places of the gallery its queries search: those of the classes of its part."""
+        """Return for each class the range of the gallery that its queries search: the classes of its part."""
         candidates = self.candidates
         starts = candidates.gallery_start.numpy()
         classes = len(starts) - 1
@@ -135,13 +119,17 @@ class HammingPass:
 
         def part(some: slice) -> list[NDArray[Any]]:
             return [
-                array[some] if place in per_query else array if place in whole else np.ascontiguousarray(array[:, some])
-                for place, array in enumerate(arrays)
+                array[some]
+                if number in per_query
+                else array
+                if number in whole
+                else np.ascontiguousarray(array[:, some])
+                for number, array in enumerate(arrays)
             ]
 
         if compiled_kernels() is None:
             for start in range(0, rows, 64):
-                _count_in_torch(self.queries.bits, *part(slice(start, start + 64)))
+                _count_in_torch(self.scores.queries.bits, *part(slice(start, start + 64)))
             return
         from fewshot_callbacks.engine.codes.hamming_kernel import count_distances  # noqa: PLC0415 - needs numba
 
@@ -155,27 +143,36 @@ class HammingPass:
 
 
 class HammingCounts:
-    """Pooled counts of relevant and irrelevant pairs at each Hamming distance.
+    """Counts of relevant and irrelevant pairs at each Hamming distance, with the methods of `FirstCounts`.
 
     Args:
-        hamming_pass: a pass that has been run.
+        hamming_pass: the pass.
     """
 
     def __init__(self, hamming_pass: HammingPass) -> None:
-        self.scores = hamming_pass.scores
-        counts = np.stack([hamming_pass.relevant, hamming_pass.negatives])
-        self.relevant, self.negatives = hamming_pass.processes.summed(counts)
+        self._pass, self.scores = hamming_pass, hamming_pass.scores
+        self.relevant, self.negatives = np.zeros((2, self.scores.queries.bits + 1), np.int64)
 
-    def cells(self) -> ThresholdBins:
-        """Each distance at which there are relevant pairs is a single key."""
-        relevant, negatives = self.relevant[::-1], self.negatives[::-1]  # ascending keys
+    def run(self) -> Iterator[RankBlock]:
+        """Run the pass, and yield its ranks; all pairs are counted when it has ended."""
+        yield from self._pass.run(self)
+        self.relevant, self.negatives = self._pass.processes.summed(np.stack([self.relevant, self.negatives]))
+
+    def add(self, relevant: NDArray[Any], negatives: NDArray[Any]) -> None:
+        """Count the pairs of some queries, by distance."""
+        self.relevant += relevant.sum(axis=0, dtype=np.int64)
+        self.negatives += negatives.sum(axis=0, dtype=np.int64)
+
+    def bins(self) -> ThresholdBins:
+        """Return each distance at which there are relevant pairs as a single score."""
+        relevant, negatives = self.relevant[::-1], self.negatives[::-1]  # ascending scores
         held = relevant > 0
-        keys = np.arange(-len(relevant) + 1, 1, dtype=np.float64)[held]
+        scores = np.arange(-len(relevant) + 1, 1, dtype=np.float64)[held]
         accepted = from_above(negatives)[held]
         return ThresholdBins(
-            low=keys,
-            high=keys,
-            single=np.ones(len(keys), bool),
+            low=scores,
+            high=scores,
+            single=np.ones(len(scores), bool),
             positives=relevant[held],
             tp=from_above(relevant)[held],
             fewest_fp=accepted,
@@ -185,23 +182,27 @@ class HammingCounts:
             negatives=int(negatives.sum()),
         )
 
-    def accepted(self, key: float) -> tuple[int, int]:
-        """True and false positives at a threshold."""
-        within = np.arange(len(self.relevant)) <= -key
+    def accepted(self, score: float) -> tuple[int, int]:
+        """Return the true and false positives at a threshold."""
+        within = np.arange(len(self.relevant)) <= -score
         return int(self.relevant[within].sum()), int(self.negatives[within].sum())
 
     def locate(self, rank: int) -> Located:
-        """The score of the negative that `rank - 1` others follow from above."""
+        """Return the score of the negative that `rank - 1` others follow from above."""
         reached = np.cumsum(self.negatives)
         distance = int(np.searchsorted(reached, rank))
         return Located(-distance, -distance, int(reached[distance]), int(reached[distance] - self.negatives[distance]))
+
+    def count_exactly(self, questions: OpenQuestions) -> tuple[HammingCounts, bool]:
+        """Return these counts, which are exact."""
+        return self, False
 
 
 def _ranks(
     queries: Int[Tensor, "queries"], relevant: Int[Tensor, "queries levels"], negatives: Int[Tensor, "queries levels"]
 ) -> RankBlock:
     """The ranks of the relevant items, from the number of items at each distance."""
-    # ascending keys: the farthest first
+    # ascending scores: the farthest first
     relevant, negatives = relevant.flip(1).long(), negatives.flip(1).long()
     so_far = relevant.cumsum(1)
     number = so_far[:, -1]
@@ -237,7 +238,7 @@ def _count_in_torch(
     counts: NDArray[Any],
     relevant: NDArray[Any],
 ) -> None:
-    """`kernels.bits.count_distances` in plain PyTorch: the product of codes of -1 and +1 is bits - 2 distance."""
+    """`hamming_kernel.count_distances` in plain PyTorch: the product of codes of -1 and +1 is bits - 2 distance."""
 
     def signs(words: NDArray[Any]) -> Tensor:
         unpacked = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :bits]
@@ -249,10 +250,13 @@ def _count_in_torch(
         distance = (
             (bits - left @ signs(np.ascontiguousarray(gallery[:, part].T)).T).div_(2).round_().long()
         )  # whole numbers, which float32 holds
-        place = torch.arange(start, start + distance.shape[1])
-        candidate = (place >= bounds[0]) & (place < bounds[1])
+        position = torch.arange(start, start + distance.shape[1])
+        candidate = (position >= bounds[0]) & (position < bounds[1])
         for of_query, of_item in zip(excluded, excluding, strict=True):
             candidate &= torch.from_numpy(of_query)[:, None] != torch.from_numpy(of_item[part])
-        for table, chosen in ((counts, candidate), (relevant, candidate & (place >= bounds[2]) & (place < bounds[3]))):
+        for table, chosen in (
+            (counts, candidate),
+            (relevant, candidate & (position >= bounds[2]) & (position < bounds[3])),
+        ):
             found = torch.zeros(table.shape, dtype=torch.int32).scatter_add_(1, distance, chosen.to(torch.int32))
             np.add(table, found.numpy(), out=table)

@@ -1,9 +1,10 @@
-"""Binary codes packed to bits."""
+"""Binary codes packed to bits, and their scores."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,6 +28,28 @@ class Codes:
     def __getitem__(self, index: Tensor) -> Codes:
         """Some of them."""
         return Codes(self.words[index], self.bits)
+
+
+@dataclass(frozen=True, eq=False)
+class HammingScores:
+    """Scores of codes: minus the number of bits in which they differ, which is exact."""
+
+    queries: Codes
+    gallery: Codes
+    """the very codes of the queries for one set"""
+    similarity: ClassVar[Literal["hamming"]] = "hamming"
+    zero_vectors: ClassVar[tuple[int, int]] = (0, 0)
+    longest_item: ClassVar[tuple[int, float]] = (-1, 1.0)
+
+    @staticmethod
+    def to_score(key: float) -> float:
+        """Return the exact score itself."""
+        return key
+
+    @staticmethod
+    def to_key(score: float) -> float:
+        """Return the score itself."""
+        return score
 
 
 def pack_codes(codes: Tensor, name: str, call: str) -> Codes:

@@ -93,7 +93,7 @@ class _Highest:
             self.cut, self._last_row = float(keys[order[-1]]), int(rows[order[-1]])
 
 
-def pairs_above(
+def find_pairs_above(
     scores: ScoreTiles, key: float, most: int, memory_bytes: int, progress: Progress | None = None
 ) -> PairsAbove:
     """Find all pairs whose exact score is at least `key`; with one set those of a row before its column.

@@ -1,10 +1,39 @@
-"""What is known of all pairs in runs of scores."""
+"""Bins of scores, and what is known of all pairs in them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from fewshot_callbacks.engine.pooled.intervals import Bools, Floats, Ints
+
+
+class ScoreGrid(NamedTuple):
+    """Bins of equal width; the first and the last hold what lies beyond, too."""
+
+    origin: float
+    scale: float
+    """one over the width of a bin"""
+    bins: int
+
+    @classmethod
+    def of_range(cls, low: float, high: float, error: float, most: int) -> ScoreGrid:
+        """Cut a range of scores into at most `most` bins, each at least twice as wide as the error of an estimate."""
+        bins = max(4, min(most, int((high - low) / (2.5 * error)) if error else most))
+        # spare bins at either end, so that what matters is in none that has no neighbour
+        width = max((high - low) / bins, 3 * error, 1e-300)
+        return cls(low - 3 * width, 1 / width, bins + 8)
+
+    def bin_of(self, scores: Floats) -> Ints:
+        """Return the bin of each score by the kernel's own arithmetic, which is monotone in the score."""
+        with np.errstate(over="ignore"):  # infinity is clipped, as in the kernel
+            position = ((scores - self.origin) * self.scale).astype(np.float32)
+        return (np.clip(position, np.float32(-1), np.float32(self.bins - 2)) + np.float32(1)).astype(np.int64)
+
+    def edge(self, number: int) -> float:
+        """Return where a bin begins."""
+        return self.origin + (max(number, 1) - 1) / self.scale
 
 
 class ThresholdBins(NamedTuple):
@@ -13,7 +42,7 @@ class ThresholdBins(NamedTuple):
     low: Floats
     high: Floats
     single: Bools
-    """one key, of which everything is known"""
+    """one score, of which everything is known"""
     positives: Ints
     """relevant pairs inside"""
     tp: Ints
@@ -23,23 +52,12 @@ class ThresholdBins(NamedTuple):
     most_fp: Ints
     """at most so many"""
     tied: Ints
-    """of a single key: negatives with this very key"""
+    """of a single score: negatives with this very score"""
     relevant: int
     """number of all relevant pairs"""
     negatives: int
     """number of all other pairs"""
 
     def of(self, chosen: Bools) -> ThresholdBins:
-        """Some of the cells."""
-        return ThresholdBins(
-            self.low[chosen],
-            self.high[chosen],
-            self.single[chosen],
-            self.positives[chosen],
-            self.tp[chosen],
-            self.fewest_fp[chosen],
-            self.most_fp[chosen],
-            self.tied[chosen],
-            self.relevant,
-            self.negatives,
-        )
+        """Return some of the bins."""
+        return self._replace(**{name: getattr(self, name)[chosen] for name in self._fields[:-2]})

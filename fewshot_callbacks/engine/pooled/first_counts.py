@@ -1,188 +1,145 @@
-"""What is known of all pairs after a pass, regardless of the query: between which bounds the counts at each score lie."""
+"""The first stage of the pooled counts: what a pass over all pairs proves of the counts at each score."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.pooled.bins import ThresholdBins
+from fewshot_callbacks.engine.pooled.bounds import CountBounds
+from fewshot_callbacks.engine.pooled.highest import exact_scores_of
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
-from fewshot_callbacks.engine.pooled.intervals import (
-    Bools,
-    Floats,
-    Ints,
-    ScoreIntervals,
-    distinct,
-    from_above,
-    inside_any,
-    joined,
-)
+from fewshot_callbacks.engine.pooled.intervals import Bools, Floats, Ints, distinct, from_above
+from fewshot_callbacks.engine.pooled.recount import Recount
+from fewshot_callbacks.engine.pooled.refine import OpenQuestions, plan_recount
+from fewshot_callbacks.engine.pooled.relevant_pairs import RelevantPairs
 from fewshot_callbacks.engine.pooled.tally import Located
 from fewshot_callbacks.engine.ranking_pass import RankingPass
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.engine.scores.products import ScoreTiles
 
 
 class FirstCounts:
-    """Bounds of the counts at each score, from what was observed during a pass.
+    """Bounds of the counts of all pairs at each score; every call is collective.
 
     Args:
-        ranking_pass: the pass; it makes relevant scores once more.
-        counts: what was observed.
+        ranking_pass: the pass; it makes relevant scores, or all, once more.
+        observer: what observes it.
     """
 
-    def __init__(self, ranking_pass: RankingPass, counts: PooledCounts) -> None:
-        counts.reduce_over_processes()
-        self.ranking_pass, self.matrix, self.scores = ranking_pass, ranking_pass.matrix, ranking_pass.matrix.scores
-        self.positives, self.negatives, self.grid, self.floor = (
-            counts.positives,
-            counts.negatives,
-            counts.grid,
-            counts.floor,
-        )
-        self.highest = counts.highest
-        # a negative's score lies at most so many bins away from its estimate's
-        self._away = math.ceil(counts.error * counts.grid.scale + 0.05)
-        self._bin_bounds = self._find_bin_bounds()
+    def __init__(self, ranking_pass: RankingPass, observer: PooledCounts) -> None:
+        self.ranking_pass, self._observer = ranking_pass, observer
+        self._bounds: CountBounds | None = None
 
-    def cells(self) -> ThresholdBins:
-        """What is known: of each relevant key in some cells above the cut, and of the other cells of the histogram."""
-        negatives = self.negative_pairs()
-        known, (low_edges, high_edges, fewest, most) = self._known_bins(), self._bin_bounds
-        keys, positives = distinct(*self._positives_in(known), in_runs=self.matrix.processes.count > 1)
-        tp = from_above(self.positives)
-        beyond = int(tp[known.stop]) if known.stop < self.grid.bins else 0
-        fp, most_fp = self._reaching(keys)
-        held = self.positives > 0
-        under, over = held.copy(), held.copy()
-        under[known.start :] = False
-        over[: known.stop] = False
+    def run(self) -> Iterator[RankBlock]:
+        """Run the pass, and yield its ranks; all pairs are counted when it has ended."""
+        yield from self.ranking_pass.run(self._observer)
+        self._bounds = self._observer.reduce_over_processes()
 
-        def in_order(of_cells: NDArray[Any], of_keys: NDArray[Any]) -> NDArray[Any]:
-            return np.concatenate([of_cells[under], of_keys, of_cells[over]])
+    @property
+    def bounds(self) -> CountBounds:
+        """What the finished pass proves."""
+        assert self._bounds is not None, "the pass has not been run to its end"
+        return self._bounds
+
+    @property
+    def scores(self) -> ScoreTiles:
+        """The scores of the vectors that this process holds."""
+        return self.ranking_pass.matrix.scores
+
+    @property
+    def relevant(self) -> RelevantPairs:
+        """The scores of the relevant pairs."""
+        return RelevantPairs(self.ranking_pass.relevant_scores, self.ranking_pass.matrix.processes)
+
+    def bins(self) -> ThresholdBins:
+        """Return what is known: of each relevant score in some bins above the cut, and of the other bins."""
+        bounds, listed = self.bounds, self.listed_bins()
+        grid, of_bins = bounds.grid, bounds.of_bins
+        found = distinct(*self._relevant_in(listed), in_runs=bounds.processes.count > 1)
+        scores, positives = found
+        tp = from_above(bounds.positives)
+        beyond = int(tp[listed.stop]) if listed.stop < grid.bins else 0
+        fp, most_fp = bounds.reaching(scores)
+        under = bounds.positives > 0
+        over = under.copy()
+        under[listed.start :] = False
+        over[: listed.stop] = False
+
+        def in_order(in_bins: NDArray[Any], at_scores: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate([in_bins[under], at_scores, in_bins[over]])
 
         return ThresholdBins(
-            low=in_order(low_edges, keys),
-            high=in_order(high_edges, keys),
-            single=in_order(np.zeros(self.grid.bins, bool), fp == most_fp),
-            positives=in_order(self.positives, positives),
+            low=in_order(of_bins.low, scores),
+            high=in_order(of_bins.high, scores),
+            single=in_order(np.zeros(grid.bins, bool), fp == most_fp),
+            positives=in_order(bounds.positives, positives),
             tp=in_order(tp, from_above(positives) + beyond),
-            fewest_fp=in_order(fewest, fp),
-            most_fp=np.minimum(in_order(most, most_fp), negatives),
-            tied=in_order(np.zeros(self.grid.bins, np.int64), np.zeros(len(keys), np.int64)),
+            fewest_fp=in_order(of_bins.fewest, fp),
+            most_fp=np.minimum(in_order(of_bins.most, most_fp), bounds.negative_pairs),
+            tied=in_order(np.zeros(grid.bins, np.int64), np.zeros(len(scores), np.int64)),
             relevant=int(tp[0]),
-            negatives=negatives,
+            negatives=bounds.negative_pairs,
         )
 
+    def accepted(self, score: float) -> tuple[int, int] | None:
+        """Return the true and false positives at a threshold; None if the pairs have to be counted for it."""
+        if score == math.inf:
+            return 0, 0
+        negatives = self.bounds.accepted(score)
+        if negatives is None:
+            return None
+        scores, weights = self.relevant.within(np.array([[score, math.inf]]))
+        return int(len(scores) if weights is None else weights.sum()), negatives
+
     def locate(self, rank: int) -> Located:
-        """Between which keys the negative lies that `rank - 1` others follow from above."""
-        low_edges, high_edges, fewest, most = self._bin_bounds
-        possible = np.flatnonzero((fewest < rank) & (most >= rank))
-        return Located(float(low_edges[possible[0]]), float(high_edges[possible[-1]]))
+        """Return between which scores the negative lies that `rank - 1` others follow from above."""
+        return self.bounds.locate(rank)
 
-    def _find_bin_bounds(self) -> tuple[Floats, Floats, Ints, Ints]:
-        away, known = self._away, self._known_bins()
-        accepted = from_above(self.negatives)
-        padded = np.pad(accepted, (away, away + 1))
-        padded[:away] = accepted[0]
-        fewest, most = padded[2 * away + 1 :], padded[: -2 * away - 1]
-        # the arithmetic of `cell_of` rounds to float32, by less than a hundredth of a cell
-        edges = self.grid.edge(1) + (np.arange(self.grid.bins) - 1) / self.grid.scale
-        low_edges, high_edges = edges - 0.01 / self.grid.scale, edges + 1.01 / self.grid.scale
-        low_edges[0] = min(low_edges[0], self.scores.key_range[0])
-        high_edges[-1] = max(high_edges[-1], self.scores.key_range[1])
-        if self.floor > -math.inf:
-            most = np.where(low_edges - 1 / self.grid.scale <= self.floor, self.negative_pairs(), most)
-        if math.isfinite(self.highest.cut):
-            reaching, _ = self._reaching(np.array([self.highest.exact_above]))
-            fewest = np.where(np.arange(self.grid.bins) < known.start - 1, np.maximum(fewest, reaching), fewest)
-        return low_edges, high_edges, fewest, most
+    def count_exactly(self, questions: OpenQuestions) -> tuple[Recount, bool]:
+        """Count all pairs exactly at the thresholds that are still open.
 
-    def _known_bins(self) -> range:
-        """Cells in which all negatives were collected, as many as the budget allows to list the relevant keys of."""
-        if not math.isfinite(self.highest.cut):
-            return range(self.grid.bins, self.grid.bins)
-        start = int(self.grid.bin_of(np.array([self.highest.exact_above]))[0]) + 1
-        listed = np.cumsum(self.positives[start:])
-        most = self.matrix.free_bytes // self.matrix.options.listed_bytes
-        return range(start, start + int(np.searchsorted(listed, most, side="right")))
+        Returns:
+            The counts, and whether all pairs had to be scanned.
+        """
+        ranking_pass, highest = self.ranking_pass, self.bounds.highest
+        recount = plan_recount(ranking_pass.matrix, self.bounds, self.relevant, questions)
+        for scores, weights in self.relevant.scores(recount.exact) if len(recount.exact) else ():
+            recount.relevant(scores, weights)
+        scanned = bool(recount.thresholds[0] < highest.exact_above)
+        if scanned:
+            ranking_pass.scan(recount)
+        else:
+            open_pairs = highest.count(recount.negatives)
+            for position, tiles in ranking_pass.revisit_tiles(bool(open_pairs)):
+                for pairs in open_pairs.get(position, []):
+                    exact = exact_scores_of(tiles, pairs, ranking_pass.matrix.threads)
+                    recount.negatives.add(exact, pairs.weights)
+                    recount.negatives.note(exact, pairs.weights)
+                del tiles  # free the visiting vectors before the next exchange
+        recount.reduce_over_processes()
+        return recount, scanned
 
-    def _positives_in(self, cells: range) -> tuple[Floats, Ints | None]:
-        """The keys of the relevant pairs in some cells."""
-        if not cells:
+    def listed_bins(self) -> range:
+        """Return the bins whose negatives have all been collected, as many as the budget allows to list the scores of."""
+        bounds, matrix = self.bounds, self.ranking_pass.matrix
+        start = bounds.complete_from
+        most = matrix.free_bytes // matrix.options.listed_bytes
+        return range(start, start + int(np.searchsorted(np.cumsum(bounds.positives[start:]), most, side="right")))
+
+    def _relevant_in(self, bins: range) -> tuple[Floats, Ints | None]:
+        """Return the scores of the relevant pairs in some bins."""
+        if not bins:
             return np.empty(0), None
-        interval = np.array([[self.grid.edge(cells.start) - 1 / self.grid.scale, math.inf]])  # and rounding
+        grid = self.bounds.grid
 
-        def inside(keys: Floats) -> Bools:
-            place = self.grid.bin_of(keys)
-            chosen: Bools = (place >= cells.start) & (place < cells.stop)
+        def inside(scores: Floats) -> Bools:
+            number = grid.bin_of(scores)
+            chosen: Bools = (number >= bins.start) & (number < bins.stop)
             return chosen
 
-        return self._chosen(interval, inside)
-
-    def _chosen(self, intervals: ScoreIntervals, inside: Callable[[Floats], Bools]) -> tuple[Floats, Ints | None]:
-        """Of the relevant pairs in some intervals those whose keys are inside, in all processes."""
-        parts = []
-        for keys, weights in self.ranking_pass.relevant_scores(intervals):
-            values = keys.cpu().numpy()
-            chosen = inside(values)
-            parts.append((values[chosen], None if weights is None else weights.cpu().numpy()[chosen]))
-        own = joined(parts)
-        if own[1] is None and self.matrix.processes.count > 1:
-            own = np.sort(own[0]), None  # each its own; see `distinct`
-        return joined(self.matrix.processes.gather(own))
-
-    def negative_pairs(self) -> int:
-        """All pairs that are neither relevant nor excluded."""
-        if self.matrix.candidates.across_classes:
-            return int(self.negatives[1:].sum())
-        return self.matrix.everyone.pairs - self.matrix.everyone.relevant_pairs
-
-    def share_within(self, intervals: ScoreIntervals) -> float:
-        """About which share of the negatives lies inside some intervals."""
-        below = np.append(0, np.cumsum(self.negatives))
-        low, high = self.grid.bin_of(intervals).T
-        total = max(1, int(below[-1] - below[1]))
-        return min(1.0, float((below[high + 1] - below[low]).sum() / total))
-
-    def accepted(self, key: float) -> tuple[int, int] | None:
-        """True and false positives at a threshold; None if another look is needed."""
-        if key == math.inf:
-            return 0, 0
-        if self.highest.exact_above <= key:
-            fewest, most = (int(count[0]) for count in self._reaching(np.array([key])))
-        else:  # no negative lies as high, or nothing is said
-            reaching = max(0, int(self.grid.bin_of(np.array([key]))[0]) - self._away)
-            fewest, most = 0, int(self.negatives[reaching:].sum()) if key > self.floor + 2 / self.grid.scale else 1
-        if fewest != most:
-            return None
-        keys, amount = self.positives_within(np.array([[key, math.inf]]))
-        return int(len(keys) if amount is None else amount.sum()), fewest
-
-    def distinct_within(self, intervals: ScoreIntervals, most: int) -> Floats | None:
-        """The distinct keys of the relevant pairs inside some intervals, ascending; None if there are more than so many."""
-        found = np.empty(0)
-        if not len(intervals):
-            return found
-        for keys, _ in self.ranking_pass.relevant_scores(intervals):
-            if len(found) > most:  # every process goes on to the end
-                continue
-            values = keys.cpu().numpy()
-            found = distinct(np.concatenate([found, values[inside_any(values, intervals)]]), None)[0]
-        if self.matrix.processes.largest([float(len(found))])[0] > most:
-            return None
-        found = distinct(self.matrix.processes.joined(found), None)[0]
-        return None if len(found) > most else found
-
-    def positives_within(self, intervals: ScoreIntervals) -> tuple[Floats, Ints | None]:
-        """The keys of the relevant pairs inside some intervals."""
-        if not len(intervals):
-            return np.empty(0), None
-        return self._chosen(intervals, lambda keys: inside_any(keys, intervals))
-
-    def _reaching(self, scores: Floats) -> tuple[Ints, Ints]:
-        """Return how many negatives at least, and at most, reach each of these scores, from `exact_above` on."""
-        fewest, most = self.matrix.processes.summed(self.highest.bounds(scores))
-        return fewest, most
+        return self.relevant.chosen(np.array([[grid.edge(bins.start) - 1 / grid.scale, math.inf]]), inside)  # rounding

@@ -99,11 +99,11 @@ class TopNegatives:
 
     def _reaching(self, estimates: Floats, side: str) -> Ints:
         ordered, from_here = self._ordered
-        place = np.searchsorted(ordered, estimates, side="right" if side == "right" else "left")
+        position = np.searchsorted(ordered, estimates, side="right" if side == "right" else "left")
         if from_here is not None:
-            counts: Ints = from_here[place]
+            counts: Ints = from_here[position]
             return counts
-        return (len(ordered) - place) * self.each
+        return (len(ordered) - position) * self.each
 
     def bounds(self, scores: Floats) -> NDArray[np.int64]:
         """Return how many negatives of this process at least, and at most, reach each of these scores.
@@ -122,16 +122,18 @@ class TopNegatives:
             By the position of their rectangle, pairs that are not counted: their estimates leave open on which side of a
             threshold they lie, or their exact scores are to be listed. See `exact_scores_of`.
         """
-        edges = counts.keys
-        reach = self.error * (1 + 1e-9) + float(np.abs(edges[[0, -1]]).max()) * 2.0**-50
+        thresholds = counts.thresholds
+        reach = self.error * (1 + 1e-9) + float(np.abs(thresholds[[0, -1]]).max()) * 2.0**-50
         noting = merged(counts.noting[:, 0] - reach, counts.noting[:, 1] + reach)
         open_pairs: dict[int, list[OpenPairs]] = {}
         for part in self._parts:
             weights = self._weights(part, self.each)
-            above = part.values > edges[-1] + reach
-            within = np.flatnonzero((part.values >= edges[0] - reach) & ~above)
+            above = part.values > thresholds[-1] + reach
+            within = np.flatnonzero((part.values >= thresholds[0] - reach) & ~above)
             inside = part.values[within]
-            open_ = np.searchsorted(edges, inside - reach) != np.searchsorted(edges, inside + reach, side="right")
+            open_ = np.searchsorted(thresholds, inside - reach) != np.searchsorted(
+                thresholds, inside + reach, side="right"
+            )
             open_ |= inside_any(inside, noting)
             counts.add(inside[~open_], weights[within[~open_]])
             counts.add(np.full(1, np.inf), weights[above].sum()[None])

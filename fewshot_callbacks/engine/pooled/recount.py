@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,14 +11,15 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.matrix import ScoreMatrix
 from fewshot_callbacks.engine.pooled.bins import ThresholdBins
+from fewshot_callbacks.engine.pooled.bounds import CountBounds
 from fewshot_callbacks.engine.pooled.intervals import Floats, Ints, ScoreIntervals, inside_any, merged
 from fewshot_callbacks.engine.pooled.tally import Located, ThresholdCounts
 from fewshot_callbacks.engine.pytorch.count import Counts, count_tile
 from fewshot_callbacks.engine.pytorch.tile import Tile
 
-EDGE_BYTES, EDGE_THREAD_BYTES = 250, 16
+THRESHOLD_BYTES, THRESHOLD_THREAD_BYTES = 250, 16
 """What one threshold takes: two counters, the table that places estimates, what is known of it; and of each thread."""
-SHARE_OF_EDGES = 0.4
+SHARE_OF_THRESHOLDS = 0.4
 """Share of the budget for these."""
 
 
@@ -31,8 +32,7 @@ class Recount:
         intervals: where the relevant scores among them lie.
         others: which of them lie elsewhere, perhaps.
         sought: where negatives of some ranks lie; at the thresholds inside, relevant pairs are not counted.
-        negatives: number of all negatives.
-        share_within: about which share of the negatives lies inside some intervals.
+        bounds: what the first stage has proved.
     """
 
     def __init__(
@@ -42,21 +42,15 @@ class Recount:
         intervals: ScoreIntervals,
         others: Sequence[float],
         sought: ScoreIntervals,
-        negatives: int,
-        share_within: Callable[[ScoreIntervals], float],
+        bounds: CountBounds,
     ) -> None:
-        self.matrix, self.intervals, self._all_negatives, self._share_within = (
-            matrix,
-            intervals,
-            negatives,
-            share_within,
-        )
+        self.matrix, self.intervals, self._bounds = matrix, intervals, bounds
         points = np.sort(np.asarray(others, np.float64))
         self.thresholds = np.unique(np.concatenate([thresholds, intervals.ravel(), points, sought.ravel()]))
         self.exact = _merged(intervals, np.stack([points, points], axis=1))
         """where the score of a relevant pair has to be known to tell which of the thresholds it reaches"""
         self._counted = _merged(intervals, sought)
-        most = most_edges(matrix) // matrix.processes.count
+        most = most_thresholds(matrix) // matrix.processes.count
         self.positives = ThresholdCounts(self.thresholds)
         self.negatives = ThresholdCounts(self.thresholds, _merged(sought), most)
 
@@ -72,7 +66,7 @@ class Recount:
     def share_near(self, margin: float) -> float:
         """Estimate the share of all pairs that lies no further from some threshold than a margin."""
         wider = merged(self._counted[:, 0] - margin, self._counted[:, 1] + margin)
-        share = self._share_within(wider)
+        share = self._bounds.share_within(wider)
         length = float((wider[:, 1] - wider[:, 0]).sum())
         return share * min(1.0, 2 * margin * len(self.thresholds) / length) if length else share
 
@@ -91,11 +85,11 @@ class Recount:
             weights = None
             if self.matrix.repeats:
                 weights = (tile.rows.weight[start : start + 64, None] * tile.columns.weight).view(-1)
-            zero, place = count_tile(counts, part, error, weights)
-            if len(place):
-                scores = tile.exact_scores(start + place // width, place % width)
-                counts.add_keys(zero, scores, None if weights is None else weights[place])
-                self._note(scores, None if weights is None else weights[place], both=tile.both)
+            zero, opened = count_tile(counts, part, error, weights)
+            if len(opened):
+                scores = tile.exact_scores(start + opened // width, opened % width)
+                counts.add_keys(zero, scores, None if weights is None else weights[opened])
+                self._note(scores, None if weights is None else weights[opened], both=tile.both)
         factor = 2 if tile.both else 1
         self.add(factor * counts.hits[0].cpu().numpy(), factor * counts.ties[0].cpu().numpy())
 
@@ -104,22 +98,21 @@ class Recount:
             amount = torch.ones_like(scores, dtype=torch.int64) if weights is None else weights
             self.negatives.note(scores.cpu().numpy(), (2 if both else 1) * amount.cpu().numpy())
 
-    def cells(self) -> ThresholdBins:
-        """Each key that relevant pairs have, and each gap between keys that holds some."""
+    def bins(self) -> ThresholdBins:
+        """Return each score that relevant pairs have, and each gap between thresholds that holds some."""
         tp, tp_tied = self.positives.accepted()
         fp, fp_tied = self.negatives.accepted()
         between = self.positives.between()
         gaps = np.flatnonzero(between[1:-1] > 0) if len(between) > 2 else np.empty(0, np.int64)
         own = np.flatnonzero(tp_tied > 0)
-        edges = self.thresholds
-        inside = inside_any(edges, self.intervals)
-        own = own[inside[own]]
-        gaps = gaps[inside_any(np.nextafter(edges[gaps], np.inf), self.intervals)] if len(gaps) else gaps
-        low = np.concatenate([edges[own], np.nextafter(edges[gaps], np.inf)])
+        at = self.thresholds
+        own = own[inside_any(at[own], self.intervals)]
+        gaps = gaps[inside_any(np.nextafter(at[gaps], np.inf), self.intervals)] if len(gaps) else gaps
+        low = np.concatenate([at[own], np.nextafter(at[gaps], np.inf)])
         order = np.argsort(low, kind="stable")
         return ThresholdBins(
             low=low[order],
-            high=np.concatenate([edges[own], np.nextafter(edges[gaps + 1], -np.inf)])[order],
+            high=np.concatenate([at[own], np.nextafter(at[gaps + 1], -np.inf)])[order],
             single=np.concatenate([np.ones(len(own), bool), np.zeros(len(gaps), bool)])[order],
             positives=np.concatenate([tp_tied[own], between[1:-1][gaps] if len(gaps) else gaps])[order],
             tp=np.concatenate([tp[own], tp[gaps] - tp_tied[gaps]])[order],
@@ -127,18 +120,18 @@ class Recount:
             most_fp=np.concatenate([fp[own], fp[gaps] - fp_tied[gaps]])[order],
             tied=np.concatenate([fp_tied[own], np.zeros(len(gaps), np.int64)])[order],
             relevant=self.positives.total,
-            negatives=self._all_negatives,  # those below all keys have not been counted here
+            negatives=self._bounds.negative_pairs,  # those below all thresholds have not been counted here
         )
 
-    def accepted(self, key: float) -> tuple[int, int] | None:
-        """True and false positives at a threshold that is one of the keys."""
-        place = int(np.searchsorted(self.thresholds, key))
-        if place == len(self.thresholds) or self.thresholds[place] != key:
+    def accepted(self, score: float) -> tuple[int, int] | None:
+        """Return the true and false positives at a threshold; None if it is none of those that are counted."""
+        position = int(np.searchsorted(self.thresholds, score))
+        if position == len(self.thresholds) or self.thresholds[position] != score:
             return None
-        return int(self.positives.accepted()[0][place]), int(self.negatives.accepted()[0][place])
+        return int(self.positives.accepted()[0][position]), int(self.negatives.accepted()[0][position])
 
     def locate(self, rank: int) -> Located:
-        """Where the negative lies that `rank - 1` others follow from above."""
+        """Return where the negative lies that `rank - 1` others follow from above."""
         return self.negatives.locate(rank)
 
 
@@ -148,7 +141,7 @@ def _merged(*intervals: ScoreIntervals) -> ScoreIntervals:
     return merged(*both[np.argsort(both[:, 0], kind="stable")].T)
 
 
-def most_edges(matrix: ScoreMatrix) -> int:
+def most_thresholds(matrix: ScoreMatrix) -> int:
     """Return how many relevant scores are counted one by one; at most as many others are spaced between negatives."""
-    of_edge = EDGE_BYTES + EDGE_THREAD_BYTES * matrix.threads
-    return max(1000, int(matrix.free_bytes * SHARE_OF_EDGES / 2 / of_edge))
+    of_threshold = THRESHOLD_BYTES + THRESHOLD_THREAD_BYTES * matrix.threads
+    return max(1000, int(matrix.free_bytes * SHARE_OF_THRESHOLDS / 2 / of_threshold))

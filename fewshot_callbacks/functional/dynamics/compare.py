@@ -33,9 +33,9 @@ class MeasureComparison:
     """One measure of two runs.
 
     Attributes:
-        geometric_means: of its values, run by run; NaN without one.
+        geometric_means: geometric mean of the values of each run; NaN without one.
         good_shares: share of good steps (see `RATIOS`), run by run; None for phi, for which none is good or bad.
-        steps: how many measured steps count, run by run; those where the measure is undefined do not.
+        steps: number of measured steps of each run where the measure is defined.
         mann_whitney_p: two-sided Mann-Whitney U test of the values. NaN where a run has none.
         fisher_p: two-sided Fisher's exact test of the numbers of good and other steps; None for phi.
     """
@@ -52,8 +52,8 @@ class DynamicsComparison:
     """How two runs differ in the way that their steps moved the embeddings; `print` shows the paper's table.
 
     Attributes:
-        names: of the runs.
-        measures: by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
+        names: names of the runs.
+        measures: each measure by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
     """
 
     names: tuple[str, str]
@@ -67,7 +67,7 @@ class DynamicsComparison:
         }
 
     def table(self) -> Table:
-        """The table, to print with rich: columns as in the paper; p-values below 0.01 are bold, with a star."""
+        """Make a table for rich, with the paper's columns; p-values below 0.01 are bold, with a star."""
         from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only for those who print
         from rich.table import Table  # noqa: PLC0415
 
@@ -116,8 +116,8 @@ def compare_dynamics(
 
     Args:
         run_a: the history of a run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote.
-        run_b: of another run.
-        names: of both, for the table.
+        run_b: measured steps of another run.
+        names: names of both runs, for the table.
 
     Returns:
         Geometric means, shares of good steps, p-values. The tests take the steps of a run as independent draws, as the
@@ -178,7 +178,7 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def p_value(p: float | None) -> str:
-    """As the paper prints it: five decimals, or the power of ten that it lies below; a star where it is significant.
+    """Format a p-value as the paper does: five decimals, or the power of ten above it; a star if it is significant.
 
     Examples:
         >>> p_value(0.61722), p_value(0.00244), p_value(3.2e-11), p_value(None), p_value(0.0)

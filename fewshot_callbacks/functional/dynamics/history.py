@@ -34,7 +34,7 @@ class DynamicsHistory:
     Attributes:
         steps: numbers of the optimiser steps, counted from 1.
         measures: what each did.
-        centering: of all of them.
+        centering: the centring of all measures.
 
     Raises:
         ValueError: if there are not as many steps as measures.
@@ -62,10 +62,10 @@ class DynamicsHistory:
         return iter(zip(self.steps, self.measures, strict=True))
 
     def values(self, name: str) -> Float[Tensor, "steps"]:
-        """One measure of all steps.
+        """Collect one measure of all steps.
 
         Args:
-            name: of a field or property of `StepDynamics`.
+            name: a field or property of `StepDynamics`.
 
         Returns:
             float64; NaN where it is undefined.
@@ -87,7 +87,7 @@ class DynamicsHistory:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> DynamicsHistory:
-        """What `to_dict` gave.
+        """Read what `to_dict` returned.
 
         Raises:
             ValueError: if it is something else.

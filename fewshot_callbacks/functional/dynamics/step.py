@@ -77,17 +77,17 @@ def training_dynamics(
     Args:
         before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
             class are its support.
-        after: the same rows right after it.
+        after: embeddings of the same rows right after the step.
         labels: the class of each row, any integers or words.
         shots: support rows of each class.
-        episodes: how many episodes, one after the other, the rows hold; alpha and phi are taken over all rows.
+        episodes: number of consecutive episodes in the rows; alpha and phi are taken over all rows.
         centering: see `Centering`. Distances between embeddings do not depend on it.
 
     Returns:
-        The measures, computed in float64. Distances are those to the means of the support, whatever represents a class
-        in the loss. Where a value is no number, `undefined` says why: nothing moved, or something is not finite (all
-        values); the embeddings lay in one point before the step, all of them or those of an episode (the ratios); alpha is 0
-        or less (the ratios to alpha); there is one class (psi_div).
+        The measures, computed in float64. Distances are those to the means of the support, even if something else
+        represents a class in the loss. Where a value is no number, `undefined` says why: nothing moved, or something is
+        not finite (all values); the embeddings lay in one point before the step, all of them or those of an episode
+        (the ratios); alpha is 0 or less (the ratios to alpha); there is one class (psi_div).
 
     Raises:
         ValueError: if before and after have different shapes, or the rows do not form episodes.
@@ -121,7 +121,7 @@ def training_dynamics(
 
     dim = 0 if centering == "points" else 1
     x_old, x_new = (embeddings - embeddings.mean(dim=dim, keepdim=True) for embeddings in (before, after))
-    # a mean may round, so that equal rows do not tell by the length of what is left of them
+    # a mean may round, so that equal rows can differ from it
     collapsed = bool((before == before[:1]).all())
     norm = x_old.square().sum()
     alpha = float((x_old * x_new).sum() / norm) if norm > 0 and not collapsed else math.nan
@@ -159,7 +159,7 @@ def check_centering(centering: str, owner: str) -> None:
     """Refuse a centering that there is not.
 
     Args:
-        centering: its name.
+        centering: name of a centring.
         owner: who was given it, for the message.
 
     Raises:

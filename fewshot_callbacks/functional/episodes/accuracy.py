@@ -64,7 +64,7 @@ class EpisodeAccuracy:
         return share_interval(self.mean, self.std / math.sqrt(self.n), self.n - 1, self.n, 0.95)
 
     def minus(self, other: "EpisodeAccuracy") -> Difference:
-        """How much better this is than another, with its 95 % interval: episode by episode where both had the same list.
+        """Compute the difference to another, with its 95 % interval: episode by episode where both had the same list.
 
         As that of one accuracy, the interval says how far other episodes of the same classes would move the difference.
 
@@ -109,7 +109,7 @@ class EpisodeAccuracy:
 def summarize_accuracies(
     accuracies: Float[Tensor, "episodes"], episode_list: EpisodeList, *, batch_statistics: bool = False
 ) -> EpisodeAccuracy:
-    """The mean of one accuracy per episode, with its 95 % confidence interval.
+    """Average one accuracy per episode, with its 95 % confidence interval.
 
     `ci95` is the usual one of few-shot papers, mean ± 1.96 std / sqrt(n); `interval` also holds the truth with few
     episodes. Both say how far another list of episodes of the same classes would move the mean, not how far other

@@ -60,7 +60,7 @@ class EpisodeList:
         return self.indices[episode]
 
     def first(self, n: int) -> "EpisodeList":
-        """The list of the first `n` episodes (all of them if there are fewer), with its own hash.
+        """Make the list of the first `n` episodes (all of them if there are fewer), with its own hash.
 
         Raises:
             ValueError: `n` is negative.
@@ -155,7 +155,7 @@ def sample_episodes(
 
 
 def _distinct(sizes: Int[Tensor, "rows"], k: int, generator: torch.Generator) -> Int[Tensor, "rows k"]:
-    """For each row, `k` different numbers below its size, every ordered choice equally likely (size >= k).
+    """Draw `k` different numbers below the size of each row, every ordered choice equally likely (size >= k).
 
     Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 30(9), 1987), all rows at once: time and memory
     do not grow with the sizes. It makes every subset equally likely, but not every order, so rows are shuffled at last.
@@ -237,7 +237,7 @@ def _check_classes(
 
 
 def class_name(label: int, names: ClassNames | None) -> str:
-    """The name of a class for a message, in quotation marks; its label where it has none."""
+    """Name a class in a message: its name in quotation marks, or its label if it has none."""
     if isinstance(names, Mapping):
         return repr(names[label]) if label in names else str(label)
     return repr(names[label]) if names is not None and 0 <= label < len(names) else str(label)

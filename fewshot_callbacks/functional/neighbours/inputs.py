@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine import ScoreTiles, Similarity, check_similarity, pack_codes
+from fewshot_callbacks.engine.codes import pack_codes
+from fewshot_callbacks.engine.scores import ScoreTiles, Similarity, check_similarity
 from fewshot_callbacks.functional._inputs import check_embeddings, computable
 from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.retrieval.settings import check_memory, memory_or_default

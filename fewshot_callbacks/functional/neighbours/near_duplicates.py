@@ -9,7 +9,9 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine import Similarity, computing_on, pairs_above
+from fewshot_callbacks.engine.neighbours import find_pairs_above
+from fewshot_callbacks.engine.options import computing_on
+from fewshot_callbacks.engine.scores import Similarity
 from fewshot_callbacks.functional.neighbours.inputs import budget, compared_sets, positive_whole
 
 _CALL = "near_duplicates"
@@ -93,7 +95,7 @@ def near_duplicates(
     if b is None and len(compared.scores.queries) == 1:
         raise ValueError(f"{_CALL}: a holds a single item, which has no pair. Pass a second set as b, or more items.")
     with computing_on(compared.scores.device):
-        found = pairs_above(compared.scores, compared.key_of(threshold), most, memory)
+        found = find_pairs_above(compared.scores, compared.key_of(threshold), most, memory)
     return NearDuplicates(found.rows, found.columns, compared.scores_of(found.keys), found.total, threshold)
 
 

@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine import Similarity, computing_on, nearest_items
+from fewshot_callbacks.engine.neighbours import nearest_items
+from fewshot_callbacks.engine.options import computing_on
+from fewshot_callbacks.engine.scores import Similarity
 from fewshot_callbacks.functional._inputs import exclusion_codes
 from fewshot_callbacks.functional._labels import Labels, check_labels, numbered, read_labels
 from fewshot_callbacks.functional.neighbours.inputs import budget, chosen, compared_sets, positive_whole

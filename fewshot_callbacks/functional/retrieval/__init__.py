@@ -1,6 +1,7 @@
 """Retrieval metrics of embeddings, exact and in bounded memory."""
 
-from fewshot_callbacks.engine import Progress, Similarity
+from fewshot_callbacks.engine.options import Progress
+from fewshot_callbacks.engine.scores import Similarity
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
@@ -22,6 +23,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
     RankOptions,
     RetrievalOptions,
     RetrievalSettings,
+    SearchOptions,
     described_settings,
     shows_settings,
 )
@@ -41,6 +43,7 @@ __all__ = [
     "RetrievalOptions",
     "RetrievalReport",
     "RetrievalSettings",
+    "SearchOptions",
     "Similarity",
     "Ties",
     "Unmatched",

@@ -19,7 +19,7 @@ from fewshot_callbacks.functional.statistics.intervals import (
 
 
 def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence: float = 0.95) -> dict[str, Difference]:
-    """The difference of every metric of two evaluations of the same queries, with its interval.
+    """Compute the difference of every metric of two evaluations of the same queries, with its interval.
 
     Each query is compared with itself, so that what makes a query easy or hard for both is no part of the uncertainty: the
     interval is that of the mean of the differences, robust to the dependence of queries of one class. Grouped Recall is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fewshot_callbacks.engine import choose_layout, least_bytes
+from fewshot_callbacks.engine.budget import plan_layout
 from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, check_memory, memory_or_default
 
 
@@ -65,8 +65,7 @@ def plan_evaluation(
     if relevant < 0:
         raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
     memory_bytes = int(memory_mb * 10**6)
-    least = least_bytes(queries, gallery, dim, relevant)
-    size = choose_layout(max(memory_bytes, least), queries, gallery, dim, relevant)
+    size, least = plan_layout(memory_bytes, queries, gallery, dim, relevant)
     pairs = queries * gallery
     return EvaluationPlan(
         queries=queries,

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -15,38 +14,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine import (
-    Compared,
-    FirstCounts,
-    HammingCounts,
-    HammingPass,
-    PooledCounts,
-    Progress,
-    RankBlock,
-    RankingPass,
-    compare,
-    computing_on,
-    find_candidates,
-    open_pass,
-)
+from fewshot_callbacks.engine import PairCounts, Pass, RankBlock, find_candidates, open_pass, pair_counts
+from fewshot_callbacks.engine.options import Progress, computing_on
+from fewshot_callbacks.engine.scores import compare
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
-    GroupedSearch,
     GroupWithoutMatchError,
-    without_match,
+    choose_groups,
+    search_groups,
 )
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
-from fewshot_callbacks.functional.retrieval.label_groups import (
-    Splits,
-    checked_groups,
-    given_split,
-    random_splits,
-)
-from fewshot_callbacks.functional.retrieval.operating_points import (
-    PooledDecisions,
-    PooledRequest,
-    decide,
-)
+from fewshot_callbacks.functional.retrieval.label_groups import Splits
+from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.retrieval.query_metrics import query_metrics
 from fewshot_callbacks.functional.retrieval.rank_metrics import depends_on_ties
@@ -57,6 +36,8 @@ from fewshot_callbacks.functional.retrieval.settings import (
     compute_device,
     shows_settings,
 )
+from fewshot_callbacks.functional.retrieval.threshold_rules import PooledRequest
+from fewshot_callbacks.functional.retrieval.threshold_search import decide
 from fewshot_callbacks.functional.statistics.class_means import class_means, exact_mean, macro_mean
 from fewshot_callbacks.functional.statistics.intervals import (
     clustered_mean_interval,
@@ -221,7 +202,7 @@ def _measure(
     device: torch.device,
     budget: int,
     progress: Progress | None,
-) -> tuple[RankingPass | HammingPass, _PerQuery, FirstCounts | HammingCounts]:
+) -> tuple[Pass, _PerQuery, PairCounts]:
     """Rank all pairs of queries and gallery in one pass.
 
     Returns:
@@ -235,18 +216,13 @@ def _measure(
         query_place=asked.drawn.to(device) if asked.same_set and asked.drawn is not None else None,
         **{name: None if code is None else code.to(device) for name, code in asked.codes.items()},
     )
-    compared = compare(asked.queries, asked.gallery, settings.similarity, device, asked.processes)
-    ranking = open_pass(compared, candidates, budget, processes=asked.processes, share=asked.share, progress=progress)
-    per_query = _PerQuery(len(asked.queries), settings)
-    if isinstance(ranking, HammingPass):
-        for ranks in ranking.run():
-            per_query.add(ranks)
-        return ranking, per_query, HammingCounts(ranking)
-    request = _request(settings)
-    pooled = PooledCounts(ranking.matrix, request.wanted, request.thresholds)
-    for ranks in ranking.run(pooled):
+    scores = compare(asked.queries, asked.gallery, settings.similarity, device, asked.processes)
+    ranking = open_pass(scores, candidates, budget, processes=asked.processes, share=asked.share, progress=progress)
+    per_query, request = _PerQuery(len(asked.queries), settings), _request(settings)
+    counts = pair_counts(ranking, request.wanted, request.thresholds)
+    for ranks in counts.run():
         per_query.add(ranks)
-    return ranking, per_query, FirstCounts(ranking, pooled)
+    return ranking, per_query, counts
 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
@@ -313,7 +289,7 @@ def _grouped(
     notes: list[str],
     sets: RetrievalInputs,
     settings: RetrievalSettings,
-    ranking: RankingPass | HammingPass | None,
+    ranking: Pass | None,
 ) -> GroupedRecall | None:
     """Compute Grouped Recall; where that cannot be, add a note, for the other metrics stand without it.
 
@@ -323,41 +299,17 @@ def _grouped(
         settings: those of the evaluation.
         ranking: the finished pass over all pairs of these queries, of which much is reused; None if it was of a sample.
     """
-    splits, processes = _splits(notes, sets, settings), sets.processes
+    splits = _splits(notes, sets, settings)
     if splits is None:
         return None
-    memory = int(settings.memory_mb * 10**6)
-    if ranking is not None and bool(torch.isin(sets.gallery_labels, sets.query_labels).all()):
-        compared: Compared = (ranking.queries, ranking.gallery) if isinstance(ranking, HammingPass) else ranking.scores
-        begin = partial(open_pass, compared, memory_bytes=ranking.memory_bytes, precision=ranking.precision)
-        begin = partial(begin, processes=processes, share=sets.share)
-        search = GroupedSearch.of(sets, begin, ranking.candidates.query_order.device, processes, ranking.best_matches())
-    else:
-        sets = sets.among_queries_labels()
-        if not len(sets.gallery_labels):
-            first = splits[0][0]
-            unmatched = int(torch.isin(sets.query_labels, first).sum())
-            notes.append(str(without_match(0, unmatched, first, sets.label_names)))
-            return None
-        cpu = torch.device("cpu")
-        compared = compare(sets.queries, sets.gallery, settings.similarity, cpu, processes)
-        begin = partial(open_pass, compared, memory_bytes=memory, processes=processes, share=sets.share)
-        search = GroupedSearch.of(sets, begin, cpu, processes)
     try:
-        return search.recall(
-            splits,
-            tuple(settings.grouped_k),
-            settings.ties,
-            settings.confidence,
-            settings.grouped_unmatched,
-            are_given=settings.label_groups is not None,
-        )
+        return search_groups(sets, splits, settings, ranking)
     except GroupWithoutMatchError as error:
         notes.append(str(error))
         return None
 
 
-def _note_of_longest(ranking: RankingPass | HammingPass, processes: Processes) -> list[str]:
+def _note_of_longest(ranking: Pass, processes: Processes) -> list[str]:
     """Note an embedding far longer than the others, which is seldom intended and slows the evaluation."""
     place, ratio = ranking.scores.longest_item
     ratio = processes.largest([ratio])[0]
@@ -375,9 +327,8 @@ def _splits(notes: list[str], sets: RetrievalInputs, settings: RetrievalSettings
     if not settings.grouped_k:
         return None
     if settings.label_groups is not None:
-        groups = checked_groups(_CALL, "label_groups", settings.label_groups)
         try:
-            return given_split(_CALL, "label_groups", groups, sets.query_labels, sets.label_names)
+            return choose_groups(_CALL, "label_groups", sets, settings)
         except ValueError as error:
             notes.append(f"Grouped Recall is left out. {error}")
             return None
@@ -392,7 +343,7 @@ def _splits(notes: list[str], sets: RetrievalInputs, settings: RetrievalSettings
             + (f"Use group_size <= {distinct // 2}." if distinct >= 4 else "Pass group_size=None.")
         )
         return None
-    return random_splits(sets.query_labels, group_size, settings.group_seed)
+    return choose_groups(_CALL, "label_groups", sets, settings)
 
 
 def _by_class(
@@ -495,7 +446,7 @@ def _no_match(asked: RetrievalInputs) -> str:
     )
 
 
-def _memory_note(ranking: RankingPass | HammingPass, processes: Processes, budget: int) -> str | None:
+def _memory_note(ranking: Pass, processes: Processes, budget: int) -> str | None:
     taken, asked = processes.largest([ranking.memory_bytes, -budget])
     if taken <= -asked:
         return None
@@ -506,7 +457,7 @@ def _memory_note(ranking: RankingPass | HammingPass, processes: Processes, budge
     )
 
 
-def _notes(ranking: RankingPass | HammingPass, per_query: _PerQuery, processes: Processes) -> list[str]:
+def _notes(ranking: Pass, per_query: _PerQuery, processes: Processes) -> list[str]:
     zero_queries, zero_items = processes.summed(np.array(ranking.scores.zero_vectors)).tolist()
     notes = notes_on(
         queries=len(per_query.relevant),

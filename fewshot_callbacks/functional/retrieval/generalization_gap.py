@@ -32,7 +32,7 @@ class GeneralizationGap:
     items_per_class: tuple[float, float]
     """mean number of items of these"""
     confidence: float
-    """of the intervals"""
+    """confidence level of the intervals"""
 
     @property
     def is_overfitting(self) -> bool:
@@ -40,7 +40,7 @@ class GeneralizationGap:
         return self.grouped[min(self.grouped)].interval.low > 0
 
     def metrics(self) -> dict[str, float]:
-        """All values under the names they are logged with, the primary one first."""
+        """Return all values under the names they are logged with, the primary one first."""
         values: dict[str, float] = {}
         for metric, differences in (("grouped_recall", self.grouped), ("recall", self.recall)):
             for k, difference in differences.items():
@@ -55,13 +55,13 @@ class GeneralizationGap:
         return values
 
     def in_words(self) -> str:
-        """What it means, in a sentence or two."""
+        """Describe the gap in a sentence or two."""
         k = min(self.grouped)
         grouped, plain = self.grouped[k], self.recall[k]
         gap = f"{grouped.value:+.3f} [{grouped.interval.low:+.3f}, {grouped.interval.high:+.3f}]"
         level = f"{self.confidence:.0%} interval"
         if math.isnan(grouped.interval.low):
-            verdict = f"The gap of {grouped.value:+.3f} has no interval, so nothing is said of it"
+            verdict = f"The gap of {grouped.value:+.3f} has no interval, so it cannot be judged"
         elif grouped.interval.low > 0:
             verdict = f"The gap of {gap} is beyond its {level}: overfitting, unless an untrained network shows it, too"
         elif grouped.interval.high < 0:
@@ -76,13 +76,13 @@ class GeneralizationGap:
 
 
 def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -> GeneralizationGap:
-    """The gap between two reports, of training and of validation classes.
+    """Compute the gap between two reports, of training and of validation classes.
 
     Both sets should hold about as many items of a class: recall rises with these.
 
     Args:
-        training: of items of training classes, embedded as in an evaluation.
-        validation: of classes that the model has not seen.
+        training: report of items of training classes, embedded as in an evaluation.
+        validation: report of classes that the model has not seen.
 
     Returns:
         Differences for each K that both reports have; the sets are taken as independent.

@@ -9,38 +9,34 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine import (
-    BestMatches,
-    HammingPass,
-    RankingPass,
-    Similarity,
-    check_similarity,
-    compare,
-    computing_on,
-    find_candidates,
-    open_pass,
-)
+from fewshot_callbacks.distributed.processes import ALONE
+from fewshot_callbacks.engine import Pass, find_candidates, open_pass
+from fewshot_callbacks.engine.options import computing_on
+from fewshot_callbacks.engine.scores import compare
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
     Unmatched,
-    check_unmatched,
     checked_groups,
     given_split,
     random_splits,
 )
-from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, check_ties, recall_at_k
-from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, check_memory, memory_or_default, ranks_of
+from fewshot_callbacks.functional.retrieval.rank_metrics import recall_at_k
+from fewshot_callbacks.functional.retrieval.settings import (
+    GROUPED_NAMES,
+    GroupedOptions,
+    RetrievalSettings,
+    shows_settings,
+)
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
 from fewshot_callbacks.functional.statistics.intervals import (
     UNKNOWN,
@@ -48,7 +44,6 @@ from fewshot_callbacks.functional.statistics.intervals import (
     Interval,
     independent_difference_interval,
     mean_interval,
-    normal_quantile,
 )
 
 
@@ -71,7 +66,7 @@ class GroupedRecall:
     per_group: dict[int, Float[Tensor, "repeats groups"]] = field(compare=False, repr=False)
     """K -> Recall@K inside each group of each split"""
     confidence: float = 0.95
-    """of the intervals"""
+    """confidence level of the intervals"""
     unmatched: Unmatched = "exclude"
     """whether queries without a match were left out or counted as misses"""
     are_given: bool = False
@@ -80,7 +75,7 @@ class GroupedRecall:
     """the labels of each group of each split"""
 
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
-        """The difference to another set, of whatever classes: K -> value and interval.
+        """Compute the difference to another set, possibly of other classes: K -> value and interval.
 
         The two sets are taken as independent, as the training and the validation classes are.
 
@@ -110,58 +105,44 @@ class GroupedRecall:
         return differences
 
 
+_CALL = "grouped_recall"
+
+
+@shows_settings(GroupedOptions, GROUPED_NAMES, k=1)
 def grouped_recall(
     embeddings: Any,
     labels: Any,
     gallery: Any | None = None,
     gallery_labels: Any | None = None,
     *,
-    k: int | Sequence[int] = 1,
-    groups: Sequence[Sequence[int | str]] | None = None,
-    group_size: int = 10,
     repeats: int = 1,
-    seed: int = 0,
-    similarity: Similarity = "cosine",
-    ties: Ties = "expected",
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
-    unmatched: Unmatched = "exclude",
-    confidence: float = 0.95,
-    memory_mb: float | None = DEFAULT_MEMORY_MB,
+    **settings: Unpack[GroupedOptions],
 ) -> GroupedRecall:
     """Recall@K inside random groups of `group_size` labels, or given groups, averaged over the groups, with its interval.
 
     The cost is that of `groups` small evaluations, N^2 / groups pairs in all: linear in N for groups of a fixed size.
+
+    Groups that are given in `groups` may differ in size, and each counts the same; `group_size` and `seed` are not used, and
+    labels in no group are left out. The interval is that of the mean over groups like these: it takes them for a sample of
+    such groups, and is wide where they are few or differ much. Classes of one given group are not taken as independent, so
+    that groups without a single miss have a wider interval than random ones.
 
     Args:
         embeddings: (items, dim) queries; tensor or array.
         labels: (items,) integers or words: a tensor, array, list or column of a table, as ids and groups are.
         gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
         gallery_labels: (gallery,) their labels; items of a label that no query has belong to no group.
-        k: one or several K, smaller than the number of labels in a group; a query counts if a relevant item is among its
-            first K.
-        groups: the labels of each group, such as `[[0, 1, 2], [3, 4, 5]]` for the classes of each family, in place of random
-            groups: `group_size` and `seed` are not used then. The groups may differ in size, and each counts the same.
-            Labels in no group are left out. The interval is that of the mean over groups like these: it takes them
-            for a sample of such groups, and is wide where they are few or differ much. Classes of one given group are
-            not taken as independent, so that groups without a single miss have a wider interval than random ones.
-        group_size: labels in each group.
-        repeats: average over so many independent splits; the interval is the mean over the splits' intervals, since the
-            same items return in each of them.
-        seed: of the split, which depends on the set of labels only.
-        similarity: see `Similarity`.
-        ties: what equal scores count as, see `functional.ranking`.
+        repeats: average over this number of independent splits; the interval is the mean over the splits' intervals, since
+            the same items return in each of them.
         query_ids: (queries,) identity of each query; with `gallery_ids`, the same item in both sets is no candidate.
         gallery_ids: (gallery,) identity of each gallery item.
         query_groups: (queries,) candidates of the query's own group are neither hit nor miss.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
-        unmatched: what a query counts for that has no relevant candidate, whatever the embedding: `"exclude"` leaves it out
-            of its group's mean; `"miss"` counts it as a miss, as the denominator of the paper's equations 4 and 5 does.
-        confidence: of the interval.
-        memory_mb: bound on the memory beyond the embeddings, in MB; None is the default. One that is too small is exceeded
-            without a note, which only `evaluate_retrieval` gives.
+        **settings: see `RetrievalSettings`.
 
     Returns:
         Values in [0, 1], larger is better.
@@ -178,30 +159,18 @@ def grouped_recall(
         >>> result.at[1], result.groups
         (1.0, 4)
     """
-    call = "grouped_recall"
-    check_similarity(similarity)
-    check_ties(ties)
-    check_unmatched(unmatched)
-    given = None if groups is None else checked_groups(call, "groups", groups)
+    checked = RetrievalSettings.checked(grouped_recall, settings, GroupedOptions, GROUPED_NAMES)
+    given, size = checked.label_groups, checked.group_size
+    if not checked.grouped_k or (given is None and size is None):
+        raise ValueError(
+            f"{_CALL}: k={checked.grouped_k} and group_size={size} ask for nothing. Pass for instance k=1, group_size=10."
+        )
     if given is not None and repeats != 1:
         raise ValueError(
-            f"{call}: repeats={repeats} draws random groups again, but groups are given. Leave repeats out."
+            f"{_CALL}: repeats={repeats} draws random groups again, but groups are given. Leave repeats out."
         )
-    smallest = group_size if given is None else min(map(len, given))
-    ks = ranks_of(k)
-    if not ks or not all(isinstance(rank, int) and rank >= 1 for rank in ks):
-        raise ValueError(f"{call}: k={k} is no positive rank. Pass for instance k=(1, 5).")
-    if max(ks) >= smallest >= 2:
-        size = f"group_size={group_size}" if given is None else f"the {smallest} labels of the smallest group"
-        raise ValueError(
-            f"{call}: k={max(ks)} must be smaller than {size}: with K candidates for as many classes, "
-            "recall says little. Use larger groups or a smaller k."
-        )
-    normal_quantile(confidence)  # a wrong confidence is refused before the work, not after it
-    memory_mb = memory_or_default(memory_mb)
-    check_memory(call, memory_mb)
-    sets = collect_inputs(
-        call,
+    inputs = collect_inputs(
+        _CALL,
         ALONE,
         embeddings,
         labels,
@@ -211,114 +180,111 @@ def grouped_recall(
         gallery_ids=gallery_ids,
         query_groups=query_groups,
         gallery_groups=gallery_groups,
-        as_codes=similarity == "hamming",
+        as_codes=checked.similarity == "hamming",
     )
-    labels_of_queries = sets.query_labels
-    splits = (
-        random_splits(labels_of_queries, group_size, seed, repeats)
-        if given is None
-        else given_split(call, "groups", given, labels_of_queries, sets.label_names)
-    )
-    sets = sets.among_queries_labels()
-    if not len(sets.gallery_labels):
-        first = splits[0][0]
-        raise without_match(0, int(torch.isin(sets.query_labels, first).sum()), first, sets.label_names)
-    cpu = torch.device("cpu")
-    with computing_on(cpu):
-        compared = compare(sets.queries, sets.gallery, similarity)
-        begin = partial(open_pass, compared, memory_bytes=int(memory_mb * 10**6))
-        search = GroupedSearch.of(sets, begin, cpu, ALONE)
-        return search.recall(splits, ks, ties, confidence, unmatched, are_given=given is not None)
+    splits = choose_groups(_CALL, "groups", inputs, checked, repeats)
+    with computing_on(torch.device("cpu")):
+        return search_groups(inputs, splits, checked)
 
 
-@dataclass(frozen=True)
-class GroupedSearch:
-    """Queries and a gallery in which every label is that of some query, to be searched in groups of labels.
+def choose_groups(
+    call: str, name: str, inputs: RetrievalInputs, settings: RetrievalSettings, repeats: int = 1
+) -> Splits:
+    """Read the groups of labels that the settings give, or draw them at random.
 
     Args:
-        begin: opens a pass over these vectors: called with candidates, and with `best` matches if they are known.
-        same_set: the gallery is the queries.
-        query_labels: (queries,) on the device of the scores.
-        gallery_labels: (gallery,) likewise.
-        codes: the exclusions, as in `candidates.find_candidates`.
-        best: the best matches of each query, if they are known.
-        processes: who else holds some of the queries.
-        own: which queries this process holds; by default all.
-        label_names: the word of each label, if they were words.
+        call: the public function, for messages.
+        name: name of the argument that gives groups, for messages.
+        inputs: queries and gallery.
+        settings: with given groups or a group size.
+        repeats: number of independent splits.
+
+    Raises:
+        ValueError: if a given group has a label that no query has, or there are fewer labels than a group needs.
     """
+    if settings.label_groups is not None:
+        groups = checked_groups(call, name, settings.label_groups)
+        return given_split(call, name, groups, inputs.query_labels, inputs.label_names)
+    assert settings.group_size is not None
+    return random_splits(inputs.query_labels, settings.group_size, settings.group_seed, repeats)
 
-    begin: Callable[..., RankingPass | HammingPass]
-    same_set: bool
-    query_labels: Int[Tensor, "queries"]
-    gallery_labels: Int[Tensor, "gallery"]
-    codes: Mapping[str, Tensor | None]
-    best: BestMatches | None = None
-    processes: Processes = ALONE
-    own: Int[Tensor, "own"] | None = None
-    label_names: tuple[str, ...] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        sets: RetrievalInputs,
-        begin: Callable[..., RankingPass | HammingPass],
-        device: torch.device,
-        processes: Processes,
-        best: BestMatches | None = None,
-    ) -> GroupedSearch:
-        """Of sets in which every label is that of some query."""
-        codes = {name: None if code is None else code.to(device) for name, code in sets.codes.items()}
-        query_labels, gallery_labels = sets.query_labels.to(device), sets.gallery_labels.to(device)
-        own = None if sets.share is None else sets.share.queries
-        return cls(begin, sets.same_set, query_labels, gallery_labels, codes, best, processes, own, sets.label_names)
+def search_groups(
+    inputs: RetrievalInputs,
+    splits: Splits,
+    settings: RetrievalSettings,
+    ranking: Pass | None = None,
+) -> GroupedRecall:
+    """Compute Recall@K inside groups of labels; collective.
 
-    def recall(
-        self,
-        splits: Splits,
-        ks: Sequence[int],
-        ties: Ties,
-        confidence: float,
-        unmatched: Unmatched = "exclude",
-        *,
-        are_given: bool = False,
-    ) -> GroupedRecall:
-        """Grouped Recall over groups of labels, all of which are those of queries; they were drawn at random, or given.
+    Args:
+        inputs: queries and gallery.
+        splits: the labels of each group of each split, all of them labels of queries.
+        settings: settings of the evaluation.
+        ranking: a finished pass over all pairs, whose vectors, precision and best matches are used again.
 
-        Raises:
-            ValueError: if no query of some group has a match; where these count as misses, if no query has one.
-        """
-        distinct = self.query_labels.unique()
-        repeats, groups = len(splits), len(splits[0])
-        values = torch.empty(repeats, groups, len(ks), dtype=torch.float64)
-        best = self.best
-        own = torch.arange(len(self.query_labels)) if self.own is None else self.own
-        for repeat, split in enumerate(splits):
-            group_of = _group_of_each(distinct.cpu(), split)
-            group = group_of.to(distinct.device)[torch.searchsorted(distinct, self.query_labels)]
-            candidates = find_candidates(
-                self.query_labels, self.gallery_labels, same_set=self.same_set, query_part=group, **self.codes
-            )
-            ranking_pass = self.begin(candidates, best=best)
-            recalls = torch.full((len(ks), len(own)), torch.nan, dtype=torch.float64)
-            for ranks in ranking_pass.run():
-                recalls[:, ranks.queries.cpu()] = torch.stack([recall_at_k(ranks, k, ties) for k in ks]).cpu()
-            best = ranking_pass.best_matches()
-            found = self.processes.placed(recalls, own, len(group))
-            if unmatched == "miss" and not bool(found[0, (group < groups).cpu()].isnan().all()):
-                found = found.nan_to_num(0.0)
-            for number, members in enumerate(_members(group.cpu(), groups)):
-                matched = members[~found[0, members].isnan()]
-                if not len(matched):
-                    raise without_match(number, len(members), split[number], self.label_names)
-                means = [exact_mean(part) for part in found[:, matched]]
-                values[repeat, number] = torch.tensor(means, dtype=torch.float64)
-        dropped = len(distinct) - sum(map(len, splits[0]))
-        summary = _summary(values, ks, splits, dropped, confidence, are_given=are_given)
-        return replace(summary, unmatched=unmatched)
+    Raises:
+        GroupWithoutMatchError: if no query of some group has a match; where these count as misses, if no query has one.
+    """
+    best, device = None, torch.device("cpu")
+    if ranking is not None and bool(torch.isin(inputs.gallery_labels, inputs.query_labels).all()):
+        begin = partial(open_pass, ranking.scores, memory_bytes=ranking.memory_bytes, precision=ranking.precision)
+        best, device = ranking.best_matches(), ranking.candidates.query_order.device
+    else:
+        inputs = inputs.among_queries_labels()
+        if not len(inputs.gallery_labels):
+            first = splits[0][0]
+            raise _without_match(0, int(torch.isin(inputs.query_labels, first).sum()), first, inputs.label_names)
+        scores = compare(inputs.queries, inputs.gallery, settings.similarity, device, inputs.processes)
+        begin = partial(open_pass, scores, memory_bytes=int(settings.memory_mb * 10**6))
+    query_labels, gallery_labels = inputs.query_labels.to(device), inputs.gallery_labels.to(device)
+    codes = {name: None if code is None else code.to(device) for name, code in inputs.codes.items()}
+    distinct = inputs.query_labels.unique()
+    values = torch.empty(len(splits), len(splits[0]), len(settings.grouped_k), dtype=torch.float64)
+    for repeat, split in enumerate(splits):
+        group = _group_of_each(distinct, split)[torch.searchsorted(distinct, inputs.query_labels)]
+        candidates = find_candidates(
+            query_labels, gallery_labels, same_set=inputs.same_set, query_part=group.to(device), **codes
+        )
+        ranking = begin(candidates, best=best, processes=inputs.processes, share=inputs.share)
+        recalls = _recalls(ranking, inputs, settings)
+        best = ranking.best_matches()
+        values[repeat] = _means_of_groups(recalls, group, split, settings, inputs.label_names)
+    return _summary(values, splits, len(distinct) - sum(map(len, splits[0])), settings)
+
+
+def _recalls(ranking: Pass, inputs: RetrievalInputs, settings: RetrievalSettings) -> Float[Tensor, "ks queries"]:
+    """Recall@K of each query of all processes; NaN without a match."""
+    own = torch.arange(len(inputs.query_labels)) if inputs.share is None else inputs.share.queries
+    recalls = torch.full((len(settings.grouped_k), len(own)), torch.nan, dtype=torch.float64)
+    for ranks in ranking.run():
+        at_k = [recall_at_k(ranks, k, settings.ties) for k in settings.grouped_k]
+        recalls[:, ranks.queries.cpu()] = torch.stack(at_k).cpu()
+    return inputs.processes.placed(recalls, own, len(inputs.query_labels))
+
+
+def _means_of_groups(
+    recalls: Float[Tensor, "ks queries"],
+    group: Int[Tensor, "queries"],
+    split: Sequence[Tensor],
+    settings: RetrievalSettings,
+    label_names: tuple[str, ...] | None,
+) -> Float[Tensor, "groups ks"]:
+    """Average over the queries of each group."""
+    in_groups = group < len(split)
+    if settings.grouped_unmatched == "miss" and not bool(recalls[0, in_groups].isnan().all()):
+        recalls = recalls.nan_to_num(0.0)
+    means = []
+    for number, members in enumerate(_members(group, len(split))):
+        matched = members[~recalls[0, members].isnan()]
+        if not len(matched):
+            raise _without_match(number, len(members), split[number], label_names)
+        means.append([exact_mean(of_k) for of_k in recalls[:, matched]])
+    return torch.tensor(means, dtype=torch.float64)
 
 
 def _group_of_each(distinct: Int[Tensor, "labels"], split: Sequence[Tensor]) -> Int[Tensor, "labels"]:
-    """The number of the group of each label. What is left over makes groups of its own, which count for nothing."""
+    """Number the group of each label. Labels in no group make further groups, which are not counted."""
     sizes = torch.tensor([len(group) for group in split])
     group_of = torch.full((len(distinct),), -1)
     group_of[torch.searchsorted(distinct, torch.cat(list(split)))] = torch.arange(len(split)).repeat_interleave(sizes)
@@ -331,10 +297,10 @@ class GroupWithoutMatchError(ValueError):
     """No query of some group has a match."""
 
 
-def without_match(
+def _without_match(
     number: int, queries: int, labels: Int[Tensor, "group_size"], names: tuple[str, ...] | None
 ) -> GroupWithoutMatchError:
-    """The error that says so of the group of this number and these labels."""
+    """Make the error for the group of this number and these labels."""
     shown = labels.tolist() if names is None else [names[label] for label in labels.tolist()]
     return GroupWithoutMatchError(
         f"grouped_recall: none of the {queries} queries of group {number} (labels {shown}) has a match. Use a "
@@ -343,48 +309,47 @@ def without_match(
 
 
 def _members(group: Int[Tensor, "items"], groups: int) -> list[Int[Tensor, "members"]]:
-    """For each group the indices of its items."""
+    """List the indices of the items of each group."""
     order = group.argsort(stable=True)
     bounds = torch.searchsorted(group[order], torch.arange(groups + 1))
     return [order[bounds[i] : bounds[i + 1]] for i in range(groups)]
 
 
 def _summary(
-    values: Float[Tensor, "repeats groups ks"],
-    ks: Sequence[int],
-    splits: Splits,
-    dropped: int,
-    confidence: float,
-    *,
-    are_given: bool,
+    values: Float[Tensor, "repeats groups ks"], splits: Splits, dropped: int, settings: RetrievalSettings
 ) -> GroupedRecall:
     repeats, groups, _ = values.shape
     sizes = {len(group) for group in splits[0]}
+    are_given, confidence = settings.label_groups is not None, settings.confidence
     # Classes that were put together for a reason, such as those of one family, are not independent: a group is one part.
     parts = 1 if are_given else max(sizes)
     if groups < 2:
         warnings.warn(
             f"Grouped recall over {groups} group of {min(sizes)} labels has no interval: at least two groups are "
             "needed. Use a smaller group_size, or give more groups.",
-            stacklevel=3,
+            stacklevel=4,  # the caller of grouped_recall
         )
-    per_group = {k: values[:, :, position] for position, k in enumerate(ks)}
+    per_group = {k: values[:, :, position] for position, k in enumerate(settings.grouped_k)}
     return GroupedRecall(
         at={k: exact_mean(of_groups.flatten()) for k, of_groups in per_group.items()},
-        intervals={k: over_splits(mean_interval(split, confidence, parts) for split in per_group[k]) for k in ks},
+        intervals={
+            k: over_splits(mean_interval(split, confidence, parts) for split in of_groups)
+            for k, of_groups in per_group.items()
+        },
         group_size=max(sizes) if len(sizes) == 1 else None,
         groups=groups,
         dropped_labels=dropped,
         repeats=repeats,
         per_group=per_group,
         confidence=confidence,
+        unmatched=settings.grouped_unmatched,
         are_given=are_given,
         labels=tuple(tuple(tuple(group.tolist()) for group in split) for split in splits),
     )
 
 
 def over_splits(intervals: Iterable[Interval]) -> Interval:
-    """The mean of the intervals of several splits: the same items return in each, so that more splits add no certainty."""
+    """Average the intervals of several splits: the same items return in each, so that more splits add no certainty."""
     lows, highs = zip(*intervals, strict=True)
     if any(map(math.isnan, lows)):
         return UNKNOWN

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.engine import Codes, ShardIndex, pack_codes
+from fewshot_callbacks.distributed.processes import Processes, ShardIndex
+from fewshot_callbacks.engine.codes import Codes, pack_codes
 from fewshot_callbacks.functional._inputs import (
     check_matrix,
     computable,
@@ -48,7 +48,7 @@ class RetrievalInputs:
     label_names: tuple[str, ...] | None = None
     """the word of each label, sorted; None where labels were given as integers"""
     drawn: Int[Tensor, "queries"] | None = None
-    """of a sample of the queries, the index of each among all, ascending; None for all queries"""
+    """index among all of each query of a sample, ascending; None for all queries"""
 
     @property
     def own_query_labels(self) -> Int[Tensor, "own"]:
@@ -61,7 +61,7 @@ class RetrievalInputs:
         return self.gallery_labels if self.share is None else self.gallery_labels[self.share.gallery]
 
     def is_here(self, drawn: Int[Tensor, "drawn"]) -> Bool[Tensor, "own"]:
-        """Which queries of this process are among those with these indices."""
+        """Find the queries of this process among those with these indices."""
         own = torch.arange(len(self.query_labels)) if self.share is None else self.share.queries
         return torch.isin(own, drawn)
 
@@ -119,11 +119,12 @@ def collect_inputs(
 
     Args:
         call: the public function, for messages.
-        processes: those that call this together. Each may hold nothing of a set, but must say whether there is a gallery.
+        processes: the processes that call this together. Each may hold nothing of a set, but must say whether there is a
+            gallery.
         embeddings: queries of this process.
-        labels: their labels.
+        labels: labels of the queries.
         gallery: gallery items of this process; None for one set.
-        gallery_labels: their labels.
+        gallery_labels: labels of the gallery items.
         query_places: index of each query of this process among all; by default those of a process follow those of the
             process before.
         gallery_places: index of each gallery item of this process among all.
@@ -227,14 +228,14 @@ def _part(
 
 
 def _whole(processes: Processes, part: _Part, vectors: Tensor) -> Tensor:
-    """Vectors or packed codes of all processes, in order."""
+    """Collect the vectors or packed codes of all processes, in order."""
     if processes.count == 1:  # without a copy if they are in order
         return vectors if bool((part.places.diff() > 0).all()) else vectors[part.places.argsort()]
     return processes.placed(vectors.T, part.places, part.length).T.contiguous()
 
 
 def _nouns(name: str, *, as_codes: bool) -> str:
-    """What messages call the items of one side."""
+    """Name the items of one side in messages."""
     if name == "gallery":
         return "gallery codes" if as_codes else "gallery items"
     return "codes" if as_codes else "embeddings"
@@ -249,7 +250,7 @@ def _check_dims(call: str, queries: int, gallery: int, *, as_codes: bool) -> Non
 
 
 def _words_of_all(call: str, name: str, holders: list[tuple[int, CodeBook | None]]) -> CodeBook | None:
-    """One code book of the processes that hold labels, by rank; all of them must hold words, or all integers."""
+    """Merge the code books of the processes that hold labels; all of them must hold words, or all integers."""
     (first, book), kinds = holders[0], ("integers", "words")
     for rank, other in holders:
         if (other is None) != (book is None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Int
@@ -69,7 +69,7 @@ def checked_groups(call: str, name: str, groups: Any) -> list[Labels]:
 
     Args:
         call: the public function, for the message.
-        name: of the argument, for the message.
+        name: name of the argument, for messages.
         groups: the labels of each group, integers or words.
 
     Raises:
@@ -106,9 +106,9 @@ def given_split(
 
     Args:
         call: the public function, for the message.
-        name: of the argument, for the message.
-        groups: as `checked_groups` returns them.
-        labels: of the queries.
+        name: name of the argument, for messages.
+        groups: labels of each group, from `checked_groups`.
+        labels: labels of the queries.
         label_names: the word of each label, if they were words.
 
     Raises:
@@ -138,16 +138,3 @@ def _shown(labels: Labels, code: int) -> int | str:
 def random_splits(labels: Int[Tensor, "items"], group_size: int, seed: int, repeats: int = 1) -> Splits:
     """List the groups of `label_groups`."""
     return [list(split) for split in label_groups(labels, group_size, seed, repeats)]
-
-
-def check_unmatched(unmatched: str, call: str = "grouped_recall", name: str = "unmatched") -> None:
-    """Refuse any value but those of `Unmatched`.
-
-    Raises:
-        ValueError: with the choices.
-    """
-    if unmatched not in get_args(Unmatched):
-        raise ValueError(
-            f"{call}: there is no {name}={unmatched!r}. Pass 'exclude' to leave queries without a match out "
-            "of the mean, or 'miss' to count them as misses."
-        )

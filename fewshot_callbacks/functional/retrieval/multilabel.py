@@ -16,16 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine import (
-    Candidates,
-    Progress,
-    RankBlock,
-    ScoreTiles,
-    Similarity,
-    find_candidates,
-    full_precision,
-    pack_codes,
-)
+from fewshot_callbacks.engine import RankBlock, find_candidates
+from fewshot_callbacks.engine.codes import pack_codes
+from fewshot_callbacks.engine.options import Progress, computing_on
+from fewshot_callbacks.engine.scores import ScoreTiles, Similarity
 from fewshot_callbacks.functional._inputs import check_embeddings, exclusion_codes
 from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.retrieval.query_metrics import query_metrics
@@ -75,7 +69,7 @@ class MultilabelReport(QueryMeans):
     """duration of the evaluation"""
 
     def metrics(self) -> dict[str, float]:
-        """All values under the names they are logged with, the primary one first."""
+        """Return all values under the names they are logged with, the primary one first."""
         return dict(self.mean)
 
     @property
@@ -84,7 +78,7 @@ class MultilabelReport(QueryMeans):
         return self.notes
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, strings, lists and dictionaries that JSON can hold (NaN becomes None)."""
+        """Convert to numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
         return {
             "metrics": {name: or_none(value) for name, value in self.mean.items()},
             "intervals": {name: [or_none(end) for end in interval] for name, interval in self.intervals.items()},
@@ -154,7 +148,7 @@ def evaluate_multilabel(
         (0.975, 1.0, 1.0)
     """
     started = time.perf_counter()
-    checked = RetrievalSettings.checked(evaluate_multilabel, {"ndcg_k": (10,), "group_size": None, **settings})
+    checked = RetrievalSettings.checked(evaluate_multilabel, {"ndcg_k": (10,), **settings}, RankOptions)
     check_gain(_CALL, ndcg_gain)
     codes = {
         "query_ids": query_ids,
@@ -163,27 +157,16 @@ def evaluate_multilabel(
         "gallery_groups": gallery_groups,
     }
     sets = _Sets.of(embeddings, targets, gallery, gallery_targets, checked.similarity, codes)
-    queries, items, own = sets.queries, sets.items, sets.own
-    metrics = multilabel_metrics(checked, ndcg_gain)
-    values = {name: torch.full((len(queries),), torch.nan, dtype=torch.float64) for name in metrics}
-    tied = 0
-    rows = int(max(1, min(1024, checked.memory_mb * 10**6 // (BYTES_PER_PAIR * len(items)))))
-    with full_precision():
-        tiles = None if checked.similarity == "hamming" else ScoreTiles.from_rows(queries, items, checked.similarity)
-        for block in _blocks(sets, tiles, rows):
-            for name, metric in metrics.items():
-                values[name][block.ranks.queries] = metric(block)
-            tied += int(depends_on_ties(block.ranks).sum())
-            if progress is not None:
-                progress((int(block.ranks.queries[-1]) + 1) * len(items), len(queries) * len(items))
-        zero_vectors = 0 if tiles is None else max(tiles.zero_vectors)
+    queries, items = sets.queries, sets.items
+    values, tied, zero_vectors = _measure(sets, checked, ndcg_gain, progress)
     matched = ~values["mAP"].isnan()
     if not bool(matched.any()):
         raise ValueError(_no_match(sets))
-    clusters = own[matched].unique(dim=0, return_inverse=True)[1]
+    without_match = int((~matched).sum())
+    clusters = sets.own[matched].unique(dim=0, return_inverse=True)[1]
     notes = notes_on(
         queries=len(queries),
-        without_match=int((~matched).sum()),
+        without_match=without_match,
         tied=tied,
         zero_vectors=zero_vectors,
         collapsed=bool((queries == queries[0]).all()) and bool((items == queries[0]).all()),
@@ -196,8 +179,8 @@ def evaluate_multilabel(
         },
         queries=len(queries),
         gallery=len(items),
-        labels=own.shape[1],
-        queries_without_match=int((~matched).sum()),
+        labels=sets.own.shape[1],
+        queries_without_match=without_match,
         queries_with_ties=tied,
         similarity=checked.similarity,
         ties=checked.ties,
@@ -208,6 +191,31 @@ def evaluate_multilabel(
     )
 
 
+def _measure(
+    sets: _Sets, settings: RetrievalSettings, ndcg_gain: Gain, progress: Progress | None
+) -> tuple[dict[str, Float[Tensor, "queries"]], int, int]:
+    """Compute the metrics of each query.
+
+    Returns:
+        The values by metric, the number of queries with ties, and the number of zero vectors.
+    """
+    queries, items = len(sets.queries), len(sets.items)
+    metrics = multilabel_metrics(settings, ndcg_gain)
+    values = {name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in metrics}
+    tied = 0
+    rows = int(max(1, min(1024, settings.memory_mb * 10**6 // (BYTES_PER_PAIR * items))))
+    with computing_on(None):
+        is_binary = settings.similarity == "hamming"
+        tiles = None if is_binary else ScoreTiles.from_rows(sets.queries, sets.items, settings.similarity)
+        for block in _blocks(sets, tiles, rows):
+            for name, metric in metrics.items():
+                values[name][block.ranks.queries] = metric(block)
+            tied += int(depends_on_ties(block.ranks).sum())
+            if progress is not None:
+                progress((int(block.ranks.queries[-1]) + 1) * items, queries * items)
+        return values, tied, 0 if tiles is None else max(tiles.zero_vectors)
+
+
 def check_gain(call: str, gain: str) -> None:
     """Refuse an unknown gain of nDCG, and name the known ones."""
     if gain not in get_args(Gain):
@@ -215,7 +223,7 @@ def check_gain(call: str, gain: str) -> None:
 
 
 def multilabel_metrics(settings: RetrievalSettings, ndcg_gain: Gain) -> dict[str, Callable[[_Block], Tensor]]:
-    """The metrics of each query by name: those of `evaluate_retrieval`, but nDCG, which is graded here."""
+    """Name the metrics of each query: those of `evaluate_retrieval`, with graded nDCG."""
 
     def of_ranks(block: _Block, metric: Callable[[RankBlock], Tensor]) -> Tensor:
         return metric(block.ranks)
@@ -241,8 +249,8 @@ class _Sets:
     """targets of the queries"""
     others: Float[Tensor, "gallery labels"]
     """targets of the gallery"""
-    candidates: Candidates
-    """the excluded pairs; relevance follows from the targets"""
+    exclusions: tuple[tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]], ...]
+    """pairs of ids: a candidate whose id equals the query's is excluded"""
 
     @classmethod
     def of(
@@ -274,7 +282,7 @@ class _Sets:
         checked = exclusion_codes(_CALL, same_set, len(queries), len(items), **codes)
         one_class = torch.zeros(max(len(queries), len(items)), dtype=torch.int64)
         candidates = find_candidates(one_class[: len(queries)], one_class[: len(items)], same_set=same_set, **checked)
-        return cls(queries, items, own, others, candidates)
+        return cls(queries, items, own, others, candidates.exclusions)
 
 
 @dataclass(frozen=True)
@@ -326,8 +334,8 @@ def _blocks(sets: _Sets, tiles: ScoreTiles | None, rows: int) -> Iterator[_Block
         # products of codes of -1 and +1 are bits - 2 distance; whole numbers, which float32 holds
         keys = (sets.queries[index] @ sets.items.T).double() if tiles is None else tiles.exact_scores(index, columns)
         grades = (sets.own[index] @ sets.others.T).double()  # (queries, gallery)
-        if sets.candidates.exclusions:
-            excluded = sets.candidates.excluded(index[:, None], columns[None])
+        for of_query, of_item in sets.exclusions:
+            excluded = of_query[index, None] == of_item
             keys.masked_fill_(excluded, -torch.inf)
             grades.masked_fill_(excluded, 0.0)
         yield _Block(_ranks(index, keys, grades > 0), keys, grades)
@@ -359,7 +367,7 @@ def _ranks(
 
 
 def _gains(grades: Float[Tensor, "queries gallery"], gain: Gain) -> Float[Tensor, "queries gallery"]:
-    """The gain of each candidate, times a factor of the query, which cancels in nDCG."""
+    """Compute the gain of each candidate, times a factor of the query, which cancels in nDCG."""
     if gain == "linear":
         return grades
     # Scaled by 2^-largest grade of the query: 2^grade overflows beyond 1,023 shared labels. exp2 of a whole number is

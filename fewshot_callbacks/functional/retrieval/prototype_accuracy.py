@@ -8,7 +8,7 @@ It is Recall@1 with the class means, rounded to float64, as the gallery. The mea
 Each component of an item is therefore rounded to a grid, 2**-(62 - log2 n) of the largest such component in its class, where
 n is the size of the largest class; sums of these integers are exact, and leaving a query out of its class is a subtraction.
 A class that holds one huge item has a huge mean and a coarse grid, but no other class is touched by it. Equal means are
-rounded alike, whatever the number of their members, so that they are equally similar.
+rounded alike for any number of members, so that they are equally similar.
 """
 
 from __future__ import annotations
@@ -24,17 +24,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine import (
-    BestMatches,
-    ScoreTiles,
-    Similarity,
-    check_similarity,
-    compare,
-    computing_on,
-    find_candidates,
-    open_pass,
-    row_numbers,
-)
+from fewshot_callbacks.engine import BestMatches, find_candidates, open_pass
+from fewshot_callbacks.engine.options import computing_on
+from fewshot_callbacks.engine.scores import ScoreTiles, Similarity, check_similarity
 from fewshot_callbacks.functional._inputs import computable
 
 NUMBERS_PER_COMPONENT = 16
@@ -52,7 +44,7 @@ def prototype_accuracy(
     memory_bytes: int,
     processes: Processes = ALONE,
 ) -> Float[Tensor, "queries"]:
-    """Whether the most similar prototype of each query is that of its own class.
+    """Check whether the most similar prototype of each query is that of its own class.
 
     The prototype of a class is the mean of its gallery items, rounded to float64: for cosine the mean of the items scaled to
     length 1, which is the usual choice, otherwise the plain mean. Every class of the gallery competes, also one that no
@@ -63,7 +55,8 @@ def prototype_accuracy(
         query_labels: the class of each query, any integers.
         gallery: (gallery, dim) rows of the items that the prototypes are the means of.
         gallery_labels: the class of each item.
-        similarity: of query and prototype: `"cosine"`, `"dot"` or `"euclidean"`. A zero vector has cosine 0 to everything.
+        similarity: similarity of query and prototype: `"cosine"`, `"dot"` or `"euclidean"`. A zero vector has cosine 0 to
+            everything.
         same_set: queries and gallery are the same items in the same order. Each query is then left out of the prototype
             of its own class.
         memory_bytes: bound on the memory used beyond the embeddings, as far as 16 prototypes and the least that a pass over
@@ -129,9 +122,7 @@ def _count_others(
 
     def scored() -> Iterator[tuple[_Sums, ScoreTiles]]:
         for sums in means.blocks():
-            scores = compare(queries, sums.means(slice(None)), means.similarity)
-            assert isinstance(scores, ScoreTiles)
-            yield sums, scores
+            yield sums, ScoreTiles.from_rows(queries, sums.means(slice(None)), means.similarity)
 
     own = torch.full((len(queries),), -torch.inf, dtype=torch.float64, device=queries.device)
     better, equal = torch.zeros_like(query_class), torch.zeros_like(query_class)
@@ -143,9 +134,8 @@ def _count_others(
             with_own = scores.with_gallery(sums.means(query_class[part] - sums.first, left_out))
             own[part] = scores.scores_of(with_own.pair_scores(part, torch.arange(len(part), device=part.device)))
     for sums, scores in blocks or scored():
-        # equal prototypes share a label, so that a pass over a collapsed set takes one for all; no query has that label
-        same = row_numbers(scores.gallery)
-        candidates = find_candidates(query_class + len(same) + 1, same, same_set=False)
+        # the prototypes share a label, so that a pass over a collapsed set takes one for all; no query has it
+        candidates = find_candidates(query_class + 2, torch.zeros_like(sums.counts), same_set=False)
         best = BestMatches(scores.keys_of(own), (query_class >= 0).long())
         for ranks in open_pass(scores, candidates, memory_bytes, best=best).run():
             better[ranks.queries] += ranks.negatives_above.sum(dim=1)
@@ -170,13 +160,13 @@ class _Sums:
     bits: int
 
     def members(self, query_class: Int[Tensor, "queries"]) -> Int[Tensor, "members"]:
-        """The indices of the queries of these classes."""
+        """Find the indices of the queries of these classes."""
         return ((query_class >= self.first) & (query_class < self.first + len(self.counts))).nonzero().flatten()
 
     def means(
         self, index: Int[Tensor, "rows"] | slice, left_out: Float[Tensor, "rows dim"] | None = None
     ) -> Float[Tensor, "rows dim"]:
-        """The means of these classes, each without one of its items if they are given, rounded to float64.
+        """Compute the means of these classes, each without one of its items if they are given, rounded to float64.
 
         Each step depends on the quotient alone, so that equal ones are rounded alike. The result is the nearest float64
         wherever the quotient is at least the number of items; below, a tie may fall to the other side.
@@ -194,7 +184,7 @@ class _ClassMeans:
 
     Args:
         gallery: the items of this process.
-        item_class: their class numbers.
+        item_class: class numbers of the items.
         classes: the number of classes.
         similarity: for cosine items are scaled to length 1 first.
         memory_bytes: bound on the memory used at a time, half of which is left for the pass over all pairs.
@@ -223,7 +213,7 @@ class _ClassMeans:
         self.scale = 2.0 ** min(-exponent, 1023) if similarity == "dot" else 1.0
 
     def _everywhere(self, mine: Tensor, over_processes: Callable[..., Any]) -> Tensor:
-        """The sum or the largest of each number over all processes."""
+        """Reduce each number over all processes, to its sum or its maximum."""
         found = over_processes(self.processes.gather(mine.cpu().numpy()), axis=0)
         return torch.from_numpy(found).to(mine.device)
 
@@ -235,11 +225,11 @@ class _ClassMeans:
         largest = vectors.abs().amax(dim=1, keepdim=True)
         # by a power of two, so that no square overflows or vanishes
         vectors = vectors / _power_of_two(largest)
-        length = vectors.square().cumsum(dim=1)[:, -1:].sqrt()  # one after the other: the same sum in each layout
+        length = vectors.square().cumsum(dim=1)[:, -1:].sqrt()  # sequential: the same sum in each layout
         return vectors / length.masked_fill(length == 0, 1.0)
 
     def blocks(self) -> Iterator[_Sums]:
-        """The sums of all classes, some classes at a time."""
+        """Yield the sums of all classes, a block of classes at a time."""
         for first in range(0, len(self.counts), self.classes_at_once):
             counts = self.counts[first : first + self.classes_at_once]
             largest = self.gallery.new_zeros((len(counts), self.gallery.shape[1]), dtype=torch.float64)
@@ -252,17 +242,17 @@ class _ClassMeans:
             yield _Sums(first, self._everywhere(sums, np.sum), unit, counts, self.bits)
 
     def _items(self, first: int, classes: int) -> Iterator[tuple[Float[Tensor, "items dim"], Int[Tensor, "items"]]]:
-        """The items of some classes, some at a time, with the number of their class from the first of these on."""
+        """Yield blocks of the items of some classes, with the index of each item's class among these."""
         start, stop = torch.searchsorted(self.item_class, self.item_class.new_tensor([first, first + classes])).tolist()
         for some in torch.arange(start, stop).split(self.rows_at_once):
             yield self.prepared(self.gallery[self.order[some]]), self.item_class[some] - first
 
 
 def _power_of_two(values: Tensor) -> Tensor:
-    """The largest power of two not above each value; 1 for 0."""
+    """Find the largest power of two not above each value; 1 for 0."""
     return torch.where(values == 0, 1.0, values / (2 * torch.frexp(values)[0]))
 
 
 def _on_grid(values: Float[Tensor, "rows dim"], unit: Float[Tensor, "rows dim"], bits: int) -> Int[Tensor, "rows dim"]:
-    """Each value in multiples of unit * 2**-bits."""
+    """Round each value to a multiple of unit * 2**-bits."""
     return (values / unit * 2.0**bits).round().long()

@@ -5,7 +5,7 @@ Equal keys have no order, so a metric is the mean over all orders of each tied g
 Presence of Tied Scores", ECIR 2008), or its value where the relevant items come first in each group (`"optimistic"`)
 or last (`"pessimistic"`).
 
-Every sum runs over the relevant items of one query from the least to the most similar, one after the other, so that
+Every sum runs over the relevant items of one query from the least to the most similar, sequentially, so that
 neither the other queries of a block nor its padding change a bit of it.
 """
 
@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.engine import RankBlock
+from fewshot_callbacks.functional._tensors import number_distinct
 
 Ties = Literal["expected", "optimistic", "pessimistic"]
 
@@ -135,11 +136,11 @@ class _RatioMeans(NamedTuple):
     """Means over the number h of relevant items that are drawn; a term with m + h = 0 counts as 0."""
 
     inverse: Tensor
-    """of 1 / (m + h)"""
+    """mean of 1 / (m + h)"""
     share: Tensor
-    """of h / (m + h)"""
+    """mean of h / (m + h)"""
     pairs: Tensor
-    """of h (h - 1) / (m + h)"""
+    """mean of h (h - 1) / (m + h)"""
 
 
 def _hypergeometric_means(m: Tensor, drawn: Tensor, size: Tensor, relevant: Tensor) -> _RatioMeans:
@@ -177,7 +178,7 @@ def _hypergeometric_means(m: Tensor, drawn: Tensor, size: Tensor, relevant: Tens
 
 
 def hits_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties = "expected") -> Float[Tensor, "queries"]:
-    """The (expected) number of relevant items among the first k; divided by k this is precision@k.
+    """Count the (expected) relevant items among the first k; divided by k this is precision@k.
 
     Args:
         ranks: the ranks of some queries.
@@ -291,7 +292,7 @@ def _expected_reciprocal(above: Tensor, negatives: Tensor, relevant: Tensor) -> 
 
 
 def _sum_of_reciprocals(a: Tensor, n: Tensor, r: Tensor) -> Float[Tensor, "cases"]:
-    """The sum over the places, as far as their probability matters; P(x + 1) / P(x) = (n - x + 1) / (n + r - x)."""
+    """Sum over the places, as far as their probability matters; P(x + 1) / P(x) = (n - x + 1) / (n + r - x)."""
     total = torch.zeros_like(a)
     chance = r / (n + r)  # P(1)
     going = torch.arange(len(a), device=a.device)
@@ -349,7 +350,7 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
 
 
 def depends_on_ties(ranks: RankBlock) -> Bool[Tensor, "queries"]:
-    """Whether some relevant item of the query ties with a negative, so that the rule for ties matters."""
+    """Find the queries with a relevant item that ties with a negative, so that the rule for ties matters."""
     return _tied(ranks).any(dim=1)
 
 
@@ -357,13 +358,13 @@ def depends_on_ties(ranks: RankBlock) -> Bool[Tensor, "queries"]:
 
 
 def _found(ranks: RankBlock) -> Int[Tensor, "queries columns"]:
-    """How many relevant items are found down to this one: they stand in ascending order of their keys."""
+    """Count the relevant items down to this one: they stand in ascending order of their scores."""
     columns = torch.arange(ranks.valid.shape[1], device=ranks.relevant.device)
     return ranks.relevant[:, None] - columns
 
 
 def _within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties) -> Bool[Tensor, "queries columns"]:
-    """Whether the item is among the first k, with the relevant items of a tied group first (pessimistic: last)."""
+    """Find the items among the first k, with the relevant items of a tied group first (pessimistic: last)."""
     rank = _found(ranks).add_(ranks.negatives_above)
     if ties == "pessimistic":
         rank += ranks.negatives_tied
@@ -402,7 +403,7 @@ def _tied_groups(ranks: RankBlock, tied: Bool[Tensor, "queries columns"]) -> _Ti
 
 
 def _best_group(ranks: RankBlock) -> tuple[Int[Tensor, "queries"], Int[Tensor, "queries"], Int[Tensor, "queries"]]:
-    """Of the most similar relevant item: candidates above it (all negative), negatives tied, relevant tied."""
+    """Count around the most similar relevant item: candidates above it (all negative), negatives tied, relevant tied."""
     best = (ranks.relevant - 1).clamp(min=0)[:, None]  # it stands last
     counts = (ranks.negatives_above, ranks.negatives_tied, ranks.relevant_tied)
     above, negatives, relevant = (values.gather(1, best).squeeze(1) for values in counts)
@@ -410,15 +411,11 @@ def _best_group(ranks: RankBlock) -> tuple[Int[Tensor, "queries"], Int[Tensor, "
 
 
 def _distinct(*counts: Int[Tensor, "cases"]) -> tuple[list[Tensor], Int[Tensor, "cases"]]:
-    """The distinct tuples of counts, and for each case the number of its tuple."""
+    """Find the distinct tuples of counts, and the number of each case's tuple."""
     number = torch.zeros_like(counts[0])
     for values in counts:  # numbers stay below the number of cases, so that the product does not overflow
         values = values - values.min()  # noqa: PLW2901
-        number = (number * (values.max() + 1) + values).unique(return_inverse=True)[1]
-    first = torch.full_like(number, len(number)).scatter_reduce_(
-        0, number, torch.arange(len(number), device=number.device), "amin"
-    )
-    first = first[: int(number.max()) + 1]
+        number, first = number_distinct(number * (values.max() + 1) + values)
     return [values[first] for values in counts], number
 
 

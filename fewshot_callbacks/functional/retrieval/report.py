@@ -9,7 +9,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine import Similarity
+from fewshot_callbacks.engine.scores import Similarity
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
@@ -141,7 +141,7 @@ class RetrievalReport(QueryMeans):
     """a sentence on a memory budget that could not be kept, which changes no number; None if it was kept"""
     auc_pr: Enclosure = field(compare=False)
     """area under the pooled precision-recall curve, as the sum of precision times the step in recall: between proved
-    bounds, which a single look at all pairs gives and which depend on the machine; exact if that was asked for"""
+    bounds from a single pass over all pairs, which depend on the machine; exact with `auc_pr=True`"""
     curve: tuple[tuple[float, float, float], ...] = field(compare=False)
     """the same curve, thinned for a plot: (threshold, precision, recall), precise to a pixel"""
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
@@ -184,7 +184,7 @@ class RetrievalReport(QueryMeans):
         return self.decision.threshold
 
     def metrics(self) -> dict[str, float]:
-        """All values under the names they are logged with, the primary one first."""
+        """Return all values under the names they are logged with, the primary one first."""
         values = dict(self.mean)
         values |= {f"macro_{name}": value for name, value in self.macro.items()}
         values |= {f"grouped_recall@{k}": value for k, value in self.grouped_recall_at.items()}

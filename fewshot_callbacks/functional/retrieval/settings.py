@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast, get_arg
 import torch
 from docstring_parser import parse_from_object
 
-from fewshot_callbacks.engine import Similarity, check_similarity
-from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, check_unmatched, checked_groups
+from fewshot_callbacks.engine.scores import Similarity, check_similarity
+from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, checked_groups
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties, check_ties
 from fewshot_callbacks.functional.statistics.intervals import normal_quantile
 
@@ -26,18 +26,37 @@ DEFAULT_MEMORY_MB: float = 512
 T = TypeVar("T", bound=Callable[..., Any])
 
 
-class RankOptions(TypedDict, total=False):
-    """The settings that single-label and multi-label evaluations share, in the types a caller may give them in."""
+class SearchOptions(TypedDict, total=False):
+    """The settings that every search of a gallery has, in the types a caller may give them in."""
 
     similarity: Similarity
+    ties: Ties
+    confidence: float
+    memory_mb: float | None
+
+
+class RankOptions(SearchOptions, total=False):
+    """The settings that single-label and multi-label evaluations share, in the types a caller may give them in."""
+
     recall_k: int | Sequence[int]
     ir_recall_k: int | Sequence[int]
     map_k: int | Sequence[int | tuple[int, Divisor]]
     precision_k: int | Sequence[int]
     ndcg_k: int | Sequence[int]
-    ties: Ties
-    confidence: float
-    memory_mb: float | None
+
+
+class GroupedOptions(SearchOptions, total=False):
+    """The settings of `grouped_recall`, in the types a caller may give them in."""
+
+    k: int | Sequence[int]
+    groups: Sequence[Sequence[int | str]] | None
+    group_size: int
+    seed: int
+    unmatched: Unmatched
+
+
+GROUPED_NAMES = {"k": "grouped_k", "groups": "label_groups", "seed": "group_seed", "unmatched": "grouped_unmatched"}
+"""Name of a setting in `grouped_recall` -> its name in `RetrievalSettings`, where these differ."""
 
 
 class RetrievalOptions(RankOptions, total=False):
@@ -118,14 +137,14 @@ class RetrievalSettings:
     """Report the share of queries whose class has the most similar mean embedding, too; a query is left out of the mean of
     its own class."""
     grouped_k: Sequence[int] = (1,)
-    """The K of Grouped Recall@K."""
+    """The K of Grouped Recall@K, smaller than the number of labels in a group."""
     group_size: int | None = 10
     """Labels in a group for Grouped Recall; None leaves it out."""
     group_seed: int = 0
     """Seed of the random groups, which are the same for the same set of labels."""
     label_groups: Sequence[Sequence[int | str]] | None = None
-    """The labels of each group for Grouped Recall, such as [[0, 1, 2], [3, 4, 5]], in place of random groups; see `groups`
-    of `grouped_recall`, also for the meaning of the interval."""
+    """The labels of each group for Grouped Recall, such as [[0, 1, 2], [3, 4, 5]] for the classes of each family, in place
+    of random groups; see `grouped_recall`, also for the meaning of the interval."""
     grouped_unmatched: Unmatched = "exclude"
     """How Grouped Recall counts a query without a match in its group: `exclude` leaves it out, `miss` counts it as a miss,
     as the metric's paper does. All other means leave it out."""
@@ -164,29 +183,37 @@ class RetrievalSettings:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def checked(cls, target: Callable[..., Any], given: Mapping[str, Any]) -> RetrievalSettings:
+    def checked(
+        cls,
+        target: Callable[..., Any],
+        given: Mapping[str, Any],
+        options: type = RetrievalOptions,
+        names: Mapping[str, str] | None = None,
+    ) -> RetrievalSettings:
         """Read the settings that a function or class was given.
 
         Args:
             target: the function or class, whose name messages begin with.
             given: settings by name.
+            options: the settings it has.
+            names: name of a setting in the signature of `target` -> its name here, where these differ.
 
         Raises:
             UnknownSettingError: with the name that is near.
             ValueError: for a value that no data could make sense of, with what to pass instead.
         """
-        known = [field.name for field in fields(cls)]
+        known = _names_of(options, names or {})
         for name in given:
             if name not in known:
                 near = difflib.get_close_matches(name, [*known, *signature(target).parameters], n=1)
                 fix = f"Did you mean {near[0]!r}?" if near else f"The settings are {', '.join(known)}."
                 raise UnknownSettingError(f"{target.__name__}: there is no setting {name!r}. {fix}")
-        settings = cls(**given)
-        check_settings(target.__name__, settings)
+        settings = cls(**{known[name]: value for name, value in given.items()})
+        check_settings(target.__name__, settings, {name: own for own, name in known.items()})
         return settings
 
     def arguments(self) -> RetrievalOptions:
-        """As keyword arguments of `evaluate_retrieval`."""
+        """Return the settings as keyword arguments of `evaluate_retrieval`."""
         return cast(RetrievalOptions, {field.name: getattr(self, field.name) for field in fields(self)})
 
 
@@ -204,7 +231,7 @@ class Setting(NamedTuple):
 
 @functools.cache
 def described_settings() -> dict[str, Setting]:
-    """Each setting by name; without Python's sources the meanings are empty."""
+    """Describe each setting by name; without Python's sources the meanings are empty."""
     types = get_type_hints(RetrievalOptions)
     meanings = {entry.arg_name: entry.description for entry in parse_from_object(RetrievalSettings).params}
     return {
@@ -213,22 +240,32 @@ def described_settings() -> dict[str, Setting]:
     }
 
 
-def shows_settings(options: type = RetrievalOptions, **defaults: Any) -> Callable[[T], T]:
+def _names_of(options: type, names: Mapping[str, str]) -> dict[str, str]:
+    """Name of each setting of a function -> its name in `RetrievalSettings`, in the order of these."""
+    own = {names.get(name, name): name for name in get_type_hints(options)}
+    return {own[field.name]: field.name for field in fields(RetrievalSettings) if field.name in own}
+
+
+def shows_settings(
+    options: type = RetrievalOptions, names: Mapping[str, str] | None = None, /, **defaults: Any
+) -> Callable[[T], T]:
     """Make `help`, notebooks and jsonargparse show each setting of a function or class that takes them as `**settings`.
 
     mypy and editors read `Unpack[RetrievalOptions]`; this does the same for what reads signatures and docstrings.
 
     Args:
-        options: names of the settings.
+        options: the settings, with their types.
+        names: name of a setting in `options` -> its name in `RetrievalSettings`, where these differ.
         **defaults: those that differ from `RetrievalSettings`.
     """
 
     def decorate(target: T) -> T:
         function: Any = vars(target)["__init__"] if isinstance(target, type) else target
-        shown = {name: entry for name, entry in described_settings().items() if name in get_type_hints(options)}
+        types, described = get_type_hints(options), described_settings()
+        shown = {own: described[name] for own, name in _names_of(options, names or {}).items()}
         own = [entry for entry in signature(function).parameters.values() if entry.kind is not entry.VAR_KEYWORD]
         added = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name, entry.default), annotation=entry.type)
+            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name, entry.default), annotation=types[name])
             for name, entry in shown.items()
         ]
         function.__signature__ = signature(function).replace(parameters=[*own, *added])
@@ -245,12 +282,13 @@ def shows_settings(options: type = RetrievalOptions, **defaults: Any) -> Callabl
 # ----------------------------------------------------------------------------------------------------------------- checks
 
 
-def check_settings(call: str, settings: RetrievalSettings) -> None:
+def check_settings(call: str, settings: RetrievalSettings, shown: Mapping[str, str]) -> None:
     """Refuse what no data could make sense of.
 
     Args:
         call: the public function, for messages.
         settings: in one form.
+        shown: the name that the function has for each of its settings, for messages.
 
     Raises:
         ValueError: with the setting, its value and what to pass instead.
@@ -260,7 +298,7 @@ def check_settings(call: str, settings: RetrievalSettings) -> None:
     for name in ("recall_k", "ir_recall_k", "precision_k", "ndcg_k", "grouped_k"):
         ks = getattr(settings, name)
         if any(not _is_rank(k) for k in ks):
-            raise ValueError(f"{call}: {name}={ks} must hold positive whole numbers, such as (1, 5, 10).")
+            raise ValueError(f"{call}: {shown[name]}={ks} must hold positive whole numbers, such as (1, 5, 10).")
     for entry in settings.map_k:
         k, divisor = entry if isinstance(entry, tuple | list) and len(entry) == 2 else (entry, "min")
         if not _is_rank(k) or divisor not in get_args(Divisor):
@@ -279,8 +317,8 @@ def check_settings(call: str, settings: RetrievalSettings) -> None:
             f"{call}: threshold={settings.threshold!r} must be a finite score; None takes that of the best F1."
         )
     _check_range(call, settings.threshold_bounds)
-    _check_groups(call, settings)
-    _check_draws(call, settings)
+    _check_groups(call, settings, shown)
+    _check_draws(call, settings, shown)
     normal_quantile(settings.confidence)  # a wrong one is refused before the work, not after it
     check_memory(call, settings.memory_mb)
     compute_device(call, settings.device)
@@ -291,8 +329,12 @@ def check_settings(call: str, settings: RetrievalSettings) -> None:
         )
 
 
-def _check_groups(call: str, settings: RetrievalSettings) -> None:
-    check_unmatched(settings.grouped_unmatched, call, "grouped_unmatched")
+def _check_groups(call: str, settings: RetrievalSettings, shown: Mapping[str, str]) -> None:
+    if settings.grouped_unmatched not in get_args(Unmatched):
+        raise ValueError(
+            f"{call}: there is no {shown['grouped_unmatched']}={settings.grouped_unmatched!r}. Pass 'exclude' to leave "
+            "queries without a match out of the mean, or 'miss' to count them as misses."
+        )
     if settings.group_size is not None and not (_is_rank(settings.group_size) and settings.group_size > 1):
         raise ValueError(
             f"{call}: group_size={settings.group_size!r} must be a whole number of at least 2 labels; None leaves "
@@ -300,24 +342,25 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
         )
     smallest, fact = settings.group_size, f"group_size={settings.group_size}"
     if settings.label_groups is not None:
-        groups = checked_groups(call, "label_groups", settings.label_groups)
-        if len(groups) < 2:
+        groups = checked_groups(call, shown["label_groups"], settings.label_groups)
+        if len(groups) < 2 and call != "grouped_recall":  # which warns that there is no interval
             raise ValueError(f"{call}: label_groups holds one group; its interval needs two. Give another group.")
         smallest = min(map(len, groups))
         fact = f"{smallest}, the labels of the smallest group"
     if smallest is not None and max(settings.grouped_k, default=1) >= smallest:
         raise ValueError(
-            f"{call}: grouped_k={settings.grouped_k} must hold ranks below {fact}. Use larger groups or smaller ranks."
+            f"{call}: {shown['grouped_k']}={settings.grouped_k} must hold ranks below {fact}: with as many candidates as "
+            "classes, recall says little. Use larger groups or smaller ranks."
         )
 
 
-def _check_draws(call: str, settings: RetrievalSettings) -> None:
+def _check_draws(call: str, settings: RetrievalSettings, shown: Mapping[str, str]) -> None:
     if settings.max_queries is not None and not _is_rank(settings.max_queries):
         wanted = "positive" if isinstance(settings.max_queries, int) else "a positive whole number"
         raise ValueError(f"{call}: max_queries={settings.max_queries!r} must be {wanted}; None evaluates all queries.")
     for name in ("group_seed", "query_seed"):
         if not isinstance(getattr(settings, name), int):
-            raise ValueError(f"{call}: {name}={getattr(settings, name)!r} must be a whole number, such as 0.")
+            raise ValueError(f"{call}: {shown[name]}={getattr(settings, name)!r} must be a whole number, such as 0.")
 
 
 def compute_device(call: str, device: str | torch.device) -> torch.device:

@@ -1,4 +1,4 @@
-"""In which runs of scores an operating point can lie: the rules of the pooled metrics, on bounds of the counts."""
+"""In which bins of scores an operating point can lie: the rules of the pooled metrics, on bounds of the counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.engine import ThresholdBins
+from fewshot_callbacks.engine.pooled import ThresholdBins
+from fewshot_callbacks.functional.retrieval.operating_points import Enclosure
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -48,7 +49,7 @@ class PooledRequest:
         precision = tp / np.maximum(tp + fp, 1e-9)
         for asked in self.precisions:
             reaching = np.flatnonzero((precision >= asked) & (tp > 0))
-            if len(reaching):  # those above the smallest such relevant key, and more until the precision is lost
+            if len(reaching):  # those above the smallest such relevant score, and more until the precision is lost
                 wanted += [float(fp[reaching[0]]), min(float(tp[reaching[0]]) * (1 / asked - 1), negatives)]
         wanted += [rate * negatives for rate in self.false_match_rates]
         if self.equal_error_rate and negatives:
@@ -57,26 +58,8 @@ class PooledRequest:
         return wanted
 
 
-@dataclass(frozen=True)
-class Enclosure:
-    """A value known up to a proved bound."""
-
-    low: float
-    high: float
-
-    @property
-    def value(self) -> float:
-        """The middle."""
-        return (self.low + self.high) / 2
-
-    @property
-    def error(self) -> float:
-        """Half the width: the value is off by no more."""
-        return (self.high - self.low) / 2
-
-
 def best_f1(bins: ThresholdBins) -> Bools:
-    """The cells that can hold the threshold of the best F1."""
+    """Return the bins that can hold the threshold of the best F1."""
     highest = _f1(bins.tp, bins.fewest_fp, bins.relevant)
     reached = _f1(bins.tp, bins.most_fp, bins.relevant)
     return highest >= reached.max() if len(reached) else np.zeros(0, bool)
@@ -92,7 +75,7 @@ def likely_best_f1(bins: ThresholdBins, index: Ints) -> Ints:
 
 
 def at_precision(bins: ThresholdBins, precision: float, low: float, high: float) -> Bools:
-    """The cells that can hold the smallest relevant key in [low, high] that reaches this precision as a threshold."""
+    """Return the bins that can hold the smallest relevant score in [low, high] with this precision as a threshold."""
     allowed = (bins.high >= low) & (bins.low <= high)
     possible = allowed & (precision_of(bins.tp, bins.fewest_fp) >= precision)
     certain = allowed & (bins.low >= low) & (bins.high <= high) & (precision_of(bins.tp, bins.most_fp) >= precision)
@@ -100,16 +83,16 @@ def at_precision(bins: ThresholdBins, precision: float, low: float, high: float)
 
 
 def at_false_match_rate(bins: ThresholdBins, rate: float) -> Bools:
-    """The cells that can hold the smallest relevant key that, as a threshold, keeps this false match rate."""
+    """Return the bins that can hold the smallest relevant score that, as a threshold, keeps this false match rate."""
     fewest, most = (false_match_rate(fp, bins.negatives) for fp in (bins.fewest_fp, bins.most_fp))
     return _up_to_first(fewest <= rate, most <= rate)
 
 
 def equal_error_rate(bins: ThresholdBins) -> Bools:
-    """The cells that can hold the lowest relevant key beyond which FNMR is no longer smaller than FMR."""
+    """Return the bins that can hold the lowest relevant score beyond which FNMR is no longer smaller than FMR."""
     if not bins.negatives:
         return np.zeros(len(bins.low), bool)
-    rejected = bins.relevant - bins.tp  # below the cell
+    rejected = bins.relevant - bins.tp  # below the bin
     fewest = (bins.fewest_fp - bins.tied) / bins.negatives
     most = (bins.most_fp - bins.tied) / bins.negatives
     possible = (rejected + bins.positives) / bins.relevant >= fewest
@@ -117,12 +100,12 @@ def equal_error_rate(bins: ThresholdBins) -> Bools:
     return _up_to_first(possible, certain)
 
 
-def crossing(bins: ThresholdBins, cell: int) -> float:
-    """The equal error rate, if FNMR and FMR cross at this single key or just before it."""
-    before = (bins.relevant - bins.tp[cell]) / bins.relevant
-    after = before + bins.positives[cell] / bins.relevant
-    match_before = bins.fewest_fp[cell] / bins.negatives
-    match_after = (bins.fewest_fp[cell] - bins.tied[cell]) / bins.negatives
+def crossing(bins: ThresholdBins, index: int) -> float:
+    """The equal error rate, if FNMR and FMR cross at this single score or just before it."""
+    before = (bins.relevant - bins.tp[index]) / bins.relevant
+    after = before + bins.positives[index] / bins.relevant
+    match_before = bins.fewest_fp[index] / bins.negatives
+    match_after = (bins.fewest_fp[index] - bins.tied[index]) / bins.negatives
     if before >= match_before:
         return float(before)
     step = (match_before - before) / ((match_before - before) + (after - match_after))
@@ -133,7 +116,7 @@ def average_precision(bins: ThresholdBins) -> Enclosure:
     """Area under the precision-recall curve: sum of the precisions at the relevant pairs over their number."""
     single = bins.single
     tp, n = bins.tp.astype(np.float64), bins.positives.astype(np.float64)
-    # inside a run of several keys each relevant pair has between tp - n + 1 and tp true positives
+    # inside a bin of several scores each relevant pair has between tp - n + 1 and tp true positives
     least = np.where(single, tp, tp - n + 1)
     low = n * least / (least + bins.most_fp)
     high = n * tp / (tp + bins.fewest_fp)
@@ -143,7 +126,7 @@ def average_precision(bins: ThresholdBins) -> Enclosure:
 def curve(
     bins: ThresholdBins, to_score: Callable[[float], float], points: int
 ) -> tuple[tuple[float, float, float], ...]:
-    """Threshold, precision and recall at cells that are about evenly spaced in recall."""
+    """Threshold, precision and recall at bins that are about evenly spaced in recall."""
     recall = bins.tp / bins.relevant
     wanted = np.unique(np.searchsorted(-recall, -np.linspace(1, 0, points), side="left").clip(max=len(recall) - 1))
     fp = (bins.fewest_fp + bins.most_fp) / 2
@@ -154,7 +137,7 @@ def curve(
 
 
 def _up_to_first(possible: Bools, certain: Bools) -> Bools:
-    """What is possible, up to the first cell that is certain."""
+    """Return what is possible, up to the first bin that is certain."""
     first = np.flatnonzero(possible & certain)
     if len(first):
         possible = possible.copy()

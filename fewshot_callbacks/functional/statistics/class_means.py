@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def exact_mean(values: Float[Tensor, "n"]) -> float:
-    """The mean, rounded once: the same bits in whatever order the values come. NaN for no values.
+    """Average values, rounded once, so that their order does not matter. NaN for no values.
 
     Examples:
         >>> import torch
@@ -23,7 +23,7 @@ def exact_mean(values: Float[Tensor, "n"]) -> float:
 def class_means(
     values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]
 ) -> tuple[Int[Tensor, "classes"], Float[Tensor, "classes"], Int[Tensor, "classes"]]:
-    """The mean over the queries of each class, rounded once: the same bits in whatever order the queries come.
+    """Compute the mean over the queries of each class, rounded once, so that their order does not matter.
 
     Args:
         values: one value for each query; NaN where the query has none, because nothing is relevant to it.
@@ -51,7 +51,7 @@ def class_means(
 
 
 def macro_mean(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> float:
-    """The mean over classes of the mean over the queries of the class; NaN where no query has a value.
+    """Average the means of the classes over their queries; NaN where no query has a value.
 
     The order of the queries and the names of the classes do not change its bits.
 

@@ -64,7 +64,7 @@ class Difference:
     first: float
     second: float
     interval: Interval
-    """of first minus second; NaN where nothing is known of it"""
+    """interval of first minus second; NaN where it is unknown"""
 
     @property
     def value(self) -> float:
@@ -78,7 +78,7 @@ class Difference:
 
 
 def normal_quantile(confidence: float) -> float:
-    """How many standard errors an interval of this confidence reaches to either side: 1.96 for 0.95."""
+    """Return the half-width of an interval of this confidence in standard errors: 1.96 for 0.95."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence} is no probability between 0 and 1. Pass for instance 0.95.")
     return NormalDist().inv_cdf((1 + confidence) / 2)
@@ -93,7 +93,7 @@ def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Inte
         values: independent values in [0, 1], such as the recall of each group.
         confidence: share of such intervals that hold the true mean.
         parts: independent parts that each value is a mean of, such as the classes of a group. They are counted where every
-            value is 0 or 1, since then every part is; elsewhere the values alone tell how much they vary.
+            value is 0 or 1, since then every part is; elsewhere the variance is estimated from the values alone.
 
     Returns:
         Both ends; NaN for fewer than two values.
@@ -210,9 +210,9 @@ def independent_difference_interval(first: float, interval: Interval, second: fl
 
     Args:
         first: one mean.
-        interval: of the first.
+        interval: interval of the first mean.
         second: the other mean.
-        other: its interval, of the same confidence.
+        other: interval of the other mean, with the same confidence.
 
     Returns:
         Both ends of the interval of first minus second; NaN where one of the two is unknown.
@@ -233,7 +233,7 @@ def share_interval(mean: float, error: float, freedom: float, units: int, confid
 
     Args:
         mean: the estimate.
-        error: its standard error; 0 where all units have the same value.
+        error: standard error of the estimate; 0 where all units have the same value.
         freedom: degrees of freedom of the standard error.
         units: independent values that the mean is of.
         confidence: share of such intervals that hold the true mean.
@@ -281,22 +281,22 @@ class _Estimate(NamedTuple):
     freedom: float
     """degrees of freedom of the standard error"""
     skewness: float
-    """of the mean: that of the units over the root of their number"""
+    """skewness of the mean: that of the units over the root of their number"""
 
 
 def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
-    """The mean over all queries from those of the units, and how well it is known.
+    """Estimate the mean over all queries from those of the units, with its standard error.
 
     Every sum is rounded once, so that the order of the units does not change a bit.
 
     Args:
-        means: of the queries of each unit.
-        sizes: how many queries it has.
+        means: mean over the queries of each unit.
+        sizes: number of queries of each unit.
     """
     units, queries = len(means), sum(sizes)
     shares = [size / queries for size in sizes]
     mean = math.fsum(size * value for size, value in zip(sizes, means, strict=True)) / queries
-    # leaving out a unit moves the mean by so much
+    # how far leaving out each unit moves the mean
     moves = [share * (value - mean) / (1 - share) for share, value in zip(shares, means, strict=True)]
     largest = max(map(abs, moves))
     if max(abs(value - mean) for value in means) <= SAME:
@@ -327,7 +327,7 @@ def _t_quantile(confidence: float, freedom: float) -> float:
 
 
 def _hall(quantile: float, skewness: float) -> float:
-    """What a quantile of the corrected t statistic is in standard errors: the inverse of Hall's cubic transformation."""
+    """Convert a quantile of the corrected t statistic to standard errors: the inverse of Hall's cubic transformation."""
     if abs(skewness) < 1e-6:  # nothing to correct, and the formula would cancel
         return quantile
     return 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.engine import engine_options, nearest_items
-from fewshot_callbacks.engine.threads import computing_on
+from fewshot_callbacks.engine.neighbours import nearest_items
+from fewshot_callbacks.engine.options import computing_on, engine_options
 from tests.cases import made
 from tests.engine.cases import cases, engine, engines, prepared
 from tests.engine.oracles import pair_keys

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.engine import pairs_above
-from fewshot_callbacks.engine.neighbours import pairs_above as module
-from fewshot_callbacks.engine.threads import computing_on
+import fewshot_callbacks.engine.neighbours.pairs_above as module
+from fewshot_callbacks.engine.neighbours import find_pairs_above
+from fewshot_callbacks.engine.options import computing_on
 from tests.cases import made
 from tests.engine.cases import cases, engine, engines, prepared
 from tests.engine.oracles import pair_keys
@@ -23,7 +23,7 @@ def check(case, key, most, memory=10**8):
     order = np.lexsort((columns, rows, -keys[rows, columns]))[:most]
     tiles, _ = prepared(case)
     with computing_on(torch.device("cpu")):
-        got = pairs_above(tiles, key, most, memory)
+        got = find_pairs_above(tiles, key, most, memory)
     assert got.total == len(rows)
     np.testing.assert_array_equal(got.rows.numpy(), rows[order])
     np.testing.assert_array_equal(got.columns.numpy(), columns[order])
@@ -69,7 +69,7 @@ def test_a_collapsed_set_is_counted_without_an_exact_score_of_each_pair(monkeypa
     case = {"queries": torch.full((600, 3), 0.3), "query_labels": torch.arange(600), "similarity": "cosine"}
     with engine(layout=(64, 64, 10**6)):
         tiles, _ = prepared(case)
-        got = pairs_above(tiles, 0.5, 10, 10**8)
+        got = find_pairs_above(tiles, 0.5, 10, 10**8)
     assert got.total == 600 * 599 // 2
     assert got.rows.tolist() == [0] * 10
     assert got.columns.tolist() == list(range(1, 11))

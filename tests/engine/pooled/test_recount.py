@@ -11,7 +11,7 @@ from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.scores.products import ScoreTiles
-from fewshot_callbacks.functional.retrieval.operating_points import PooledRequest
+from fewshot_callbacks.functional.retrieval.threshold_rules import PooledRequest
 from tests.cases import made
 from tests.engine.cases import ALL, KINDS, POOLED, SIMILARITIES, engine, pooled_case, prepared, vectors
 from tests.engine.oracles import (
@@ -164,7 +164,7 @@ class TestDecisions:
         case = pooled_case("hard", "cosine", 200, 3)  # 13,000 relevant pairs, and 1,000 edges at a time
         with engine(kernel, layout=(64, 64, block), bins=bins):
             found, _ = check_decisions(case, request_for(case), capacity=100)
-        assert found.walks >= 3
+        assert found.passes >= 3
 
     @pytest.mark.parametrize("precision", [None, "bfloat16", "float32", "float64"])
     def test_collected_keys_save_the_second_walk(self, precision):
@@ -174,8 +174,8 @@ class TestDecisions:
         )
         with engine(precision=precision, pilot=True, layout=(64, 64, ALL), collected_share=0.3):
             found, first = check_decisions(case, request, capacity=100_000)
-        assert math.isfinite(first.highest.cut)
-        assert found.walks == 1
+        assert math.isfinite(first.bounds.highest.cut)
+        assert found.passes == 1
 
     @pytest.mark.parametrize("listed", [1, 40, 300])
     def test_relevant_keys_above_those_that_are_listed_are_counted(self, listed):
@@ -186,9 +186,9 @@ class TestDecisions:
             precision="float32", pilot=True, layout=(64, 64, ALL), collected_share=0.3, listed_bytes=listed_bytes
         ):
             _, first = check_decisions(case, request, capacity=100_000)
-        known = first._known_bins()
-        assert math.isfinite(first.highest.cut)
-        assert first.positives[known.stop :].sum() > 0
+        known = first.listed_bins()
+        assert math.isfinite(first.bounds.highest.cut)
+        assert first.bounds.positives[known.stop :].sum() > 0
 
     @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
     @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
@@ -201,7 +201,7 @@ class TestDecisions:
         class Wrong(PooledCounts):
             def expect(self, record, rows, columns):
                 super().expect(record, rows, columns)
-                self._cut, self._floor = cut, min(cut, self._floor)
+                self.forecast = self.forecast._replace(cut=cut, floor=min(cut, self.forecast.floor))
 
         for capacity in (20, 1500):
             with engine(precision=precision, pilot=True, threads=2, layout=(32, 32, ALL)):
@@ -235,8 +235,8 @@ class TestDecisions:
 
         request = PooledRequest((0.5,), thresholds=(-1.0, float(np.median(negatives)), 0.0))
         with engine(precision="float64", pilot=True, layout=(64, 64, ALL)):
-            found, first = check_decisions(case, request, look=Positives)
-        assert first.negatives[1:].sum() == 0
+            found, first = check_decisions(case, request, observer=Positives)
+        assert first.bounds.negatives[1:].sum() == 0
         assert found.at_threshold[-1.0].false_positives == len(negatives)
 
     def test_near_collapsed_data_needs_one_walk(self):
@@ -246,9 +246,9 @@ class TestDecisions:
         )
         with engine(precision="float64", pilot=True, layout=(64, 64, ALL), collected_share=0.3):
             found, first = check_decisions(case, PooledRequest((0.5,)), capacity=100_000)
-        assert first.grid.bins > 100  # where the whole range has 30,000 for keys that are 1e-7 apart
-        assert first.grid.scale > 1e9
-        assert found.walks == 1
+        assert first.bounds.grid.bins > 100  # where the whole range has 30,000 for keys that are 1e-7 apart
+        assert first.bounds.grid.scale > 1e9
+        assert found.passes == 1
 
     @pytest.mark.parametrize("bounds", [(0.3, 0.35), (0.999, 1.0), (-1.0, -0.5), (0.4, 0.4)])
     def test_bounds_of_thresholds(self, bounds):

@@ -14,7 +14,7 @@ from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.grouped_recall import check_unmatched, grouped_recall
+from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall
 from fewshot_callbacks.functional.retrieval.label_groups import label_groups
 from fewshot_callbacks.functional.statistics.intervals import mean_interval
 from tests.functional.brute_force import BruteForce, TooManyOrdersError
@@ -197,10 +197,10 @@ class TestGivenGroups:
         with pytest.raises(ValueError, match=message):
             grouped_recall(*self.items(), groups=groups)
 
-    def test_what_does_not_go_with_given_groups(self):
+    def test_what_does_not_go_with_given_groups(self, as_users_run_it):
         with pytest.raises(ValueError, match=r"repeats=2 draws random groups again"):
             grouped_recall(*self.items(), groups=[[0, 1], [2, 3]], repeats=2)
-        with pytest.raises(ValueError, match=r"k=2 must be smaller than the 2 labels of the smallest group"):
+        with pytest.raises(ValueError, match=r"k=\(2,\) must hold ranks below 2, the labels of the smallest group"):
             grouped_recall(*self.items(), groups=[[0, 1], [2, 3, 4]], k=2)
 
     def test_differences_are_of_groups_that_can_be_compared(self):
@@ -238,7 +238,7 @@ class TestGivenGroups:
 def test_a_gallery_of_other_labels_alone_is_refused():
     with pytest.raises(ValueError, match=r"none of the 4 queries of group 0 \(labels \[\d, \d\]\) has a match"):
         grouped_recall(
-            torch.randn(8, 3), torch.arange(4).repeat(2), torch.randn(2, 3), torch.tensor([7, 8]), group_size=2, k=1
+            torch.randn(8, 3), torch.arange(4).repeat(2), torch.randn(2, 3), torch.tensor([7, 8]), group_size=2
         )
 
 
@@ -402,7 +402,7 @@ class TestValue:
         rounded = embeddings.to(dtype)
         assert grouped_recall(rounded, labels) == grouped_recall(rounded.float(), labels)
 
-    def test_one_k_or_several(self):
+    def test_one_k_or_several(self, as_users_run_it):
         embeddings, labels = made()
         several = grouped_recall(embeddings, labels, k=(1, 5, 9))
         assert grouped_recall(embeddings, labels, k=5).at[5] == several.at[5]
@@ -430,14 +430,26 @@ class TestValue:
         assert {"highest"} < set(seen) <= {"highest", torch.float32, torch.float64}
 
 
+@pytest.mark.usefixtures("as_users_run_it")
 class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
             ({"group_size": 9}, r"Groups of 9 labels cannot be made of 8 labels. Use group_size <= 8"),
-            ({"k": 0}, r"grouped_recall: k=0 is no positive rank"),
-            ({"k": ()}, r"grouped_recall: k=\(\) is no positive rank"),
-            ({"k": (1, 4)}, r"grouped_recall: k=4 must be smaller than group_size=4"),
+            ({"k": 0}, r"grouped_recall: k=\(0,\) must hold positive whole numbers"),
+            (
+                {"k": ()},
+                r"grouped_recall: k=\(\) and group_size=4 ask for nothing. Pass for instance k=1, group_size=10",
+            ),
+            ({"k": (1, 4)}, r"grouped_recall: k=\(1, 4\) must hold ranks below group_size=4"),
+            ({"group_size": 1}, r"grouped_recall: group_size=1 must be a whole number of at least 2 labels"),
+            ({"group_size": None}, r"grouped_recall: k=\(1,\) and group_size=None ask for nothing"),
+            ({"seed": None}, r"grouped_recall: seed=None must be a whole number"),
+            (
+                {"recall_k": 1},
+                r"grouped_recall: there is no setting 'recall_k'. The settings are similarity, k, group_size",
+            ),
+            ({"group_sise": 3}, r"there is no setting 'group_sise'. Did you mean 'group_size'\?"),
             ({"confidence": 95}, r"confidence=95 is no probability"),
             ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
             ({"labels": torch.arange(7)}, r"grouped_recall: 40 embeddings, but 7 labels"),
@@ -460,8 +472,10 @@ class TestRefusals:
             grouped_recall(**({"embeddings": embeddings, "labels": labels, "group_size": 4} | change))
 
     def test_an_unknown_setting_of_unmatched_queries(self):
-        with pytest.raises(ValueError, match=r"there is no unmatched='zero'. Pass 'exclude' .* 'miss' to count"):
-            check_unmatched("zero")
+        with pytest.raises(
+            ValueError, match=r"grouped_recall: there is no unmatched='zero'. Pass 'exclude' .* 'miss' to"
+        ):
+            grouped_recall(*made(8, 5, 4), group_size=4, unmatched="zero")
 
     def test_a_group_without_any_match(self):
         labels = torch.arange(4)

@@ -6,9 +6,17 @@ from typing import get_type_hints
 
 import pytest
 
-from fewshot_callbacks import RetrievalEvaluation, RetrievalMonitor, evaluate_multilabel, evaluate_retrieval
+from fewshot_callbacks import (
+    RetrievalEvaluation,
+    RetrievalMonitor,
+    evaluate_multilabel,
+    evaluate_retrieval,
+    grouped_recall,
+)
 from fewshot_callbacks.cli.evaluate import parser
 from fewshot_callbacks.functional.retrieval.settings import (
+    GROUPED_NAMES,
+    GroupedOptions,
     RankOptions,
     RetrievalOptions,
     RetrievalSettings,
@@ -42,14 +50,16 @@ def test_without_sources_only_the_meanings_are_missing(monkeypatch):
         (evaluate_retrieval, RetrievalOptions, {}),
         (RetrievalMonitor, RetrievalOptions, {}),
         (evaluate_multilabel, RankOptions, {"ndcg_k": (10,)}),
+        (grouped_recall, GroupedOptions, {"k": 1}),
     ],
 )
 def test_signature_and_docstring_show_each_setting(target, options, others):
     parameters, described = inspect.signature(target).parameters, described_settings()
     for name, hint in get_type_hints(options).items():
-        assert parameters[name].default == others.get(name, described[name].default)
+        setting = described[GROUPED_NAMES.get(name, name) if options is GroupedOptions else name]
+        assert parameters[name].default == others.get(name, setting.default)
         assert parameters[name].annotation == hint
-        assert f"        {name}: {described[name].meaning.split()[0]} " in target.__doc__
+        assert f"        {name}: {setting.meaning.split()[0]} " in target.__doc__
     assert "settings" not in parameters
     assert "**settings" not in target.__doc__
 
@@ -75,6 +85,8 @@ def test_a_misspelt_argument_beside_the_settings_is_found_too():
         RetrievalMonitor(gallery_ladder=1)
     with pytest.raises(TypeError, match=r"no setting 'query_place'. Did you mean 'query_places'\?"):
         evaluate_retrieval([[1.0]], [0], query_place=[0])
+    with pytest.raises(TypeError, match=r"evaluate_multilabel: there is no setting 'auc_pr'"):
+        evaluate_multilabel([[1.0]], [[1]], auc_pr=True)
     with pytest.raises(
         ValueError, match=r"no setting 'zzz'. The settings are similarity, recall_k, .*device_memory_mb\."
     ):

@@ -1,0 +1,275 @@
+"""What a callback shows besides numbers: figures in every logger of the Trainer, points and texts in TensorBoard."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped
+from lightning.fabric.utilities.cloud_io import get_filesystem
+from lightning.pytorch import Trainer, loggers
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from fewshot_callbacks._trainer import random_states_kept
+from fewshot_callbacks.callbacks._failures import FailurePolicy
+
+Drawing = Figure | Callable[[], Figure]
+"""A figure, or what draws it when it is needed."""
+
+SPRITE_PIXELS = 4096
+"""Side of the picture that holds all thumbnails. TensorBoard's projector takes 8192, for which torch's writer needs 64-bit
+floats of 1.6 GB; these are 0.4 GB."""
+
+
+def log_figures(
+    trainer: Trainer, figures: Mapping[str, Drawing], policy: FailurePolicy, step: int | None = None
+) -> None:
+    """Show figures in every logger of a Trainer; the first rank alone draws them.
+
+    Where a logger has no pictures (`CSVLogger`, no logger, one that is not Lightning's own), or does not take one, it is
+    written to `pictures/<name>/step=<step>.png` in the folder of the run. A figure that cannot be drawn or shown never
+    ends the run.
+
+    Args:
+        trainer: the Trainer that runs.
+        figures: name -> figure, or a function that draws it. Of a name, letters, digits, `_`, `-`, `.`, spaces and
+            slashes stay, which every logger takes; each other character becomes `_`.
+        policy: warns of failures, once for each logger and kind of error.
+        step: by default the one at which Lightning logs metrics now.
+    """
+    if not trainer.is_global_zero:
+        return
+    with random_states_kept():
+        for key, drawing in figures.items():
+            name = _accepted(key)
+            with _told(policy, "drawing", f"The picture {name!r} could not be drawn", "The run goes on without it."):
+                image = _pixels(drawing)
+                for logger in _destinations(trainer):
+                    _show(trainer, logger, name, image, _step(trainer, step), policy)
+
+
+def log_embedding(
+    trainer: Trainer,
+    name: str,
+    vectors: Float[Tensor, "item dim"],
+    columns: Mapping[str, Sequence[object]],
+    policy: FailurePolicy,
+    images: Shaped[Tensor, "item channel height width"] | None = None,
+    step: int | None = None,
+) -> None:
+    """Show points in TensorBoard's projector; other loggers have none, and are left alone.
+
+    Args:
+        trainer: the Trainer that runs.
+        name: name of the set of points.
+        vectors: the points.
+        columns: heading -> what is said of each point. The projector colours by columns of at most 50 words.
+        policy: warns of failures, once for each kind of error.
+        images: a picture of each point, of one or three channels: floats from 0 to 1, or bytes.
+        step: by default the one at which Lightning logs metrics now.
+    """
+    headings = list(columns)
+    rows = [[re.sub(r"\s", " ", str(word)) for word in row] for row in zip(*columns.values(), strict=True)]
+    # a table of one column has no heading in TensorBoard
+    metadata = [row[0] for row in rows] if len(headings) == 1 else rows
+
+    def add(writer: Any, step: int) -> None:
+        thumbnails = None if images is None else square_thumbnails(images)
+        points = vectors.detach().cpu().float()
+        header = headings if len(headings) > 1 else None
+        writer.add_embedding(points, metadata or None, thumbnails, step, tag=_accepted(name), metadata_header=header)
+
+    _in_tensorboard(trainer, add, "points", name, policy, step)
+
+
+def log_text(trainer: Trainer, name: str, text: str, policy: FailurePolicy, step: int | None = None) -> None:
+    """Show a text, in Markdown, in TensorBoard; other loggers are left alone."""
+
+    def add(writer: Any, step: int) -> None:
+        writer.add_text(_accepted(name), text, step)
+
+    _in_tensorboard(trainer, add, "text", name, policy, step)
+
+
+def square_thumbnails(images: Shaped[Tensor, "item channel height width"]) -> Float[Tensor, "item channel side side"]:
+    """Pictures as TensorBoard's projector wants them: square, padded with white, small enough to fit one large picture.
+
+    Examples:
+        >>> square_thumbnails(torch.zeros(2, 3, 10, 32)).shape
+        torch.Size([2, 3, 32, 32])
+        >>> square_thumbnails(torch.zeros(5000, 1, 4, 80, dtype=torch.uint8)).shape
+        torch.Size([5000, 1, 57, 57])
+    """
+    pictures = images.detach().cpu()
+    pictures = pictures.float() if pictures.is_floating_point() else pictures.float() / 255
+    count, _, height, width = pictures.shape
+    largest = max(height, width)
+    side = min(largest, SPRITE_PIXELS // math.ceil(math.sqrt(count)))
+    if side < largest:
+        smaller = [max(1, round(length * side / largest)) for length in (height, width)]
+        pictures = torch.nn.functional.interpolate(pictures, smaller, mode="bilinear", antialias=True)
+        height, width = smaller
+    left, top = (side - width) // 2, (side - height) // 2
+    padding = (left, side - width - left, top, side - height - top)
+    return torch.nn.functional.pad(pictures, padding, value=1.0).clamp(0, 1)
+
+
+class Stopwatch:
+    """Measures the share of a run's time that something takes, by the clock on the wall.
+
+    Examples:
+        >>> watch = Stopwatch()
+        >>> with watch.running():
+        ...     total = sum(range(1000))
+        >>> 0 < watch.share < 1
+        True
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._began, self.seconds = time.perf_counter(), 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Add the time that the block takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    @property
+    def share(self) -> float:
+        """Time inside of the blocks, divided by the time since the run began."""
+        return self.seconds / max(time.perf_counter() - self._began, 1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------------- adapters
+
+
+def _tensorboard(logger: Any, name: str, image: Image.Image, step: int) -> None:
+    logger.experiment.add_image(name, np.asarray(image), step, dataformats="HWC")
+
+
+def _wandb(logger: Any, name: str, image: Image.Image, step: int) -> None:
+    logger.log_image(name, [image], step=step)
+
+
+def _mlflow(logger: Any, name: str, image: Image.Image, step: int) -> None:
+    logger.experiment.log_image(logger.run_id, image, key=name, step=step)
+
+
+def _comet(logger: Any, name: str, image: Image.Image, step: int) -> None:
+    logger.experiment.log_image(image, name=name, step=step)
+
+
+def _litlogger(logger: Any, name: str, image: Image.Image, step: int) -> None:
+    from litlogger import Image as LitImage  # noqa: PLC0415 - only who uses the logger has the package
+
+    logger.experiment[name].append(LitImage(image), step=step)
+
+
+ADAPTERS: dict[str, Callable[[Any, str, Image.Image, int], None]] = {
+    "TensorBoardLogger": _tensorboard,
+    "WandbLogger": _wandb,
+    "MLFlowLogger": _mlflow,
+    "CometLogger": _comet,
+    "LitLogger": _litlogger,
+}
+"""Logger of `lightning.pytorch.loggers` -> how it takes a picture. No package is imported before its logger is in use."""
+
+# ------------------------------------------------------------------------------------------------------ private helpers
+
+
+def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, step: int, policy: FailurePolicy) -> None:
+    """Show a picture in one logger, or else write it to a file."""
+    adapter = next((show for kind, show in ADAPTERS.items() if _is(logger, kind)), None)
+    owner, file = type(logger).__name__, os.path.join("pictures", name, f"step={step:06d}.png")
+    if adapter is not None:
+        fact, remedy = f"{owner} did not take the picture {name!r}", f"See {file} in the folder of the run instead."
+        with _told(policy, f"{owner}, pictures", fact, remedy):
+            adapter(logger, name, image, step)
+            return
+    remedy = "Make room, or choose a folder that can be written to, such as Trainer(default_root_dir='runs')."
+    with _told(policy, f"{owner}, files", f"The picture {file} could not be written", remedy):
+        path = os.path.join(_folder(trainer, logger), file)
+        files = get_filesystem(path)
+        files.makedirs(os.path.dirname(path), exist_ok=True)
+        with files.open(path, "wb") as opened:
+            image.save(opened, "PNG")
+
+
+def _folder(trainer: Trainer, logger: Any) -> str:
+    """The folder of the run. Not `Trainer.log_dir`, for which all ranks have to ask together."""
+    if logger is None:
+        return trainer.default_root_dir
+    if logger.log_dir is not None:
+        return str(logger.log_dir)
+    # of a logger whose runs share a folder
+    return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), str(logger.version))
+
+
+def _destinations(trainer: Trainer) -> list[Any]:
+    """The loggers of a Trainer, or a None that stands for a file; nothing in a `fast_dev_run`, which leaves no trace."""
+    fast: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+    return [] if fast else list(trainer.loggers) or [None]
+
+
+def _in_tensorboard(
+    trainer: Trainer, add: Callable[[Any, int], None], kind: str, name: str, policy: FailurePolicy, step: int | None
+) -> None:
+    """Give something to the writers of a Trainer's TensorBoardLoggers, on the first rank."""
+    if not trainer.is_global_zero:
+        return
+    for logger in _destinations(trainer):
+        if _is(logger, "TensorBoardLogger"):
+            owner = type(logger).__name__
+            fact = f"{owner} did not take the {kind} {name!r}"
+            with _told(policy, f"{owner}, {kind}", fact, "The run goes on without."):
+                add(logger.experiment, _step(trainer, step))
+
+
+def _is(logger: Any, kind: str) -> bool:
+    """Whether a logger is of a class that Lightning may or may not have: `LitLogger` is new in 2.6."""
+    return isinstance(logger, getattr(loggers, kind, ()))
+
+
+def _step(trainer: Trainer, step: int | None) -> int:
+    # what Lightning takes, so that a picture stands at the step of its metrics
+    return trainer.fit_loop.epoch_loop._batches_that_stepped if step is None else step
+
+
+def _accepted(name: str) -> str:
+    """A name that every logger takes for a picture, and every file system for a path."""
+    parts = re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII).split("/")
+    return "/".join(part for part in parts if part.strip(". "))
+
+
+def _pixels(drawing: Drawing) -> Image.Image:
+    figure = drawing() if callable(drawing) else drawing
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return Image.open(buffer).convert("RGB")
+
+
+@contextmanager
+def _told(policy: FailurePolicy, kind: str, fact: str, remedy: str) -> Iterator[None]:
+    """Turn an error into a warning, once for each kind and type of error."""
+    try:
+        yield
+    except Exception as error:  # a picture must not end a training
+        name = type(error).__name__
+        policy.say(f"{fact} ({name}: {error}). {remedy} (Said once for such errors.)", f"{kind}: {name}")
