@@ -11,22 +11,19 @@ from fewshot_callbacks import nearest, suspects
 from tests.cases import made
 
 
-def by_loops(labels, votes, k):
-    """Log likelihood ratio and suggestion of each item, by the definition."""
+def by_loops(labels, votes):
+    """Log odds without wrong labels and suggestions of each item, by the definition."""
     classes = sorted(set(labels))
     everyone = [v for row in votes for v in row]
     usual = {c: (everyone.count(c) + 1) / (len(everyone) + len(classes)) for c in classes}
     ratios = []
     for i, (own, row) in enumerate(zip(labels, votes, strict=True)):
 
-        def likelihood(of):
-            seen = [
-                v
-                for j, (label, other) in enumerate(zip(labels, votes, strict=True))
-                if label == of and j != i
-                for v in other
-            ]
-            return sum(math.log((seen.count(v) + k * usual[v]) / (len(seen) + k)) for v in row)  # noqa: B023
+        def likelihood(of, i=i, row=row):
+            lists = zip(labels, votes, strict=True)
+            seen = [v for j, (label, other) in enumerate(lists) if label == of and j != i for v in other]
+            log_likelihood = sum(math.log((seen.count(v) + 3 * usual[v]) / (len(seen) + 3)) for v in row)
+            return log_likelihood / 2 + math.log(labels.count(of))
 
         others = [c for c in dict.fromkeys(row) if c != own]
         if not others:
@@ -51,13 +48,13 @@ def test_agrees_with_loops(n, classes, k, seed):
     found = suspects(vectors, labels, k=k, at_least=0)
     lists = nearest(vectors, k=k).indices
     votes = [[int(labels[j]) for j in row if j >= 0] for row in lists]
-    ratios = by_loops(labels.tolist(), votes, k)
+    ratios = by_loops(labels.tolist(), votes)
     assert sorted(found.index.tolist()) == [i for i, (ratio, _) in enumerate(ratios) if ratio > -math.inf]
     number = len(labels.unique())
     rate = 0.05
     for _ in range(50):
         prior = math.log(rate / (1 - rate) / (number - 1))
-        odds = [ratio / 2 + prior for ratio, _ in ratios]
+        odds = [ratio + prior for ratio, _ in ratios]
         rate = sum(1 / (1 + math.exp(-x)) if x > -700 else 0.0 for x in odds) / n
         rate = min(max(rate, 1 / (n + 1)), 0.5)
     assert found.noise_rate == pytest.approx(rate, rel=1e-9)
