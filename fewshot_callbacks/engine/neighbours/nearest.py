@@ -22,7 +22,6 @@ from fewshot_callbacks.engine.neighbours.screen import (
     threads_for,
     tile_size,
 )
-from fewshot_callbacks.engine.options import Progress
 from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.engine.threads import Task, run_tasks
 
@@ -122,7 +121,6 @@ def nearest_items(
     *,
     exclusions: tuple[Codes, ...] = (),
     positions: Int[Tensor, "gallery"] | None = None,
-    progress: Progress | None = None,
 ) -> Nearest:
     """Return the first k candidates of some queries; with one set, none is its own candidate.
 
@@ -133,10 +131,8 @@ def nearest_items(
         memory_bytes: budget beyond the vectors and the result.
         exclusions: pairs of codes; a candidate whose code equals the query's is none.
         positions: of each gallery item; the earlier of two with equal scores comes first. By default the index.
-        progress: called with the pairs that are done and the pairs that there are.
     """
-    items, done = len(scores.gallery), 0
-    positions = torch.arange(items) if positions is None else positions
+    positions = torch.arange(len(scores.gallery)) if positions is None else positions
     entries = _Entries.of(scores.gallery, positions, [of_item for _, of_item in exclusions])
     # an item's own entry is among the lists, and it is left out at last
     same_set = scores.queries is scores.gallery
@@ -154,15 +150,9 @@ def nearest_items(
             expansion.add(part, lists, slice(start, start + len(part)))
             start += len(part)
 
-    def count(size: int) -> None:
-        nonlocal done
-        done += size
-        if progress is not None:
-            progress(done, len(queries) * items)
-
     blocks = [slice(start, min(start + rows, len(queries))) for start in range(0, len(queries), rows)]
-    tasks = [Task(frozenset(), partial(work, some), (some.stop - some.start) * items) for some in blocks]
-    run_tasks(tasks, [None] * threads, count)
+    tasks = [Task(frozenset(), partial(work, some), 1) for some in blocks]
+    run_tasks(tasks, [None] * threads, lambda _: None)
     return expansion.found
 
 

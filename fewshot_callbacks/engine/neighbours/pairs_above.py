@@ -23,7 +23,6 @@ from fewshot_callbacks.engine.neighbours.screen import (
     threads_for,
     tile_size,
 )
-from fewshot_callbacks.engine.options import Progress
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.engine.threads import Task, run_tasks
@@ -93,9 +92,7 @@ class _Highest:
             self.cut, self._last_row = float(keys[order[-1]]), int(rows[order[-1]])
 
 
-def find_pairs_above(
-    scores: ScoreTiles, key: float, most: int, memory_bytes: int, progress: Progress | None = None
-) -> PairsAbove:
+def find_pairs_above(scores: ScoreTiles, key: float, most: int, memory_bytes: int) -> PairsAbove:
     """Find all pairs whose exact score is at least `key`; with one set those of a row before its column.
 
     Args:
@@ -103,10 +100,9 @@ def find_pairs_above(
         key: an exact score.
         most: pairs that are returned, at most.
         memory_bytes: budget beyond the vectors and the result.
-        progress: called with the pairs that are done and the pairs that there are.
     """
     rows, items = len(scores.queries), torch.arange(len(scores.gallery))
-    same_set, done = scores.queries is scores.gallery, 0
+    same_set = scores.queries is scores.gallery
     threads = threads_for(scores, rows * len(items))
     highest = _Highest(key, most, scores.key_range[1])
     numbers = row_numbers(scores.gallery)
@@ -117,16 +113,10 @@ def find_pairs_above(
     screen, tile = Screen(scores, precision), tile_size(memory_bytes, threads)
     search = _Search(screen, exact, highest, same_set, tile, kept_operands(screen, items, tile, memory_bytes))
 
-    def count(size: int) -> None:
-        nonlocal done
-        done += size
-        if progress is not None:
-            progress(done, rows * len(items))
-
     height = min(ROWS_OF_TASK, max(tile[0], -(-rows // (4 * threads))))
     blocks = [range(start, min(start + height, rows)) for start in range(0, rows, height)]
-    tasks = [Task(frozenset(), partial(search.block, some), len(some) * len(items)) for some in blocks]
-    run_tasks(tasks, [None] * threads, count)
+    tasks = [Task(frozenset(), partial(search.block, some), 1) for some in blocks]
+    run_tasks(tasks, [None] * threads, lambda _: None)
     return highest.result()
 
 

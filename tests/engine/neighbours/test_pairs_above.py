@@ -51,7 +51,7 @@ def test_agrees_with_comparing_all_exact_scores(case, road, kernel, quantile, mo
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
 def test_many_items_in_a_small_budget(monkeypatch, similarity, precision):
     monkeypatch.setattr(module, "BUFFERED", 100)
-    vectors, labels = made(700, 20, 16)
+    vectors, labels = made(300, 20, 16)
     case = {"queries": vectors, "query_labels": labels, "similarity": similarity}
     key = float(np.quantile(pair_keys(case)[0], 0.97))
     with engine(precision=precision, threads=2):
