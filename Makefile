@@ -15,11 +15,11 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile -m "not exhaustive"
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not exhaustive"
 
 # also every case of the long sweeps, and property tests on new random examples each time
 test-all: $(READY)
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --hypothesis-profile random
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --hypothesis-profile random
 
 format: $(READY)
 	$(BIN)/ruff format .

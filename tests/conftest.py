@@ -36,6 +36,22 @@ hypothesis.settings.register_profile("random", derandomize=False)
 hypothesis.settings.load_profile("repeatable")
 
 
+FIRST = (
+    "engine/test_exchange.py",
+    "callbacks/test_distributed.py",
+    "cli/test_fit.py",
+    "examples/test_train_on_average_precision.py",
+    "engine/test_budget.py",
+    "cli/test_demo.py",
+)
+"""Files of tens of seconds: whoever began one of them last would let the other processes of pytest-xdist wait."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {ROOT / "tests" / name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(FIRST)))
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

@@ -15,10 +15,11 @@ BELOW = {
     "functional": {"engine", "distributed"},
     "losses": {"functional"},
     "metrics": {"functional", "distributed"},
+    "plots": set(),
     "data": {"functional"},
     "protonet": {"metrics", "losses", "functional", "distributed"},
-    "callbacks": {"metrics", "functional", "distributed", "protonet"},
-    "cli": {"callbacks", "protonet", "data", "losses", "metrics", "functional", "distributed"},
+    "callbacks": {"plots", "metrics", "functional", "distributed", "protonet"},
+    "cli": {"callbacks", "plots", "protonet", "data", "losses", "metrics", "functional", "distributed"},
 }
 """Layer -> the layers that it may import."""
 
@@ -54,7 +55,7 @@ def test_imports_point_down():
     assert not wrong
 
 
-@pytest.mark.parametrize("layer", ["distributed", "engine", "functional", "losses"])
+@pytest.mark.parametrize("layer", ["distributed", "engine", "functional", "losses", "plots"])
 def test_the_maths_knows_no_lightning(layer):
     for file in (PACKAGE / layer).rglob("*.py"):
         assert "lightning" not in {
@@ -98,6 +99,86 @@ def test_every_test_file_is_named_after_a_module():
         if (str(folder), name) not in behaviours:
             wrong.append(str(file.relative_to(ROOT)))
     assert not wrong
+
+
+TESTED_WITH = {
+    "_trainer": "callbacks/test_training_dynamics",
+    "callbacks/_embedder": "callbacks/test_generalization_gap",
+    "callbacks/_evaluation": "callbacks/test_situations",
+    "callbacks/_failures": "callbacks/test_embeddings",
+    "callbacks/_progress": "callbacks/test_retrieval",
+    "callbacks/_schedule": "callbacks/test_generalization_gap",
+    "callbacks/_targets": "callbacks/test_multilabel",
+    "callbacks/_training_classes": "callbacks/test_generalization_gap",
+    "cli/_checkpoint": "cli/test_mistakes",
+    "cli/_options": "cli/test_mistakes",
+    "cli/curves": "cli/test_demo",
+    "cli/plan": "cli/test_main",
+    "data/__main__": "data/test_glyphs",
+    "data/_augmentation": "data/test_glyphs",
+    "data/_cache": "data/test_glyphs",
+    "data/_episodic": "data/test_episodes",
+    "data/_glyph_drawing": "data/test_glyphs",
+    "data/_images": "data/test_folders",
+    "data/icons/augmentation": "data/icons/test_data_module",
+    "data/icons/cache": "data/icons/test_data_module",
+    "data/icons/copies": "data/icons/test_data_module",
+    "data/icons/drawing": "data/icons/test_data_module",
+    "data/icons/sheet": "data/icons/test_data_module",
+    "data/icons/splits": "data/icons/test_data_module",
+    "distributed/processes": "engine/test_exchange",
+    "engine/blocks": "engine/test_ranking_pass",
+    "engine/codes/hamming_kernel": "engine/codes/test_hamming_pass",
+    "engine/cpu/count_kernels": "engine/cpu/test_tiles",
+    "engine/cpu/counter": "engine/cpu/test_tiles",
+    "engine/cpu/first_precision": "engine/pooled/test_recount",
+    "engine/cpu/products": "engine/cpu/test_tiles",
+    "engine/matrix": "engine/test_exchange",
+    "engine/open_pass": "engine/test_ranking_pass",
+    "engine/options": "engine/test_ranking_pass",
+    "engine/pooled/bins": "engine/pooled/test_intervals",
+    "engine/pooled/bounds": "engine/pooled/test_recount",
+    "engine/pooled/first_counts": "engine/pooled/test_histogram",
+    "engine/pooled/record": "engine/pooled/test_highest",
+    "engine/pooled/refine": "engine/pooled/test_recount",
+    "engine/pooled/relevant_pairs": "engine/pooled/test_recount",
+    "engine/pooled/tally": "engine/pooled/test_highest",
+    "engine/pytorch/tile": "engine/pytorch/test_count",
+    "engine/pytorch/tiles": "engine/pytorch/test_count",
+    "engine/ranks": "engine/test_exchange",
+    "engine/scores/bounds": "engine/scores/test_products",
+    "engine/scores/compare": "engine/scores/test_exact",
+    "engine/scores/pairs": "engine/scores/test_products_of_pairs",
+    "engine/scores/similarity": "engine/scores/test_exact",
+    "engine/scores/vectors": "engine/scores/test_units",
+    "engine/thresholds": "engine/test_relevant_scores",
+    "engine/tile_maker": "engine/pytorch/test_count",
+    "functional/_tensors": "functional/test_inputs",
+    "functional/retrieval/label_groups": "functional/retrieval/test_grouped_recall",
+    "functional/retrieval/query_metrics": "functional/retrieval/test_evaluate",
+    "functional/retrieval/report": "functional/retrieval/test_evaluate",
+    "functional/retrieval/threshold_rules": "functional/retrieval/test_operating_points",
+    "losses/histograms": "losses/test_average_precision",
+    "metrics/_class_moments": "metrics/test_discriminant_ratio",
+    "metrics/_sync": "metrics/test_embedding_store",
+    "metrics/_words": "metrics/test_labels",
+    "protonet/_divergence": "protonet/test_module",
+    "protonet/evaluation": "protonet/test_module",
+    "protonet/pieces": "protonet/test_embedding_module",
+    "functional/retrieval/threshold_search": "functional/retrieval/test_operating_points",
+}
+"""Module without a test file of its name -> the test file of what it is a part of."""
+
+
+def test_every_module_has_a_test_file():
+    """Of its own name, or the one that `TESTED_WITH` names."""
+    without = set()
+    for file in PACKAGE.rglob("*.py"):
+        folder, name = file.parent.relative_to(PACKAGE), file.stem.strip("_")
+        if file.stem != "__init__" and not list((TESTS / folder).glob(f"test_{name}*.py")):
+            without.add(str(folder / file.stem))
+    assert without == set(TESTED_WITH)
+    assert {test for test in TESTED_WITH.values() if not (TESTS / f"{test}.py").is_file()} == set()
 
 
 def test_no_test_imports_a_test():

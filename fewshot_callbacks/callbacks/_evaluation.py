@@ -101,11 +101,7 @@ class EvaluationMonitor(Callback, ABC):
         """Expect embeddings."""
         self._reader.expect()
 
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Expect embeddings."""
-        self._reader.expect()
+    on_test_batch_start = on_validation_batch_start
 
     def on_validation_batch_end(
         self,
@@ -211,9 +207,9 @@ class EvaluationMonitor(Callback, ABC):
             elif isinstance(sampler, DistributedSampler):
                 why = f"there are {process_count()} processes, and the sampler deals to {sampler.num_replicas}"
             total = sum(items for _, items in known)
-            self._policy.say(
+            self._policy.warn(
                 f"Whether some of the {total} items of loader {loader} came to several processes is unknown, because "
-                f"{why}; such items count more than once. {self._remedy_for_repeats} (Said once.)",
+                f"{why}; such items count more than once. {self._remedy_for_repeats} (Shown once.)",
                 kind="repeated items",
             )
         return None

@@ -21,11 +21,11 @@ class FailurePolicy:
 
     def __init__(self, owner: str, strict: bool | None) -> None:
         self.owner, self.strict = owner, strict
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
 
     def begin(self) -> None:
         """Forget the warnings of an earlier run."""
-        self._told = set()
+        self._shown = set()
 
     def handle(self, error: Exception, consequence: str) -> None:
         """Raise the error, or warn once of it and of what it means for the log."""
@@ -37,14 +37,14 @@ class FailurePolicy:
         # another count of bad rows, at another epoch, is the same error
         kind = type(error).__name__ + without_digits(words)[:60]
         cause = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
-        self.say(f"{consequence} {cause}{words} (Said once; {self.owner}(strict=True) raises instead.)", kind)
+        self.warn(f"{consequence} {cause}{words} (Shown once; {self.owner}(strict=True) raises instead.)", kind)
 
-    def say(self, words: str, kind: str | None = None) -> None:
+    def warn(self, words: str, kind: str | None = None) -> None:
         """Warn, on the first rank; with a `kind`, once for each kind in a run."""
-        if kind is not None and kind in self._told:
+        if kind is not None and kind in self._shown:
             return
         if kind is not None:
-            self._told.add(kind)
+            self._shown.add(kind)
         warn(words)
 
 

@@ -52,7 +52,9 @@ def log_figures(
     with random_states_kept():
         for key, drawing in figures.items():
             name = _accepted(key)
-            with _told(policy, "drawing", f"The picture {name!r} could not be drawn", "The run goes on without it."):
+            with _warned_once(
+                policy, "drawing", f"The picture {name!r} could not be drawn", "The run goes on without it."
+            ):
                 image = _pixels(drawing)
                 for logger in _destinations(trainer):
                     _show(trainer, logger, name, image, _step(trainer, step), policy)
@@ -200,11 +202,11 @@ def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, step: in
     owner, file = type(logger).__name__, os.path.join("pictures", name, f"step={step:06d}.png")
     if adapter is not None:
         fact, remedy = f"{owner} did not take the picture {name!r}", f"See {file} in the folder of the run instead."
-        with _told(policy, f"{owner}, pictures", fact, remedy):
+        with _warned_once(policy, f"{owner}, pictures", fact, remedy):
             adapter(logger, name, image, step)
             return
     remedy = "Make room, or choose a folder that can be written to, such as Trainer(default_root_dir='runs')."
-    with _told(policy, f"{owner}, files", f"The picture {file} could not be written", remedy):
+    with _warned_once(policy, f"{owner}, files", f"The picture {file} could not be written", remedy):
         path = os.path.join(_folder(trainer, logger), file)
         files = get_filesystem(path)
         files.makedirs(os.path.dirname(path), exist_ok=True)
@@ -238,7 +240,7 @@ def _in_tensorboard(
         if _is(logger, "TensorBoardLogger"):
             owner = type(logger).__name__
             fact = f"{owner} did not take the {kind} {name!r}"
-            with _told(policy, f"{owner}, {kind}", fact, "The run goes on without."):
+            with _warned_once(policy, f"{owner}, {kind}", fact, "The run goes on without."):
                 add(logger.experiment, _step(trainer, step))
 
 
@@ -266,10 +268,10 @@ def _pixels(drawing: Drawing) -> Image.Image:
 
 
 @contextmanager
-def _told(policy: FailurePolicy, kind: str, fact: str, remedy: str) -> Iterator[None]:
+def _warned_once(policy: FailurePolicy, kind: str, fact: str, remedy: str) -> Iterator[None]:
     """Turn an error into a warning, once for each kind and type of error."""
     try:
         yield
     except Exception as error:  # a picture must not end a training
         name = type(error).__name__
-        policy.say(f"{fact} ({name}: {error}). {remedy} (Said once for such errors.)", f"{kind}: {name}")
+        policy.warn(f"{fact} ({name}: {error}). {remedy} (Shown once for such errors.)", f"{kind}: {name}")

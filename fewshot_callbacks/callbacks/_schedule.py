@@ -50,7 +50,7 @@ class Schedule:
             rank_zero_info(
                 f"{self.owner}: to measure took {self._last_seconds:.1f} s; to keep that below {self.max_share:.0%} of the "
                 f"time (max_share), the next comes {wait:.0f} s of training later. Fewer classes or items_per_class make it "
-                "cheaper. (Said once.)"
+                "cheaper. (Shown once.)"
             )
         return since >= wait
 

@@ -1,4 +1,4 @@
-"""The training classes that a monitor looks at."""
+"""Draws training classes for a monitor, and embeds them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import torch
 from lightning.pytorch import Trainer
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
+from fewshot_callbacks._trainer import evaluating, on_device
+from fewshot_callbacks.callbacks._embedder import Embedder
 from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.distributed.torch_distributed import process_count
 from fewshot_callbacks.functional._labels import Labels, as_labels, joined_labels, read_labels
 from fewshot_callbacks.functional.class_subset import class_subset
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 
 
 @runtime_checkable
@@ -34,12 +38,12 @@ LABEL_COLUMNS = ("label", "labels", "target", "targets")
 
 
 class TrainingClasses:
-    """Some items of some training classes, always the same.
+    """A fixed sample of the items of some training classes.
 
     Args:
         data: the training set as it is served in an evaluation; by default the Trainer's data module is asked for it.
         labels: labels of the items; by default what `labels_in` finds.
-        classes: how many.
+        classes: number of classes.
         items_per_class: number of items of each class.
         seed: seed of the draw.
         owner: name of the callback, for messages.
@@ -57,14 +61,31 @@ class TrainingClasses:
         self.data, self.labels, self.owner = data, labels, owner
         self.classes, self.items_per_class, self.seed = classes, items_per_class, seed
         self.items = 0
-        """on all ranks; known once there is a loader"""
+        """number of items of all ranks; known once there is a loader"""
+        self._loader: DataLoader[Any] | None = None
+
+    def forget(self) -> None:
+        """Drop the loader: a run begins or ends."""
+        self._loader = None
+
+    def embedded(self, trainer: Trainer, embed: Embedder) -> EmbeddingStore:
+        """Embed this rank's share of the items in evaluation mode."""
+        loader, store, module = self.loader(trainer), EmbeddingStore(), trainer.lightning_module
+        words = "Embedding training classes"
+        with evaluation_progress(trainer, words, unit="batch") as progress, evaluating(module):
+            for number, batch in enumerate(loader):
+                store.append(*embed(trainer, module, on_device(trainer, batch)))
+                progress(number + 1, len(loader))
+        return store
 
     def loader(self, trainer: Trainer) -> DataLoader[Any]:
-        """This rank's share of the items: the i-th of all goes to rank i modulo their number.
+        """Make the loader of this rank's share of the items once in a run: item i goes to rank i modulo their number.
 
         Raises:
             ValueError: if the training set or its labels are not known.
         """
+        if self._loader is not None:
+            return self._loader
         data = self._found(trainer)
         given = data if isinstance(data, DataLoader) else None
         dataset = data if given is None else given.dataset
@@ -74,7 +95,8 @@ class TrainingClasses:
         if given is not None:
             options = {name: getattr(given, name) for name in ("num_workers", "collate_fn", "pin_memory")}
             options["batch_size"] = given.batch_size or 64
-        return DataLoader(Subset(dataset, chosen[trainer.global_rank :: process_count()].tolist()), **options)
+        self._loader = DataLoader(Subset(dataset, chosen[trainer.global_rank :: process_count()].tolist()), **options)
+        return self._loader
 
     def _found(self, trainer: Trainer) -> Any:
         data = self.data

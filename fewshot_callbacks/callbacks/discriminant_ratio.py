@@ -130,17 +130,17 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         """Warn once if J or the variance ratio was undefined."""
         without_j, without_ratio = int(self._without_j), int(self._without_ratio)
         if without_j:
-            self._policy.say(
+            self._policy.warn(
                 f"train/J was NaN in {without_j} of {self._measured} batches: each class had one item, all embeddings "
                 "were equal (collapsed), or some were not finite. J compares items of one class: draw several of each, "
-                "for instance with an EpisodicBatchSampler. (Said once.)",
+                "for instance with an EpisodicBatchSampler. (Shown once.)",
                 kind="undefined batches",
             )
         elif without_ratio and self.variance_ratio:
-            self._policy.say(
+            self._policy.warn(
                 f"train/variance_ratio was NaN in {without_ratio} of {self._measured} batches: there was a single class, "
                 "or the items of each class were equal. Draw several classes, for instance with an EpisodicBatchSampler. "
-                "(Said once.)",
+                "(Shown once.)",
                 kind="undefined batches",
             )
 
@@ -153,11 +153,11 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         counts = labels.unique(return_counts=True)[1]
         alone = int((counts == 1).sum())
         if 2 * alone > len(counts):
-            self._policy.say(
+            self._policy.warn(
                 f"{alone} of the {len(counts)} classes of the first measured batch have one item: train/J then depends "
                 "on how the batch was drawn rather than on how good the embedding is, and cannot be compared with val/J. "
                 "Read train/variance_ratio, which can be compared (where some class has two items), or draw several items "
-                "of each class, for instance with an EpisodicBatchSampler. (Said once.)",
+                "of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
                 kind="singletons",
             )
 
@@ -217,7 +217,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             found = variance_ratio_of_set(scatter)
             values = [found.value, *found.interval]
             if found.undefined is not None:
-                self._policy.say(f"{name}{suffix} is NaN. {found.undefined} (Said once.)", kind=name + suffix)
+                self._policy.warn(f"{name}{suffix} is NaN. {found.undefined} (Shown once.)", kind=name + suffix)
         for end, value in zip(("", "_low", "_high"), values, strict=True):
             self._log(pl_module, f"{name}{end}{suffix}", value)
 

@@ -320,7 +320,7 @@ class EmbeddingReader:
             return outputs[key]
         raise UsageError(
             f"{self.owner} found no embeddings: {step} returned {describe(outputs)}, but {key!r} is wanted. Return "
-            f'{{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or tell {self.owner} where they are: '
+            f'{{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
             f"source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
             "whose output is the embedding."
         )

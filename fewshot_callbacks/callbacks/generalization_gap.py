@@ -7,24 +7,20 @@ import time
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from fewshot_callbacks._trainer import evaluating, evaluation_loaders, on_device
+from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks._schedule import Schedule
 from fewshot_callbacks.callbacks._training_classes import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object, gather_objects
 from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
     RetrievalSettings,
@@ -33,7 +29,7 @@ from fewshot_callbacks.functional.retrieval import (
     generalization_gap,
     shows_settings,
 )
-from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
+from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 
 UNEVEN = 1.5
 """Where the numbers of items of a class differ by more than this factor, recall cannot be compared."""
@@ -137,11 +133,10 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self._settings = RetrievalSettings.checked(GeneralizationGapMonitor, given)
         self.embed = Embedder(embed, self._reader, call)
         self.training = TrainingClasses(training_data, training_labels, classes, items_per_class, seed, call)
-        self.val_loader, self.items_per_class, self.seed = val_loader, items_per_class, seed
+        self.val_loader = val_loader
         self.schedule = Schedule(every_n_epochs, max_share, call)
         self.prefix, self.prog_bar = prefix, prog_bar
         self.gap = None
-        self._loader: DataLoader[Any] | None = None
         self._is_due = self._checked = False
         self._was_overfitting: bool | None = None
         self._forget()
@@ -156,13 +151,14 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
-        self._loader, self._checked = None, False
+        self.training.forget()
+        self._checked = False
         self.schedule.begin()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Remove hooks, loader and embeddings."""
         super().teardown(trainer, pl_module, stage)
-        self._loader = None
+        self.training.forget()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set, if it is time to measure."""
@@ -209,25 +205,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
                 f"GeneralizationGapMonitor(val_loader={self.val_loader!r}): there is no such loader; there are "
                 f"{', '.join(map(repr, names))}. Pass one of these names or an index below {len(names)}."
             )
-        self._training_loader(trainer)
-
-    # ------------------------------------------------------------------------------------------------------ training classes
-
-    def _training_loader(self, trainer: Trainer) -> DataLoader[Any]:
-        if self._loader is None:
-            self._loader = self.training.loader(trainer)
-        return self._loader
-
-    def _embed_training(self, trainer: Trainer, pl_module: LightningModule) -> EmbeddingStore:
-        loader, store = self._training_loader(trainer), EmbeddingStore()
-        with (
-            evaluation_progress(trainer, "Embedding training classes", unit="batch") as progress,
-            evaluating(pl_module),
-        ):
-            for number, batch in enumerate(loader):
-                store.append(*self.embed(trainer, pl_module, on_device(trainer, batch)))
-                progress(number + 1, len(loader))
-        return store
+        self.training.loader(trainer)
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
@@ -249,7 +227,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         if isinstance(outcome, GeneralizationGap):
             self.gap = outcome
             values |= outcome.metrics()
-            self._say(trainer, outcome)
+            self._log_verdict(trainer, outcome)
         else:
             self._policy.handle(outcome, f"{self.prefix}/{names[0]} and its companions are NaN.")
         values["share_of_time"] = self.schedule.note(started, trainer.current_epoch)
@@ -262,11 +240,11 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         try:
             with processes.together():
                 self._check_loaders(trainer)
-                training = self._embed_training(trainer, pl_module).shard(dataset_size=self.training.items)
+                training = self.training.embedded(trainer, self.embed).shard(dataset_size=self.training.items)
                 dealt = self._unpadded_length(trainer, self._loader_index(trainer) or 0)
                 validation = self._store.shard(dataset_size=dealt)
-                if self.items_per_class is not None:
-                    validation = self._some_of_each_class(validation)
+                if self.training.items_per_class is not None:
+                    validation = validation.some_of_each_class(self.training.items_per_class, self.training.seed)
                 reports = [
                     evaluate_retrieval(
                         part.embeddings,
@@ -281,26 +259,16 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         except Exception as error:  # a metric must not end a training
             return error
 
-    def _some_of_each_class(self, shard: Shard) -> Shard:
-        """Draw at most `items_per_class` of each class, from all items in the order of the data set."""
-        processes = all_processes()
-        length = sum(processes.gather(len(shard.labels)))
-        labels = processes.placed(shard.labels, shard.places, length)  # codes: their order does not matter here
-        some = class_subset(labels, None, self.items_per_class, self.seed).sort().values
-        mine = torch.isin(shard.places, some)
-        places = torch.searchsorted(some, shard.places[mine])
-        return Shard(shard.embeddings[mine], shard.labels[mine], places, shard.dropped, shard.words)
-
-    def _say(self, trainer: Trainer, gap: GeneralizationGap) -> None:
+    def _log_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
         """Log a sentence when the verdict has changed, and warn of classes of uneven size."""
         if gap.is_overfitting != self._was_overfitting and (gap.is_overfitting or self._was_overfitting is not None):
             rank_zero_info(f"{self.prefix}, epoch {trainer.current_epoch}: {gap.in_words()}")
         self._was_overfitting = gap.is_overfitting
         one, other = gap.items_per_class
         if max(one, other) > UNEVEN * min(one, other):
-            self._policy.say(
+            self._policy.warn(
                 f"{self.prefix}: training classes hold {one:.1f} items each, validation classes {other:.1f}, and recall "
                 f"rises with the items of a class. Pass items_per_class={max(2, math.floor(min(one, other)))} to compare "
-                "like with like. (Said once.)",
+                "like with like. (Shown once.)",
                 kind="uneven classes",
             )

@@ -300,4 +300,4 @@ class RetrievalMonitor(EvaluationMonitor):
     def _warn_of_notes(self, report: RetrievalReport | MultilabelReport, where: str) -> None:
         """Warn of each kind of note once in a training."""
         for note in report.messages:
-            self._policy.say(f"{where}: {note}", kind=without_digits(note))
+            self._policy.warn(f"{where}: {note}", kind=without_digits(note))

@@ -253,7 +253,7 @@ class TrainingDynamicsMonitor(Callback):
         self._updates = state_dict["updates"]
         history = DynamicsHistory.from_dict(state_dict["history"])
         if len(history) and history.centering != self.centering:
-            self._policy.say(
+            self._policy.warn(
                 f"The checkpoint's training dynamics were centred by {history.centering!r}, those to come are by "
                 f"{self.centering!r}: the history starts anew."
             )
@@ -287,7 +287,7 @@ class TrainingDynamicsMonitor(Callback):
                     given = before
             self._embedder.compare(before, given, module, "training_step", "the dynamics would mean nothing")
         elif self._embedder.embed is None:
-            self._policy.say(
+            self._policy.warn(
                 f"TrainingDynamicsMonitor takes what {type(module).__name__}.forward returns for the embeddings; "
                 "training_step returned none to compare with. If forward returns something else, such as class scores, pass "
                 "embed='name.of.a.submodule'; if not, pass embed=lambda module, batch: module(batch[0]) to say so."
@@ -310,10 +310,10 @@ class TrainingDynamicsMonitor(Callback):
         chosen, size, classes = episode_in(labels, shots)
         if len(chosen) == len(labels):
             return slice(None)
-        self._policy.say(
+        self._policy.warn(
             f"{type(self).__name__}: the batch is no episode. Measured are {size} items of each of the {classes} classes "
             f"that have more than shots={shots}; {len(labels) - len(chosen)} of {len(labels)} items are left out. An "
-            "EpisodicBatchSampler gives episodes. (Said once.)",
+            "EpisodicBatchSampler gives episodes. (Shown once.)",
             kind="no episode",
         )
         return chosen

@@ -220,19 +220,19 @@ def test_table(names: Sequence[str], tests: Sequence[Tested]) -> Table:
     table.add_column("beyond\nchance", overflow="fold")
     if first.accuracy is not None and second.accuracy is not None:
         cells = [f"{100 * a.mean:.2f} ±{100 * a.ci95:.2f}" for a in (first.accuracy, second.accuracy)]
-        table.add_row("accuracy %", *cells, *_told(second.accuracy.minus(first.accuracy), 100, 2))
+        table.add_row("accuracy %", *cells, *_difference_cells(second.accuracy.minus(first.accuracy), 100, 2))
     differences = differences_of(tests)
     for metric in DIFFERENCES:
         values = [None if test.report is None else test.report.metrics().get(metric) for test in tests]
         if None in values:
             continue
-        table.add_row(metric, *(f"{value:.4f}" for value in values), *_told(differences.get(metric), 1, 4))
+        table.add_row(metric, *(f"{value:.4f}" for value in values), *_difference_cells(differences.get(metric), 1, 4))
     if first.j is not None and second.j is not None:
         table.add_row("J", f"{first.j:.3f}", f"{second.j:.3f}", f"{second.j - first.j:+.3f}", "")
     return table
 
 
-def _told(difference: Difference | None, scale: float, digits: int) -> tuple[str, str]:
+def _difference_cells(difference: Difference | None, scale: float, digits: int) -> tuple[str, str]:
     """Format a difference with its interval, and whether that excludes zero; a pooled value has no interval."""
     if difference is None:
         return "", ""

@@ -27,10 +27,10 @@ class Block:
 
     first: int
     """position of the first row among all; -1 for a random sample, whose rows are not contiguous"""
-    index: Int[Tensor, "entries"]
-    """of one of the equal items"""
-    classes: Int[Tensor, "entries"]
-    weight: Int[Tensor, "entries"]
+    index: Int[Tensor, "distinct"]
+    """of one of the equal vectors"""
+    classes: Int[Tensor, "distinct"]
+    weight: Int[Tensor, "distinct"]
     counts: Counts | None = None
     partition: int = 0
     """a block of queries only meets gallery blocks of its own partition (Grouped Recall)"""
@@ -39,7 +39,7 @@ class Block:
         return len(self.index)
 
     @property
-    def relevant(self) -> Int[Tensor, "entries"]:
+    def relevant(self) -> Int[Tensor, "distinct"]:
         """How many relevant candidates each query has."""
         if self.counts is None:
             return torch.zeros_like(self.index)

@@ -14,7 +14,7 @@ __all__ = ["plan_layout"]
 
 
 def rows_at_once(embeddings: Tensor) -> int:
-    """How many rows hold 2**16 numbers, 0.5 MB in float64: what is made of so many at a time takes little memory."""
+    """Return how many rows hold 2**16 numbers, 0.5 MB in float64: what is made of so many at a time takes little memory."""
     return max(1, 2**16 // max(1, embeddings.shape[1]))
 
 
@@ -71,7 +71,7 @@ def choose_layout(
     threads: int = 1,
     whole_tiles: bool = False,
 ) -> Layout:
-    """The largest blocks, and the most counters, that fit the budget.
+    """Return the largest blocks, and the most counters, that fit the budget.
 
     Args:
         memory_bytes: the budget, beyond the embeddings.
@@ -122,14 +122,14 @@ def choose_layout(
 
 
 def item_bytes(queries: int, gallery: int) -> int:
-    """What an evaluation holds for each query and each gallery item, whatever its budget."""
+    """Return what an evaluation holds for each query and each gallery item, whatever its budget."""
     return min(PRODUCT_BYTES, 4 * queries * gallery) + QUERY_BYTES * queries + ITEM_BYTES * gallery
 
 
 def least_bytes(
     queries: int, gallery: int, dim: int, relevant: float, *, threads: int = 1, whole_tiles: bool = False
 ) -> int:
-    """The smallest budget that can be kept; the arguments are those of `choose_layout`."""
+    """Return the smallest budget that can be kept; the arguments are those of `choose_layout`."""
     items, own = item_bytes(queries, gallery), QUERY_BYTES * queries + ITEM_BYTES * gallery
     layout = choose_layout(0, queries, gallery, dim, relevant, threads=threads, whole_tiles=whole_tiles)
     return items + math.ceil(max((layout.bytes - items) / SHARE_OF_LAYOUT, own * LEAST_SHARE))
@@ -145,12 +145,12 @@ def plan_layout(memory_bytes: int, queries: int, gallery: int, dim: int, relevan
 
 
 def least_ranked(relevant: float) -> int:
-    """For how many queries ranks are made at once at least: for few, most of the time goes into calls."""
+    """Return for how many queries ranks are made at once at least: for few, most of the time goes into calls."""
     return max(1, min(16, int(2**12 / (relevant + 1))))
 
 
 def block_bytes(block: int, dim: int, relevant: float, whole_tiles: bool, columns: int | None = None) -> float:
-    """What one thread needs: the scores of some rows, in parts, operands, and tables of thresholds.
+    """Return what one thread needs: the scores of some rows, in parts, operands, and tables of thresholds.
 
     Args:
         block: rows.
@@ -169,14 +169,14 @@ def block_bytes(block: int, dim: int, relevant: float, whole_tiles: bool, column
     return 4 * parts * min(part_rows(columns), block) * columns + block * of_row + columns * of_column
 
 
-def table_cells(relevant: float) -> int:
-    """Into how many cells the interval of so many thresholds is cut: few of them in one, and the tables in the cache."""
+def table_bins(relevant: float) -> int:
+    """Return into how many bins the interval of `relevant` thresholds is cut: few in one, and the tables in the cache."""
     return 1024 if relevant < 256 else max(4096, min(2**14, 2 ** math.ceil(math.log2(4 * relevant))))
 
 
 def table_bytes(relevant: float) -> int:
-    """What a query's table takes."""
-    return (1 if relevant < 127 else 2 if relevant < 2**15 - 1 else 4) * table_cells(relevant) + 100
+    """Return what a query's table takes."""
+    return (1 if relevant < 127 else 2 if relevant < 2**15 - 1 else 4) * table_bins(relevant) + 100
 
 
 def part_rows(columns: int, most: int = EngineOptions.tile_rows) -> int:

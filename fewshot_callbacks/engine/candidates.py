@@ -14,21 +14,21 @@ class Candidates:
     """Queries and gallery ordered by class, so that the relevant items of a query lie side by side.
 
     Classes are numbered by the number of their gallery items (then queries), so that neighbours in this order have
-    about as many relevant items. Everything that indexes into `query_order` or `gallery_order` is called a *place*.
+    about as many relevant items. An index into `query_order` or `gallery_order` is called a *position*.
     """
 
     query_order: Int[Tensor, "queries"]
-    """place -> index of the query"""
+    """position -> index of the query"""
     gallery_order: Int[Tensor, "gallery"]
-    """place -> index of the gallery item"""
+    """position -> index of the gallery item"""
     query_class: Int[Tensor, "queries"]
-    """class number of each place of `query_order`, ascending"""
+    """class number of each position in `query_order`, ascending"""
     gallery_class: Int[Tensor, "gallery"]
-    """class number of each place of `gallery_order`, ascending"""
+    """class number of each position in `gallery_order`, ascending"""
     query_start: Int[Tensor, "classes1"]
-    """first place of each class among the queries; one more entry closes the last"""
+    """first position of each class among the queries, and their number"""
     gallery_start: Int[Tensor, "classes1"]
-    """first place of each class in the gallery; one more entry closes the last"""
+    """first position of each class in the gallery, and the number of items"""
     exclusions: tuple[tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]], ...]
     """pairs of codes by index: a candidate whose code equals the query's is neither a hit nor a miss"""
     across_classes: bool
@@ -64,7 +64,7 @@ class Candidates:
         return int(in_class.max()) if len(in_class) else 0
 
     def share(self, queries: Int[Tensor, "some"], gallery: Int[Tensor, "others"]) -> Candidates:
-        """Some of the queries with some of the gallery, in the same classes; indices are those among these.
+        """Return some of the queries with some of the gallery, in the same classes; indices are those among these.
 
         Args:
             queries: indices.
@@ -88,7 +88,7 @@ class Candidates:
         )
 
     def excluded(self, queries: Tensor, gallery: Tensor) -> Bool[Tensor, "*pairs"]:
-        """Whether the pairs of these indices (broadcast against each other) are excluded."""
+        """Return whether the pairs of these indices (broadcast against each other) are excluded."""
         shape = torch.broadcast_shapes(queries.shape, gallery.shape)
         result = torch.zeros(shape, dtype=torch.bool, device=queries.device)
         for query_code, gallery_code in self.exclusions:
@@ -140,13 +140,13 @@ def find_candidates(
     gallery_order = number[gallery_code].argsort(stable=True)
     exclusions = []
     if same_set:
-        place = torch.arange(len(query_labels), device=codes.device)
-        exclusions.append((place, place))
+        itself = torch.arange(len(query_labels), device=codes.device)
+        exclusions.append((itself, itself))
     elif query_place is not None:
         exclusions.append((query_place, torch.arange(len(gallery_labels), device=codes.device)))
-    for query_key, gallery_key in ((query_ids, gallery_ids), (query_groups, gallery_groups)):
-        if query_key is not None and gallery_key is not None:
-            exclusions.append((query_key, gallery_key))
+    for of_query, of_item in ((query_ids, gallery_ids), (query_groups, gallery_groups)):
+        if of_query is not None and of_item is not None:
+            exclusions.append((of_query, of_item))
     return Candidates(
         query_order=query_order,
         gallery_order=gallery_order,
@@ -155,7 +155,7 @@ def find_candidates(
         query_start=_starts(queries_in[by_size]),
         gallery_start=_starts(gallery_in[by_size]),
         exclusions=tuple(exclusions),
-        across_classes=any(keys is not None for keys in (query_ids, query_groups)),
+        across_classes=any(codes is not None for codes in (query_ids, query_groups)),
         part=part,
     )
 
@@ -165,5 +165,5 @@ def _starts(counts: Tensor) -> Tensor:
 
 
 def starts_of(classes: Int[Tensor, "items"], number: int) -> Int[Tensor, "classes1"]:
-    """Where each of so many classes begins in items ordered by class."""
+    """Return where each of `number` classes begins in items ordered by class."""
     return _starts(torch.bincount(classes, minlength=number))

@@ -22,7 +22,7 @@ REPEATING_SHARE = 0.9
 
 
 def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
-    """The same number for equal rows (and for no others), so that what repeats is scored once.
+    """Return the same number for equal rows (and for no others), so that what repeats is scored once.
 
     Rows are compared bit by bit after -0.0 became 0.0; candidates come from a hash of 64 bits, and each is checked. Should
     the hash of two different rows be the same, the copies of one of them get numbers of their own, which costs time alone.
@@ -67,27 +67,27 @@ def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
 
 @dataclass(frozen=True)
 class DistinctItems:
-    """Items sorted by class. Equal vectors of one class share one entry; `weight` counts them."""
+    """Different items, sorted by class. Equal vectors of one class are one of them; `weight` counts the copies."""
 
-    index: Int[Tensor, "entries"]
-    classes: Int[Tensor, "entries"]
-    weight: Int[Tensor, "entries"]
+    index: Int[Tensor, "distinct"]
+    classes: Int[Tensor, "distinct"]
+    weight: Int[Tensor, "distinct"]
     by_distinct: Int[Tensor, "items"] | None = None
-    """indices of all items, those of one entry side by side; None where each item is its own entry"""
-    start: Int[Tensor, "entries1"] | None = None
-    """where the items of each entry begin in `by_distinct`"""
+    """indices of all items, equal ones side by side; None where no two are merged"""
+    start: Int[Tensor, "distinct1"] | None = None
+    """where the copies of each distinct item begin in `by_distinct`"""
 
     def __len__(self) -> int:
         return len(self.index)
 
     def blocks(
-        self, entries: range, size: int, part_of_class: Tensor | None, more_borders: Sequence[int] = ()
+        self, run: range, size: int, part_of_class: Tensor | None, more_borders: Sequence[int] = ()
     ) -> list[Block]:
-        """Cut some entries into blocks of at most `size`, none of which crosses a border or holds two partitions."""
-        borders = {entries.start, entries.stop} | {border for border in more_borders if border in entries}
+        """Cut a run of items into blocks of at most `size`, none of which crosses a border or holds two partitions."""
+        borders = {run.start, run.stop} | {border for border in more_borders if border in run}
         if part_of_class is not None:
             part = part_of_class[self.classes]
-            borders |= {border for border in ((part.diff() != 0).nonzero().flatten() + 1).tolist() if border in entries}
+            borders |= {border for border in ((part.diff() != 0).nonzero().flatten() + 1).tolist() if border in run}
         blocks = []
         for start, stop in pairwise(sorted(borders)):
             number = 0 if part_of_class is None else int(part_of_class[self.classes[start]])
@@ -96,13 +96,13 @@ class DistinctItems:
                 blocks.append(Block(first, self.index[some], self.classes[some], self.weight[some], partition=number))
         return blocks
 
-    def copies(self, first: int, entries: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return the items that some entries stand for, and the entry of each; None if each is its own."""
+    def copies(self, first: int, count: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return the copies of some distinct items, and of which of these each is one; None where no two are merged."""
         if self.by_distinct is None or self.start is None:
             return None, None
-        members = self.by_distinct[self.start[first] : self.start[first + entries]]
-        entry = torch.arange(entries, device=members.device)
-        return members, entry.repeat_interleave(self.weight[first : first + entries])
+        members = self.by_distinct[self.start[first] : self.start[first + count]]
+        number = torch.arange(count, device=members.device)
+        return members, number.repeat_interleave(self.weight[first : first + count])
 
 
 def distinct_items(order: Tensor, classes: Tensor, numbers: Tensor | None, device: torch.device) -> DistinctItems:
@@ -111,8 +111,8 @@ def distinct_items(order: Tensor, classes: Tensor, numbers: Tensor | None, devic
     if numbers is None:
         return DistinctItems(order, classes, torch.ones_like(order))
     code = classes * (int(numbers.max()) + 1 if len(numbers) else 1) + numbers.to(device)[order]
-    _, entry, weight = code.unique(return_inverse=True, return_counts=True)
-    by_distinct = entry.argsort(stable=True)
+    _, number, weight = code.unique(return_inverse=True, return_counts=True)
+    by_distinct = number.argsort(stable=True)
     start = torch.nn.functional.pad(weight.cumsum(0), (1, 0))
     first = by_distinct[start[:-1]]
     return DistinctItems(order[first], classes[first], weight, order[by_distinct], start)
@@ -120,7 +120,7 @@ def distinct_items(order: Tensor, classes: Tensor, numbers: Tensor | None, devic
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Which queries and which gallery items are equal; an entry stands for the equal items of one class."""
+    """Which queries and which gallery items are equal; equal items of one class are merged."""
 
     queries: DistinctItems
     """of this process"""
@@ -129,11 +129,11 @@ class Duplicates:
     numbers: tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]]
     """of each query and item: the same number for equal rows"""
     repeats: bool
-    """rows repeat often enough to score equal ones once"""
+    """whether rows repeat often enough to score equal ones once"""
     distinct_rows: int
     """different rows of the gallery; over several processes an upper bound, exact where all rows are equal"""
     sizes: tuple[tuple[int, int], ...]
-    """entries of the queries and of the gallery in each process"""
+    """distinct queries and gallery items of each process"""
 
 
 def find_duplicates(scores: ScoreTiles, candidates: Candidates, processes: Processes) -> Duplicates:

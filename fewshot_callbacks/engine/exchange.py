@@ -123,13 +123,13 @@ class Exchange:
             counting: ranks are counted; else pairs are scanned.
         """
         symmetric = self.matrix.symmetric_ranks if counting else self.matrix.symmetric
-        entries = self.matrix.duplicates.items
+        items = self.matrix.duplicates.items
         for visit in self.visits():
             mine = self._leaving(visit, symmetric=symmetric)
-            tables = [entries.weight[mine]]
+            tables = [items.weight[mine]]
             if symmetric and counting:
                 tables.append(_thresholds_within(blocks, mine))
-            visitors = self.visitors(visit, entries.index[mine], entries.classes[mine], tables)
+            visitors = self.visitors(visit, items.index[mine], items.classes[mine], tables)
             counted = None
             if visitors is not None:
                 rectangle = self._rectangle(visit, blocks, visitors, symmetric=symmetric, counting=counting)
@@ -145,20 +145,20 @@ class Exchange:
 
     def revisit(self) -> Iterator[tuple[int, ScoreTiles]]:
         """Yield the scores of each visit of the rectangles in which ranks were counted, with its position."""
-        entries = self.matrix.duplicates.items
+        items = self.matrix.duplicates.items
         for visit in self.visits():
             mine = self._leaving(visit, symmetric=self.matrix.symmetric_ranks)
-            visitors = self.visitors(visit, entries.index[mine], entries.classes[mine])
+            visitors = self.visitors(visit, items.index[mine], items.classes[mine])
             if visitors is not None:
                 yield visit.position, visitors.scores
             del visitors  # free the visiting vectors before the next exchange, to keep the memory bound
 
     def _leaving(self, visit: Visit, *, symmetric: bool) -> slice:
-        """Return which entries visit that process."""
-        entries = range(len(self.matrix.duplicates.items))
+        """Return which distinct items visit that process."""
+        items = range(len(self.matrix.duplicates.items))
         if symmetric and visit.destination > self.processes.rank:  # it meets the others as our visitor
-            entries = entries[self.matrix.half :]
-        return _chunk(entries, visit.chunk)
+            items = items[self.matrix.half :]
+        return _chunk(items, visit.chunk)
 
     def _rectangle(
         self, visit: Visit, blocks: Sequence[Block], visitors: Visitors, *, symmetric: bool, counting: bool
@@ -186,44 +186,42 @@ class Exchange:
         )
 
 
-def _chunk(entries: range, number: int) -> slice:
-    """Return one of the chunks of a run of entries."""
-    start, stop = (entries.start + len(entries) * end // EXCHANGE_CHUNKS for end in (number, number + 1))
+def _chunk(items: range, number: int) -> slice:
+    """Return one of the chunks of a run of items."""
+    start, stop = (items.start + len(items) * end // EXCHANGE_CHUNKS for end in (number, number + 1))
     return slice(start, stop)
 
 
-def _overlaps(blocks: Sequence[Block], entries: slice) -> Iterator[tuple[Block, slice, slice]]:
-    """Yield blocks with entries of a run: which of the block's rows, and where these are in the run."""
+def _overlaps(blocks: Sequence[Block], items: slice) -> Iterator[tuple[Block, slice, slice]]:
+    """Yield the blocks that overlap with a run of items: which of their rows do, and where these are in the run."""
     for block in blocks:
-        start, stop = max(block.first, entries.start), min(block.first + len(block), entries.stop)
+        start, stop = max(block.first, items.start), min(block.first + len(block), items.stop)
         if start < stop:
             yield (
                 block,
                 slice(start - block.first, stop - block.first),
-                slice(start - entries.start, stop - entries.start),
+                slice(start - items.start, stop - items.start),
             )
 
 
-def _thresholds_within(blocks: Sequence[Block], entries: slice) -> Float[Tensor, "entries columns"]:
-    """Return the thresholds of a run of entries, padded with +inf."""
-    parts = [
-        (block.counts.thresholds[rows], place) for block, rows, place in _overlaps(blocks, entries) if block.counts
-    ]
+def _thresholds_within(blocks: Sequence[Block], items: slice) -> Float[Tensor, "items columns"]:
+    """Return the thresholds of a run of items, padded with +inf."""
+    parts = [(block.counts.thresholds[rows], where) for block, rows, where in _overlaps(blocks, items) if block.counts]
     width = max((part.shape[1] for part, _ in parts), default=0)
     device = parts[0][0].device if parts else None
-    table = torch.full((entries.stop - entries.start, width), torch.inf, dtype=torch.float64, device=device)
-    for part, place in parts:
-        table[place, : part.shape[1]] = part
+    table = torch.full((items.stop - items.start, width), torch.inf, dtype=torch.float64, device=device)
+    for part, where in parts:
+        table[where, : part.shape[1]] = part
     return table
 
 
-def _joined_counters(blocks: Sequence[Block], name: str) -> Int[Tensor, "entries columns"]:
+def _joined_counters(blocks: Sequence[Block], name: str) -> Int[Tensor, "items columns"]:
     return torch.cat([getattr(block.counts, name) for block in blocks]).cpu()
 
 
-def _add_counters(blocks: Sequence[Block], entries: slice, hits: Tensor, ties: Tensor) -> None:
-    """Add what was counted for a run of entries in another process."""
-    for block, rows, place in _overlaps(blocks, entries):
+def _add_counters(blocks: Sequence[Block], items: slice, hits: Tensor, ties: Tensor) -> None:
+    """Add what was counted for a run of items in another process."""
+    for block, rows, where in _overlaps(blocks, items):
         if block.counts is not None:
             for own, more in ((block.counts.hits, hits), (block.counts.ties, ties)):
-                own[rows] += more[place, : own.shape[1]].to(own.device)
+                own[rows] += more[where, : own.shape[1]].to(own.device)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
+from fewshot_callbacks.engine.blocks import Block, ScoreRectangle
 from fewshot_callbacks.engine.budget import Budget, least_bytes
 from fewshot_callbacks.engine.candidates import Candidates
 from fewshot_callbacks.engine.duplicates import Duplicates, find_duplicates
@@ -44,7 +46,7 @@ class ScoreMatrix:
 
     @property
     def repeats(self) -> bool:
-        """Whether entries may stand for several equal items."""
+        """Whether a row or column may stand for several equal items."""
         return self.duplicates.repeats
 
     @property
@@ -59,8 +61,47 @@ class ScoreMatrix:
 
     @property
     def half(self) -> int:
-        """Where the second half of the entries of this process begins."""
+        """Where the second half of the distinct queries of this process begins."""
         return math.ceil(len(self.duplicates.queries) / 2)
+
+    def batches(self) -> Iterator[range]:
+        """Yield runs of queries whose counters are held at once; as many in each process, the last ones perhaps empty."""
+        queries = self.duplicates.queries
+        in_class, batches, start = self.everyone.gallery_start.diff(), [], 0
+        while start < len(queries):
+            stop = min(start + self.budget.layout.batch, len(queries))
+            # classes are ordered by size: the last query of a batch has the most relevant items
+            while stop - start > (fitting := self.budget.layout_for(int(in_class[queries.classes[stop - 1]])).batch):
+                stop = start + max(fitting, (stop - start) // 2)
+            if self.symmetric_ranks:
+                stop = len(queries)
+            batches.append(range(start, stop))
+            start = stop
+        rounds = int(self.processes.largest([len(batches)])[0])
+        yield from [*batches, *[range(0)] * (rounds - len(batches))]
+
+    def query_blocks(self, batch: range | None = None) -> list[Block]:
+        """Return the blocks of a batch of queries in which ranks are counted, or of all queries to be scanned."""
+        size, borders = self.budget.layout.columns, []
+        if self.symmetric and self.processes.count > 1:
+            borders.append(self.half)
+        if batch is not None:
+            size = self.budget.layout.rows
+            if not self.symmetric_ranks:  # at least one block for each thread
+                rounds = max(1, math.ceil(len(batch) / size / self.threads))
+                size = max(16, math.ceil(len(batch) / rounds / self.threads))
+        queries = self.duplicates.queries
+        return queries.blocks(range(len(queries)) if batch is None else batch, size, self.candidates.part, borders)
+
+    def item_blocks(self) -> list[Block]:
+        """Return the blocks of the gallery of this process."""
+        items = self.duplicates.items
+        return items.blocks(range(len(items)), self.budget.layout.columns, self.candidates.part)
+
+    def rectangle(self, rows: Sequence[Block], columns: Sequence[Block], *, symmetric: bool) -> ScoreRectangle:
+        """Return some blocks of queries with some of the gallery, both of this process."""
+        numbers = self.duplicates.numbers
+        return ScoreRectangle(self.scores, self.candidates, rows, columns, symmetric, self.repeats, numbers)
 
 
 def score_matrix(

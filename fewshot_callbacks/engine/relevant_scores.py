@@ -32,14 +32,14 @@ MANY_NEAR = 0.25
 
 
 class RelevantScores:
-    """See the module.
+    """Makes the exact scores between each query and the gallery items of its class.
 
     Args:
         scores: the scores.
         candidates: who is relevant.
         memory_bytes: budget for everything that is made on the way.
         threads: how many work on them.
-        repeats: an entry stands for all equal items of a class.
+        repeats: a row stands for all equal items of a class.
     """
 
     def __init__(
@@ -55,60 +55,61 @@ class RelevantScores:
         if self.compiled:
             self._pairs, self._gallery = scores.pairs(), candidates.gallery_order.numpy()
 
-    def _class_keys(self, queries: Ints, first: int, start: Ints, stop: Ints, out: Floats) -> None:
+    def _class_scores(self, queries: Ints, first: int, start: Ints, stop: Ints, out: Floats) -> None:
         assert self.scores.compiled is not None
         self.scores.compiled.class_scores(self._pairs, queries, first, start, stop, self._gallery, self.same_set, out)
 
     def of(
         self, queries: Int[Tensor, "queries"], classes: Int[Tensor, "queries"], first: int | None = None
     ) -> Float[Tensor, "queries columns"]:
-        """The keys of each query's relevant candidates, ascending, with +inf behind the last.
+        """Return the exact scores of each query's relevant candidates, ascending, padded with +inf.
 
         Args:
             queries: indices of queries.
             classes: their class numbers, ascending.
-            first: the place of the first among all, where the others follow it.
+            first: the position of the first among all, where the others follow it.
         """
         candidates, device = self.candidates, self.scores.device
         if self.compiled:
             opening, closing = candidates.gallery_start[classes], candidates.gallery_start[classes + 1]
-            keys = np.empty((len(queries), int((closing - opening).max())))
-            self._class_keys(queries.numpy(), -1 if first is None else first, opening.numpy(), closing.numpy(), keys)
-            keys.sort(axis=1)
-            return without_last_columns(torch.from_numpy(keys))
+            found = np.empty((len(queries), int((closing - opening).max())))
+            self._class_scores(queries.numpy(), -1 if first is None else first, opening.numpy(), closing.numpy(), found)
+            found.sort(axis=1)
+            return without_last_columns(torch.from_numpy(found))
         present, rows_of = classes.unique_consecutive(return_counts=True)
         starts = candidates.gallery_start[present].tolist()
         widths = candidates.gallery_start.diff()[present].tolist()
         thresholds = torch.full((len(queries), max(widths, default=0)), torch.inf, dtype=torch.float64, device=device)
-        place = 0
+        row = 0
         shapes = zip(rows_of.tolist(), widths, starts, strict=True)
-        runs = ((shape, list(run)) for shape, run in groupby(shapes, key=lambda entry: entry[:2]))
+        runs = ((shape, list(run)) for shape, run in groupby(shapes, key=lambda run: run[:2]))
         for (rows, width), run in runs:
             blocks = len(run)
             if width:
                 begin = torch.tensor([start for _, _, start in run], device=device)
-                own = queries[place : place + blocks * rows].view(blocks, rows)
+                own = queries[row : row + blocks * rows].view(blocks, rows)
                 for part, offset in self._class_blocks(own, begin, width):
-                    thresholds[place + offset : place + offset + len(part), :width] = part
-            place += blocks * rows
+                    thresholds[row + offset : row + offset + len(part), :width] = part
+            row += blocks * rows
         return without_last_columns(thresholds.sort(dim=1).values)
 
     def _class_blocks(
         self, queries: Int[Tensor, "blocks rows"], first: Int[Tensor, "blocks"], width: int
     ) -> Iterator[tuple[Float[Tensor, "queries columns"], int]]:
-        """Keys of queries x gallery of classes of one shape; excluded pairs are +inf. Also where the part begins."""
+        """Yield exact scores inside classes of one shape, +inf where a pair is excluded, and the first row of each part."""
         blocks, rows = queries.shape
         gallery_order = self.candidates.gallery_order
         per_vector = 8 * self.scores.dim * 8  # a few float64 copies of each vector
         at_once = max(1, self.memory_bytes // 4 // (per_vector * (rows + width) + 32 * rows * width))
         if at_once > 1 or blocks > 1:
+            # classes of about 16 MB of vectors at once, even where the budget allows more
             at_once = min(at_once, max(1, 2**22 // (per_vector * (rows + width))) * 4)
             for block in range(0, blocks, at_once):
                 some = queries[block : block + at_once]
                 gallery = gallery_order[first[block : block + at_once, None] + torch.arange(width, device=first.device)]
-                keys = self.scores.batched_scores(some, gallery)
+                exact = self.scores.batched_scores(some, gallery)
                 excluded = self.candidates.excluded(some.unsqueeze(2), gallery.unsqueeze(1))
-                yield keys.masked_fill_(excluded, torch.inf).flatten(0, 1), block * rows
+                yield exact.masked_fill_(excluded, torch.inf).flatten(0, 1), block * rows
             return
         columns_at_once = max(16, self.memory_bytes // 8 // per_vector)
         rows_at_once = max(1, min(columns_at_once, self.memory_bytes // 8 // (32 * width)))
@@ -122,20 +123,20 @@ class RelevantScores:
                 parts.append(self.scores.exact_scores(part, gallery).masked_fill_(excluded, torch.inf))
             yield torch.cat(parts, dim=1), row
 
-    def near(self, intervals: ScoreIntervals) -> Iterator[tuple[Float[Tensor, "keys"], Int[Tensor, "keys"]]]:
-        """The keys of all relevant pairs that lie in some intervals, and one for all others between two of these.
+    def near(self, intervals: ScoreIntervals) -> Iterator[tuple[Float[Tensor, "scores"], Int[Tensor, "scores"]]]:
+        """Yield the exact scores of all relevant pairs inside some intervals, and one for all others between two of these.
 
         Args:
-            intervals: of keys.
+            intervals: of scores.
 
         Yields:
-            Keys, and how many pairs each stands for. One that stands for others lies in the same gap as these.
+            Scores, and how many pairs each stands for. One that stands for others lies in the same gap as these.
         """
         low, high = (np.ascontiguousarray(ends) for ends in intervals.T)
         spaces = [np.zeros(len(low) + 1, np.int64) for _ in range(self.threads)]
         found: list[Floats] = []
         for pieces in self._pieces():
-            tasks = [Task(frozenset(), partial(self._look, found, *piece, low, high), 1) for piece in pieces]
+            tasks = [Task(frozenset(), partial(self._screen, found, *piece, low, high), 1) for piece in pieces]
             run_tasks(tasks, spaces[: len(tasks)], lambda _: None)
             if sum(map(len, found)) >= self.handed_on:
                 yield _each_once(found)
@@ -147,7 +148,7 @@ class RelevantScores:
         yield torch.from_numpy(between[gaps > 0]), torch.from_numpy(gaps[gaps > 0])
 
     def _pieces(self) -> Iterator[list[tuple[Int[Tensor, "queries"], slice]]]:
-        """Queries of one class, and the places of some of their relevant candidates; as many as threads at a time."""
+        """Yield queries of one class with the positions of some of their relevant candidates, one piece for each thread."""
         candidates = self.candidates
         starts = zip(candidates.query_start.tolist(), candidates.gallery_start.tolist(), strict=True)
         pieces = (
@@ -160,31 +161,34 @@ class RelevantScores:
         while some := list(islice(pieces, self.threads)):
             yield some
 
-    def _look(self, found: list[Floats], queries: Tensor, place: slice, low: Floats, high: Floats, gaps: Ints) -> None:
+    def _screen(
+        self, found: list[Floats], queries: Tensor, members: slice, low: Floats, high: Floats, gaps: Ints
+    ) -> None:
+        """Add the exact scores of some relevant pairs inside the intervals to `found`, and count the others in `gaps`."""
         assert self.scores.compiled is not None
         left = self.scores.operand(queries, Precision.FLOAT32, of_query=True)
-        right = self.scores.operand(self.candidates.gallery_order[place], Precision.FLOAT32, of_query=False)
+        right = self.scores.operand(self.candidates.gallery_order[members], Precision.FLOAT32, of_query=False)
         estimates = self.scores.product(left, right, Precision.FLOAT32)  # (queries, members)
-        keys = np.empty(estimates.numel())
+        exact = np.empty(estimates.numel())
         index = queries.numpy()
         filled, rows = self.scores.compiled.near_scores(
-            estimates.numpy(), index, self._gallery[place], self.scores.error(queries, Precision.FLOAT32).numpy(),
-            self._pairs, self.same_set, low, high, MANY_NEAR, gaps, keys,
+            estimates.numpy(), index, self._gallery[members], self.scores.error(queries, Precision.FLOAT32).numpy(),
+            self._pairs, self.same_set, low, high, MANY_NEAR, gaps, exact,
         )  # fmt: skip
-        found.append(keys[:filled].copy())
+        found.append(exact[:filled].copy())
         if rows < len(index):
-            rest = np.empty((len(index) - rows, place.stop - place.start))
-            begin, end = np.full(len(rest), place.start), np.full(len(rest), place.stop)
-            self._class_keys(index[rows:], -1, begin, end, rest)
+            rest = np.empty((len(index) - rows, members.stop - members.start))
+            begin, end = np.full(len(rest), members.start), np.full(len(rest), members.stop)
+            self._class_scores(index[rows:], -1, begin, end, rest)
             found.append(rest[rest < np.inf])
 
 
-def _each_once(keys: Sequence[Floats]) -> tuple[Float[Tensor, "keys"], Int[Tensor, "keys"]]:
-    joined = torch.from_numpy(np.concatenate(keys))
+def _each_once(scores: Sequence[Floats]) -> tuple[Float[Tensor, "scores"], Int[Tensor, "scores"]]:
+    joined = torch.from_numpy(np.concatenate(scores))
     return joined, torch.ones(1, dtype=torch.int64).expand(len(joined))
 
 
 def without_last_columns(ordered: Float[Tensor, "queries columns"]) -> Float[Tensor, "queries fewer"]:
-    """Ascending rows without the columns that are +inf in all: with one set, the item itself is one in each row."""
+    """Drop the columns that are +inf in all ascending rows: with one set, the item itself is one in each row."""
     most = int(ordered.isfinite().sum(dim=1).max()) if ordered.numel() else 0
     return ordered[:, :most].contiguous()

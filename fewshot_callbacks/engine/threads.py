@@ -47,10 +47,10 @@ def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int]
     def next_task() -> Task | None:
         with free:
             while True:
-                for place, task in enumerate(pending):
+                for position, task in enumerate(pending):
                     if busy.isdisjoint(task.changes):
                         busy.update(task.changes)
-                        return pending.pop(place)
+                        return pending.pop(position)
                 for task in coming:
                     if busy.isdisjoint(task.changes):
                         busy.update(task.changes)
@@ -94,7 +94,7 @@ def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int]
 
 
 def _sizes(finished: SimpleQueue[int | BaseException | None], threads: int) -> Iterator[int]:
-    """The sizes of finished tasks, until each thread has put None; what a thread has put as an error is raised."""
+    """Yield the sizes of finished tasks until each thread has put None; raise what a thread has put as an error."""
     while threads:
         result = finished.get()
         if isinstance(result, BaseException):

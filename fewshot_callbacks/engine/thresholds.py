@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,6 +15,7 @@ from fewshot_callbacks.engine.candidates import Candidates
 from fewshot_callbacks.engine.exchange import Exchange
 from fewshot_callbacks.engine.matrix import ScoreMatrix
 from fewshot_callbacks.engine.pooled.intervals import ScoreIntervals
+from fewshot_callbacks.engine.pytorch.count import Counts
 from fewshot_callbacks.engine.ranks import BestMatches
 from fewshot_callbacks.engine.relevant_scores import RelevantScores, without_last_columns
 from fewshot_callbacks.engine.scores.products import ScoreTiles
@@ -32,6 +34,8 @@ class Thresholds:
     def __init__(self, matrix: ScoreMatrix, exchange: Exchange, best: BestMatches | None) -> None:
         self.matrix, self.exchange, self.best = matrix, exchange, best
         self.local = self._relevant_scores(matrix.scores, matrix.candidates)
+        self.held: list[Block] | None = None
+        """all blocks of queries, where their counters fit the budget"""
 
     @property
     def most(self) -> float:
@@ -42,11 +46,28 @@ class Thresholds:
         matrix = self.matrix
         return RelevantScores(scores, candidates, matrix.free_bytes, matrix.threads, repeats=matrix.repeats)
 
+    def query_blocks(self, batch: range) -> list[Block]:
+        """Return the blocks of a batch of queries, with thresholds and empty counters."""
+        if self.held is not None:
+            return self.held
+        bare = self.matrix.query_blocks(batch)
+        blocks = [
+            replace(block, counts=Counts.zeros(scores, torch.int32))
+            for block, scores in zip(bare, self.of_blocks(bare), strict=True)
+        ]
+        if self.matrix.symmetric_ranks:
+            self.held = blocks
+        return blocks
+
+    def release(self) -> None:
+        """Release the blocks that are held, with their counters."""
+        self.held = None
+
     def of_block(self, block: Block) -> Float[Tensor, "queries columns"]:
         """Return the thresholds of each query among the gallery of this process, ascending, padded with +inf."""
         if self.best is None:
             return self.local.of(block.index, block.classes, block.first if block.first >= 0 else None)
-        scores, tied = self.best.keys[block.index], self.best.tied[block.index]
+        scores, tied = self.best.scores[block.index], self.best.tied[block.index]
         column = torch.arange(int(tied.max()) if len(tied) else 0, device=scores.device)
         return torch.where(column < tied[:, None], scores[:, None], torch.inf)
 
@@ -80,11 +101,22 @@ class Thresholds:
             run_tasks(tasks, [None] * (min(self.matrix.threads, len(tasks)) if parallel else 1), lambda _: None)
         return made
 
-    def within(self, intervals: ScoreIntervals) -> Iterator[tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]]:
-        """Yield the exact scores of the relevant pairs inside the intervals, and one for the others between two of these.
+    def relevant_scores(
+        self, intervals: ScoreIntervals
+    ) -> Iterator[tuple[Float[Tensor, "pairs"], Int[Tensor, "pairs"] | None]]:
+        """Yield the exact scores of the relevant pairs of this process's queries, in chunks; collective.
 
-        The pairs are those of this process's queries; collective. See `RelevantScores.near`.
+        Args:
+            intervals: inside which all are needed; between these, one may stand for others that lie in the same gap.
+
+        Yields:
+            Scores, and how many pairs each stands for (None: one).
         """
+        if self.held is not None or not self.local.compiled:
+            for batch in self.matrix.batches():
+                for block in self.query_blocks(batch):
+                    yield from block.relevant_score_chunks(self.matrix.free_bytes, weighted=self.matrix.repeats)
+            return
         yield from self.local.near(intervals)
         for visitors in self.exchange.galleries():
             yield from self._relevant_scores(visitors.scores, visitors.candidates).near(intervals)

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fewshot_callbacks.engine.blocks import Block, ScoreRectangle
+from fewshot_callbacks.engine.blocks import ScoreRectangle
 from fewshot_callbacks.engine.matrix import ScoreMatrix
 from fewshot_callbacks.engine.pooled.histogram import Forecast, PooledCounts
 from fewshot_callbacks.engine.pooled.recount import Recount
 from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.engine.thresholds import Thresholds
 
 Done = Callable[[int], None]
 """Called with the number of pairs that are done."""
@@ -30,14 +31,12 @@ class TileMaker(ABC):
     """Makes the tiles of rectangles, and counts them for their rows and columns."""
 
     @abstractmethod
-    def choose(
-        self, matrix: ScoreMatrix, sample: Callable[[int, int], tuple[Block, Block]], pooled: PooledCounts | None
-    ) -> Choice:
+    def choose(self, matrix: ScoreMatrix, thresholds: Thresholds, pooled: PooledCounts | None) -> Choice:
         """Choose the precision of the first products.
 
         Args:
             matrix: the pairs.
-            sample: makes a random block of queries with thresholds, and one of gallery items, of at most these sizes.
+            thresholds: of the queries.
             pooled: what will be asked of all pairs.
         """
 

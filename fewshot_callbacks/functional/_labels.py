@@ -85,8 +85,8 @@ def as_labels(value: Any, name: str, call: str) -> Labels:
     return _of_objects(read.tolist(), name, call)
 
 
-def read_labels(value: Any, items: int, name: str, of: str, call: str) -> Labels:
-    """Read labels (see `as_labels`), one for each of `items` items, as int64 on the CPU.
+def labels_of_each(value: Any, items: int, name: str, of: str, call: str) -> Labels:
+    """Read labels (see `as_labels`), one for each of `items` items, on the device where they are.
 
     Raises:
         ValueError: as `as_labels` does, and if there are not as many as items.
@@ -96,6 +96,16 @@ def read_labels(value: Any, items: int, name: str, of: str, call: str) -> Labels
         raise ValueError(
             f"{call}: {items} {of}, but {len(labels)} {name}. Both must come from the same items in the same order."
         )
+    return labels
+
+
+def read_labels(value: Any, items: int, name: str, of: str, call: str) -> Labels:
+    """Read labels (see `as_labels`), one for each of `items` items, as int64 on the CPU.
+
+    Raises:
+        ValueError: as `labels_of_each` does.
+    """
+    labels = labels_of_each(value, items, name, of, call)
     return Labels(labels.codes.to(device="cpu", dtype=torch.int64).contiguous(), labels.words)
 
 

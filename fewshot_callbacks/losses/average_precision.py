@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fewshot_callbacks.functional._inputs import check_matrix, non_finite_rows, refuse_non_finite
-from fewshot_callbacks.functional._labels import Labels, as_labels, numbered
+from fewshot_callbacks.functional._labels import Labels, as_labels, labels_of_each, numbered
 from fewshot_callbacks.losses.histograms import Bins, Relevance, Score, SoftHistograms, check_bins, soft_histograms
 
 OnEmpty = Literal["raise", "zero"]
@@ -200,12 +200,7 @@ class SoftAveragePrecisionLoss(nn.Module):
         call = type(self).__name__
         check_matrix(embeddings, name, call)
         refuse_non_finite(non_finite_rows(embeddings.detach()), len(embeddings), name, call)
-        read = as_labels(labels, labels_name, call)
-        if len(read) != len(embeddings):
-            raise ValueError(
-                f"{call}: {len(embeddings)} {name}, but {len(read)} {labels_name}. Both must come from the same items in "
-                "the same order."
-            )
+        read = labels_of_each(labels, len(embeddings), labels_name, name, call)
         vectors = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
         if self.similarity != "hamming":
             vectors = nn.functional.normalize(vectors, dim=1)

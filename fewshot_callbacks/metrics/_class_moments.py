@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional._labels import merged_books, read_labels
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._labels import merged_books
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.metrics._sync import gather_tensors
 from fewshot_callbacks.metrics._words import (
     as_state,
+    read_batch,
     refuse_another_dim,
     refuse_another_form,
     refuse_other_codes,
@@ -63,13 +63,7 @@ class ClassMomentsMetric(Metric):
                 or word for each, in the form of those before.
         """
         call = type(self).__name__
-        embeddings = as_tensor(embeddings, "embeddings", call)
-        if embeddings.ndim != 2:
-            raise ValueError(
-                f"{type(self).__name__} needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
-                "Flatten what belongs to one item: embeddings.flatten(1)."
-            )
-        read = read_labels(labels, len(embeddings), "labels", "embeddings", call)
+        embeddings, read = read_batch(embeddings, labels, call)
         if len(embeddings) == 0:
             return
         book = words_held(self.words)

@@ -1,15 +1,17 @@
-"""Word labels as the state of a metric, which holds only tensors, and checks that batches fit each other."""
+"""Reads the batches of a metric, and encodes word labels as its state, which holds only tensors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from fewshot_callbacks.functional._labels import CodeBook, Labels, book_of
+from fewshot_callbacks.functional._labels import CodeBook, Labels, book_of, labels_of_each
+from fewshot_callbacks.functional._tensors import as_tensor
 
 
 def as_state(book: CodeBook) -> UInt8[Tensor, "bytes"]:
@@ -24,6 +26,21 @@ def words_held(states: Sequence[Tensor] | Tensor) -> CodeBook | None:
         return None
     lines = joined.cpu().numpy().tobytes().decode().splitlines()
     return book_of((word for line in lines for word in json.loads(line)), "words_held")
+
+
+def read_batch(embeddings: Any, labels: Any, call: str) -> tuple[Tensor, Labels]:
+    """Read a batch as (items, dim) embeddings and one label for each, on the devices where they are.
+
+    Raises:
+        ValueError: if shapes or types do not fit.
+    """
+    embeddings = as_tensor(embeddings, "embeddings", call)
+    if embeddings.ndim != 2:
+        raise ValueError(
+            f"{call} needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. Flatten what belongs to "
+            "one item: embeddings.flatten(1)."
+        )
+    return embeddings, labels_of_each(labels, len(embeddings), "labels", "embeddings", call)
 
 
 def refuse_another_form(call: str, are_words: bool, labels: Labels) -> None:

@@ -11,9 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
-from fewshot_callbacks.functional._labels import CodeBook, Labels, as_labels, check_labels, merged_books, numbered
-from fewshot_callbacks.functional._tensors import as_tensor, number_distinct
-from fewshot_callbacks.metrics._words import refuse_another_form
+from fewshot_callbacks.functional._labels import CodeBook, Labels, check_labels, merged_books, numbered
+from fewshot_callbacks.functional._tensors import number_distinct
+from fewshot_callbacks.functional.class_subset import class_subset
+from fewshot_callbacks.metrics._words import read_batch, refuse_another_dim, refuse_another_form
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class Shard(NamedTuple):
     def named_labels(self) -> Labels:
         """The labels with their words, for `evaluate_retrieval`."""
         return Labels(self.labels, self.words)
+
+    def some_of_each_class(self, items: int, seed: int) -> Shard:
+        """Draw at most this number of items of each class, from all in the order of the data set. Collective."""
+        processes = all_processes()
+        length = sum(processes.gather(len(self.labels)))
+        labels = processes.placed(self.labels, self.places, length)  # codes: their order does not matter here
+        some = class_subset(labels, None, items, seed).sort().values
+        mine = torch.isin(self.places, some)
+        places = torch.searchsorted(some, self.places[mine])
+        return self._replace(embeddings=self.embeddings[mine], labels=self.labels[mine], places=places)
 
 
 class EmbeddingStore:
@@ -97,25 +108,11 @@ class EmbeddingStore:
                 words, or not what was stored before.
         """
         call = "EmbeddingStore"
-        embeddings = as_tensor(embeddings, "embeddings", call)
-        if embeddings.ndim != 2:
-            raise ValueError(
-                f"EmbeddingStore needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
-                "Flatten what belongs to one item: embeddings.flatten(1)."
-            )
-        read = as_labels(labels, "labels", call)
-        if len(read) != len(embeddings):
-            raise ValueError(
-                f"{call}: {len(embeddings)} embeddings, but {len(read)} labels. Both must come from the same items in the "
-                "same order."
-            )
+        embeddings, read = read_batch(embeddings, labels, call)
         if self._items:
             refuse_another_form(f"{call}.append", self._words is not None, read)
-        if self._dim is not None and self._dim != embeddings.shape[1]:
-            raise ValueError(
-                f"EmbeddingStore holds embeddings of dimension {self._dim}; this batch has dimension "
-                f"{embeddings.shape[1]}. Every batch must come from the same layer."
-            )
+        if self._dim is not None:
+            refuse_another_dim(f"{call}.append", self._dim, embeddings)
         self._settle(keep=1)
         on_cuda = embeddings.device.type == "cuda"
         if positions is None:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional._labels import Labels, read_labels
-from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import (
     RetrievalOptions,
     RetrievalReport,
@@ -19,6 +18,7 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.metrics._sync import gather_tensors
 from fewshot_callbacks.metrics._words import (
     as_state,
+    read_batch,
     refuse_another_dim,
     refuse_another_form,
     refuse_other_codes,
@@ -79,13 +79,7 @@ class RetrievalEvaluation(Metric):
             ValueError: if shapes or types do not fit each other or the batches before, or only some batches have ids.
         """
         call = "RetrievalEvaluation"
-        embeddings = as_tensor(embeddings, "embeddings", call)
-        if embeddings.ndim != 2:
-            raise ValueError(
-                f"RetrievalEvaluation needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. "
-                "Flatten what belongs to one item: embeddings.flatten(1)."
-            )
-        read = read_labels(labels, len(embeddings), "labels", "embeddings", call)
+        embeddings, read = read_batch(embeddings, labels, call)
         if self.labels:
             refuse_another_form(f"{call}.update", bool(self.words), read)
             refuse_another_dim(f"{call}.update", self.embeddings[0].shape[1], embeddings)
@@ -97,7 +91,7 @@ class RetrievalEvaluation(Metric):
             self.ids.append(id_numbers(ids, len(embeddings), call))
         if read.words is not None:
             self.words.append(as_state(read.words))
-        self.labels.append(read.codes.clone())
+        self.labels.append(read.codes.to("cpu", copy=True))
         self.embeddings.append(embeddings.clone())
 
     def compute(self) -> dict[str, Tensor]:

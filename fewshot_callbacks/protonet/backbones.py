@@ -1,6 +1,6 @@
 """Backbones: from images to embeddings."""
 
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from jaxtyping import Float
@@ -165,6 +165,22 @@ def make_backbone(backbone: str | nn.Module, in_channels: int = 3) -> nn.Module:
         return resnet18(in_channels)
     raise ValueError(
         f"There is no backbone {backbone!r}. Choose 'conv4' or 'resnet18', or pass an nn.Module images -> embeddings."
+    )
+
+
+def checked_embeddings(embeddings: Any, backbone: nn.Module, images: int, call: str) -> Tensor:
+    """Return embeddings, one for each image; refuse anything else.
+
+    Raises:
+        ValueError: with the shape or type that the backbone returned.
+    """
+    if isinstance(embeddings, Tensor) and embeddings.ndim == 2 and len(embeddings) == images:
+        return embeddings
+    is_tensor = isinstance(embeddings, Tensor)
+    gave = f"shape {tuple(embeddings.shape)}" if is_tensor else f"a {type(embeddings).__name__}"
+    raise ValueError(
+        f"{call}: {type(backbone).__name__} gave {gave} for {images} images; one vector per image is needed, (images, dim). "
+        "End the backbone with nn.Flatten() or a pooling."
     )
 
 

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
-from fewshot_callbacks.protonet.backbones import make_backbone
+from fewshot_callbacks.protonet.backbones import checked_embeddings, make_backbone
 from fewshot_callbacks.protonet.pieces import embed_in_pieces, of_all_processes
 
 
@@ -176,18 +176,7 @@ class EmbeddingModule(LightningModule):
         return optimizer if self.scheduler is None else ([optimizer], [self.scheduler(optimizer)])
 
     def _embed(self, images: Tensor) -> Tensor:
-        embeddings = self.backbone(images)
-        if not isinstance(embeddings, Tensor) or embeddings.ndim != 2 or len(embeddings) != len(images):
-            gave = (
-                f"shape {tuple(embeddings.shape)}"
-                if isinstance(embeddings, Tensor)
-                else f"a {type(embeddings).__name__}"
-            )
-            raise ValueError(
-                f"EmbeddingModule: {type(self.backbone).__name__} gave {gave} for {len(images)} images, but a loss needs "
-                "one vector per image, (images, dim). End the backbone with nn.Flatten() or a pooling."
-            )
-        return embeddings
+        return checked_embeddings(self.backbone(images), self.backbone, len(images), "EmbeddingModule")
 
     def _targets(self, labels: Any) -> Tensor:
         """Convert labels for the loss: a tensor as it is; words as codes, the same in every process."""

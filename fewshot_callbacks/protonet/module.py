@@ -18,7 +18,7 @@ from fewshot_callbacks.functional.episodes import (
 )
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 from fewshot_callbacks.protonet._divergence import ExponentWatch
-from fewshot_callbacks.protonet.backbones import make_backbone
+from fewshot_callbacks.protonet.backbones import checked_embeddings, make_backbone
 from fewshot_callbacks.protonet.classifiers import SupportClassifier
 from fewshot_callbacks.protonet.evaluation import (
     EpisodeProtocol,
@@ -175,13 +175,7 @@ class ProtoNet(LightningModule):
         Raises:
             ValueError: if the backbone returns anything but (images, dim).
         """
-        embeddings: Tensor = self.backbone(images)
-        if embeddings.ndim != 2 or len(embeddings) != len(images):
-            raise ValueError(
-                f"{type(self.backbone).__name__} gave shape {tuple(embeddings.shape)} for {len(images)} images; "
-                "prototypes need one vector per image, (images, dim). End the backbone with nn.Flatten() or a pooling."
-            )
-        return embeddings
+        return checked_embeddings(self.backbone(images), self.backbone, len(images), "ProtoNet")
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> dict[str, Tensor]:
         """Compute the loss of one episode, or of several.

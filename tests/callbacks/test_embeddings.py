@@ -96,7 +96,7 @@ def test_what_is_read_carries_no_gradient() -> None:
 def test_missing_embeddings_name_what_was_there_and_the_argument_that_fixes_it(outputs: Any, was: str) -> None:
     expected = (
         rf"Monitor found no embeddings: training_step returned {was}, but 'embeddings' is wanted\. "
-        r"Return .*\"embeddings\": embeddings.* or tell Monitor where they are: source=\('other', 'keys'\), "
+        r"Return .*\"embeddings\": embeddings.* or say where they are: source=\('other', 'keys'\), "
         r"source=lambda outputs, batch: .*, or source='name.of.a.submodule'"
     )
     with pytest.raises(ValueError, match=expected):
@@ -344,7 +344,7 @@ def test_an_error_is_said_once_and_another_again() -> None:
 
     with pytest.warns(UserWarning, match="val/J is NaN") as warned:
         handle(rows, rows, RuntimeError("out of memory"), KeyError(), rows)
-    end = " (Said once; Monitor(strict=True) raises instead.)"
+    end = " (Shown once; Monitor(strict=True) raises instead.)"
     assert said(warned) == [
         f"val/J is NaN. rows 3 to 5 of the embeddings.{end}",
         f"val/J is NaN. RuntimeError: out of memory{end}",

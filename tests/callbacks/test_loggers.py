@@ -312,9 +312,9 @@ def test_a_refused_picture_is_a_file_and_one_warning_for_each_kind(tmp_path: Pat
     a_policy, a_trainer = policy(), trainer(logger=[logger, CSVLogger(tmp_path, name="csv")])
     assert words_of(log_figures, a_trainer, {NAME: red_figure}, a_policy, steps=3) == [
         "TensorBoardLogger did not take the picture 'val/panels_worst 5' (RuntimeError: of TensorBoard). See "
-        "pictures/val/panels_worst 5/step=000000.png in the folder of the run instead. (Said once for such errors.)",
+        "pictures/val/panels_worst 5/step=000000.png in the folder of the run instead. (Shown once for such errors.)",
         "TensorBoardLogger did not take the picture 'val/panels_worst 5' (OSError: another). See "
-        "pictures/val/panels_worst 5/step=000002.png in the folder of the run instead. (Said once for such errors.)",
+        "pictures/val/panels_worst 5/step=000002.png in the folder of the run instead. (Shown once for such errors.)",
     ]
     assert len(list((tmp_path / "run").rglob("*.png"))) == 3
     assert len(list((tmp_path / "csv").rglob("*.png"))) == 3
@@ -327,7 +327,7 @@ def test_a_picture_that_cannot_be_drawn_leaves_the_others(tmp_path: Path) -> Non
     a_policy, a_trainer = policy(), trainer(default_root_dir=tmp_path)
     assert words_of(log_figures, a_trainer, {"bad": draw, "good": red_figure}, a_policy) == [
         "The picture 'bad' could not be drawn (ValueError: nothing to draw). The run goes on without it. "
-        "(Said once for such errors.)"
+        "(Shown once for such errors.)"
     ]
     assert len(list(tmp_path.rglob("*.png"))) == 2
 

@@ -253,7 +253,7 @@ def test_a_flag_for_each_item(flag: str) -> None:
     assert (monitor.report.queries, monitor.report.gallery) == (24, 12)
 
 
-@pytest.mark.filterwarnings("ignore:.*Said once")
+@pytest.mark.filterwarnings("ignore:.*Shown once")
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -468,7 +468,7 @@ def _scripted() -> tuple[Tensor, Tensor]:
 
 def test_dimension_of_the_embeddings_is_that_of_the_layer() -> None:
     assert Net().by_hand(items())[0].shape == (36, DIM)
-    with pytest.raises(ValueError, match=re.escape("holds embeddings of dimension 5; this batch has dimension 6")):
+    with pytest.raises(ValueError, match=re.escape("embeddings so far have dimension 5, those of this batch 6")):
         validated(retrieval(strict=True), _Growing(), loader())
 
 

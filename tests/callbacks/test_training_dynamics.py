@@ -123,7 +123,7 @@ def test_with_a_schedule_a_step_of_length_zero_is_said_to_move_nothing() -> None
 
     monitor = TrainingDynamicsMonitor(every_n_steps=1)
     with pytest.warns(
-        UserWarning, match=r"The step moved no embedding, so there is nothing to measure; step 1\. \(Said"
+        UserWarning, match=r"The step moved no embedding, so there is nothing to measure; step 1\. \(Shown"
     ):
         trainer(monitor, max_steps=3).fit(Warmup(Backbone(), shots=SHOTS), episodes())
     assert math.isnan(monitor.history.measures[0].norm_ratio)
@@ -319,7 +319,7 @@ def test_nothing_is_left_behind_by_a_forward_pass_that_fails() -> None:
         if monitors:
             words = [text for text in said(caught) if "dynamics" in text]
             assert words == [
-                "dynamics are NaN. RuntimeError: out of memory (Said once; TrainingDynamicsMonitor(strict=True) raises "
+                "dynamics are NaN. RuntimeError: out of memory (Shown once; TrainingDynamicsMonitor(strict=True) raises "
                 "instead.)"
             ]
         return traces.seen

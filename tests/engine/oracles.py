@@ -89,12 +89,12 @@ def check_decisions(case, request, capacity=10_000, observer=PooledCounts):
     def same(point, key, tp, fp):
         assert (point.true_positives, point.false_positives) == (tp, fp)
         assert point.false_negatives == len(positives) - tp
-        assert point.threshold == tiles.to_score(float(key))
+        assert point.threshold == tiles.to_user_score(float(key))
 
     f1 = 2 * tp / (tp + fp + len(positives))
     best = np.flatnonzero(f1 == f1.max())[-1]
     same(found.best_f1, keys[best], tp[best], fp[best])
-    low, high = (tiles.to_key(bound) for bound in request.bounds)
+    low, high = (tiles.to_exact_score(bound) for bound in request.bounds)
     tried = np.unique(np.concatenate([positives, negatives, [low, high]]))
     tried = tried[(tried >= low) & (tried <= high) & np.isfinite(tried)]
     tried_tp, tried_fp = accepted(positives, tried), accepted(negatives, tried)
@@ -106,12 +106,12 @@ def check_decisions(case, request, capacity=10_000, observer=PooledCounts):
             assert (point.true_positives, point.false_positives) == (tried_tp[chosen], tried_fp[chosen])
             assert point.false_negatives == len(positives) - tried_tp[chosen]
             bound = {low: request.bounds[0], high: request.bounds[1]}
-            assert point.threshold == bound.get(tried[chosen], tiles.to_score(float(tried[chosen])))
+            assert point.threshold == bound.get(tried[chosen], tiles.to_user_score(float(tried[chosen])))
         else:
             assert math.isnan(point.threshold)
             assert point.recall == 0
     for threshold in request.thresholds:
-        key, point = tiles.to_key(threshold), found.at_threshold[threshold]
+        key, point = tiles.to_exact_score(threshold), found.at_threshold[threshold]
         assert (point.true_positives, point.false_positives) == ((positives >= key).sum(), (negatives >= key).sum())
     for rate in request.false_match_rates:
         allowed = np.flatnonzero(fp / max(len(negatives), 1) <= rate)
@@ -125,7 +125,7 @@ def check_decisions(case, request, capacity=10_000, observer=PooledCounts):
             assert math.isnan(point.threshold)
             assert point.false_non_match_rate == 1
             continue
-        assert point.threshold == tiles.to_score(float(keys[allowed[0]]))
+        assert point.threshold == tiles.to_user_score(float(keys[allowed[0]]))
         assert point.false_match_rate == fp[allowed[0]] / len(negatives)
         assert point.false_non_match_rate == pytest.approx(1 - tp[allowed[0]] / len(positives), abs=1e-15)
     scores = np.concatenate([positives, negatives])

@@ -373,7 +373,7 @@ def test_work_is_shared_fairly():
             candidates = find_candidates(labels, labels, same_set=True)
             walk = open_pass(tiles, candidates, 10**8, processes=processes, share=ShardIndex(own, own))
             assert walk.matrix.symmetric_ranks
-            blocks, rectangles = walk._query_blocks(range(len(own))), []
+            blocks, rectangles = walk.thresholds.query_blocks(range(len(own))), []
             walk._visit_rectangles(blocks, rectangles.append, counting=True)
             return sum(rectangle.pairs / (1 if rectangle.position else 2) for rectangle in rectangles)
 

@@ -106,7 +106,7 @@ def test_nothing_stored():
             r"EmbeddingStore needs embeddings of shape \(items, dim\); got shape \(4,\)",
         ),
         ((torch.ones(2, 3, 5), torch.arange(2)), r"Flatten what belongs to one item: embeddings.flatten\(1\)"),
-        ((torch.ones(2, 5), torch.arange(2)), r"holds embeddings of dimension 4; this batch has dimension 5. Every"),
+        ((torch.ones(2, 5), torch.arange(2)), r"embeddings so far have dimension 4, those of this batch 5. Every"),
         ((torch.ones(2, 4), torch.arange(3)), r"EmbeddingStore: 2 embeddings, but 3 labels"),
         ((torch.ones(2, 4), torch.ones(2)), r"EmbeddingStore needs integer labels; got torch.float32"),
         ((torch.ones(2, 4), torch.ones(2, 7).long()), r"labels has shape \(2, 7\). Pass labels.argmax\(dim=1\)"),
@@ -141,7 +141,7 @@ class TestFromCuda:
     def test_another_dimension_is_refused_while_the_first_batch_is_on_its_way(self):
         store = EmbeddingStore()
         store.append(torch.ones(2, 4, device="cuda"), torch.arange(2, device="cuda"))
-        with pytest.raises(ValueError, match=r"holds embeddings of dimension 4; this batch has dimension 5"):
+        with pytest.raises(ValueError, match=r"embeddings so far have dimension 4, those of this batch 5"):
             store.append(torch.ones(2, 5, device="cuda"), torch.arange(2, device="cuda"))
 
 

@@ -34,9 +34,9 @@ def count_distances(queries, gallery, first, last, begin, end, excluded, excludi
     Args:
         queries: (queries, words) codes of 64 bits a word.
         gallery: (words, gallery): neighbours in memory are compared with the same word.
-        first: (queries,) place of the first candidate in the gallery.
+        first: (queries,) position of the first candidate in the gallery.
         last: (queries,) and behind the last.
-        begin: (queries,) place of the first relevant item, between these two.
+        begin: (queries,) position of the first relevant item, between these two.
         end: (queries,) and behind the last.
         excluded: (codes, queries) a gallery item that has one of these codes
         excluding: (codes, gallery) here is no candidate.

@@ -208,21 +208,11 @@ def _ranks(
     number = so_far[:, -1]
     width = int(number.max()) if len(number) else 0
     column = torch.arange(width).expand(len(queries), width).contiguous()
-    valid = column < number[:, None]
     level = torch.searchsorted(so_far, column, right=True).clamp(max=relevant.shape[1] - 1)
-    own = relevant.gather(1, level)
     through = so_far.gather(1, level)
     above = negatives.sum(1, keepdim=True) - negatives.cumsum(1)
-    return RankBlock(
-        queries=queries,
-        relevant=number,
-        valid=valid,
-        negatives_above=above.gather(1, level),
-        negatives_tied=negatives.gather(1, level),
-        relevant_above=number[:, None] - through,
-        relevant_tied=own,
-        place_in_tie=column - (through - own) + 1,
-    )
+    below, above, tied = through - relevant.gather(1, level), above.gather(1, level), negatives.gather(1, level)
+    return RankBlock.of_order(queries, number, below, through, above, tied)
 
 
 def _count_in_torch(

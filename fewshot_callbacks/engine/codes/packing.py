@@ -42,12 +42,12 @@ class HammingScores:
     longest_item: ClassVar[tuple[int, float]] = (-1, 1.0)
 
     @staticmethod
-    def to_score(key: float) -> float:
-        """Return the exact score itself."""
-        return key
+    def to_user_score(score: float) -> float:
+        """Return the score itself."""
+        return score
 
     @staticmethod
-    def to_key(score: float) -> float:
+    def to_exact_score(score: float) -> float:
         """Return the score itself."""
         return score
 

@@ -6,10 +6,10 @@ their exact score. All kernels release the interpreter's lock and run on one thr
 may use.
 
 How a pair is placed among R thresholds without a search: the interval from the lowest to the highest threshold of a query is
-cut into cells. A table says for each cell how many thresholds lie below it, and whether one lies so near that an
-estimate in the cell may be on the wrong side of it (then the number is stored as its complement, below zero). The cell of
-an estimate and that of a threshold come from the same monotone arithmetic, so a smaller cell means a smaller number,
-however the division into cells was rounded.
+cut into bins. A table says for each bin how many thresholds lie below it, and whether one lies so near that an estimate
+in the bin may be on the wrong side of it (then the number is stored as its complement, below zero). The bin of an
+estimate and that of a threshold come from the same monotone arithmetic, so a smaller bin means a smaller number, however
+the division into bins was rounded.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fewshot_callbacks.engine.cpu.exact_kernels import (  # noqa: F401 - one doo
     squares,
 )
 
-FEW = 96
-"""Up to this many thresholds are compared faster than searched."""
+SCANNED = 96
+"""Up to this many thresholds are scanned faster than searched."""
 RUN = 256
 """Columns that are handled at once: their tables and counters stay in the second cache."""
 
@@ -61,7 +61,7 @@ class Margins(NamedTuple):
     margin: NDArray[np.float64]  # (items,) an estimate further than this from a threshold is surely on its side of it
     origin: NDArray[np.floating]  # (items,)
     scale: NDArray[np.floating]  # (items,)
-    table: NDArray[np.signedinteger]  # (items, cells)
+    table: NDArray[np.signedinteger]  # (items, bins) thresholds below each bin, or the complement of that number
 
 
 # -------------------------------------------------------------------------------------- relevant pairs near some scores
@@ -85,7 +85,7 @@ def near_scores(estimates, queries, members, error, pairs, same_set, low, high, 
         out: (rows * columns,) where the exact scores are put.
 
     Returns:
-        How many exact scores were made, and how many rows were looked at.
+        How many exact scores were made, and in how many rows.
     """
     rows, columns = estimates.shape
     filled = 0
@@ -113,7 +113,7 @@ def near_scores(estimates, queries, members, error, pairs, same_set, low, high, 
 
 @_inlined
 def _begun(low, value):
-    """How many ascending numbers are not above a value."""
+    """Return how many of the ascending numbers are not above a value."""
     first, last = 0, low.shape[0]
     while first < last:
         middle = (first + last) // 2
@@ -146,26 +146,26 @@ def row_hashes(bits, odd, out):
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy", inline="always")
-def _cell(value, origin, scale, cells):
-    """Which cell a value lies in: monotone in the value, 0 for what lies below the origin, at most cells - 1."""
-    place = np.float32((value - origin) * scale)
+def _bin(value, origin, scale, bins):
+    """Return which bin a value lies in: monotone in the value, 0 for what lies below the origin, at most bins - 1."""
+    position = np.float32((value - origin) * scale)
     # in this order of arguments what is not a number lies below as well
-    return np.int32(min(np.float32(cells - 2), max(np.float32(-1), place)) + np.float32(1))
+    return np.int32(min(np.float32(bins - 2), max(np.float32(-1), position)) + np.float32(1))
 
 
 @_kernel
 def margins(side, error, out):
     """Fill the tables of one side, for estimates that are off by at most `error` of each item."""
-    cells = out.table.shape[1]
+    bins = out.table.shape[1]
     ends = np.empty(2, out.origin.dtype)
     for i in range(side.items.shape[0]):
         relevant = side.relevant[i]
-        entries = out.table[i]
-        if relevant == 0:
+        table = out.table[i]
+        if relevant == 0:  # all estimates lie in the first bin, below an origin that none reaches
             out.margin[i] = 0.0
             out.origin[i] = 1e30
             out.scale[i] = 1.0
-            entries[:] = 0
+            table[:] = 0
             continue
         thresholds = side.thresholds[i]
         largest = max(abs(thresholds[0]), abs(thresholds[relevant - 1]))
@@ -173,18 +173,19 @@ def margins(side, error, out):
         margin = error[i] * (1 + 1e-6) + largest * 2.0**-51 + 2.0**-125
         out.margin[i] = margin
         out.origin[i] = thresholds[0] - margin
-        out.scale[i] = min((cells - 3) / (thresholds[relevant - 1] - thresholds[0] + 2 * margin), 1e30)
+        # a bin for what lies below, and two for what lies above and its rounding; 1e30 where float32 holds no more
+        out.scale[i] = min((bins - 3) / (thresholds[relevant - 1] - thresholds[0] + 2 * margin), 1e30)
         origin, scale = out.origin[i], out.scale[i]
-        cell = 0
+        filled = 0
         for k in range(relevant):
             # rounding is monotone: what an estimate reaches, it reaches rounded
             ends[0], ends[1] = thresholds[k] - margin, thresholds[k] + margin
-            start = _cell(ends[0], origin, scale, cells)
-            stop = _cell(ends[1], origin, scale, cells) + 1
-            entries[cell:start] = k
-            entries[max(cell, start) : stop] = ~k
-            cell = max(cell, stop)
-        entries[cell:] = relevant
+            start = _bin(ends[0], origin, scale, bins)
+            stop = _bin(ends[1], origin, scale, bins) + 1
+            table[filled:start] = k
+            table[max(filled, start) : stop] = ~k
+            filled = max(filled, stop)
+        table[filled:] = relevant
 
 
 # ------------------------------------------------------------------------------------------------------------ counting
@@ -192,10 +193,10 @@ def margins(side, error, out):
 
 @_inlined
 def _below(thresholds, relevant, value):
-    """How many of the ascending thresholds are smaller than the value."""
+    """Return how many of the ascending thresholds are smaller than the value."""
     low = 0
     high = relevant
-    while high - low > FEW:
+    while high - low > SCANNED:
         middle = (low + high) >> 1
         if thresholds[np.uint64(middle)] < value:
             low = middle + 1
@@ -249,14 +250,14 @@ def _place_exact(side, item, value, weight):
 @_inlined
 def _collect(pooled, value, query, item, weight):
     """Note a pair whose estimate is among the highest."""
-    place = pooled.filled[0]
-    if place < pooled.values.shape[0]:
-        pooled.values[place] = value
-        pooled.rows[place] = query
-        pooled.columns[place] = item
-        if place < pooled.weights.shape[0]:
-            pooled.weights[place] = weight
-    pooled.filled[0] = place + 1
+    position = pooled.filled[0]
+    if position < pooled.values.shape[0]:
+        pooled.values[position] = value
+        pooled.rows[position] = query
+        pooled.columns[position] = item
+        if position < pooled.weights.shape[0]:
+            pooled.weights[position] = weight
+    pooled.filled[0] = position + 1
 
 
 @_inlined
@@ -267,7 +268,7 @@ def _resolve(pairs, rows, i, columns, j, row_open, column_open, screened, pooled
     value = _operand_product(rows.operand[i], columns.operand[j])
     if screened:
         if value >= pooled.floor:
-            pooled.histogram[_cell(value, pooled.origin, pooled.scale, pooled.histogram.shape[0])] += weight
+            pooled.histogram[_bin(value, pooled.origin, pooled.scale, pooled.histogram.shape[0])] += weight
         if value >= pooled.cut:
             _collect(pooled, value, query, item, weight)
     if row_open and _place(rows, i, value, rows.rounding[i], columns.weight[j]):
@@ -293,7 +294,7 @@ def _resolve(pairs, rows, i, columns, j, row_open, column_open, screened, pooled
 
 @_inlined
 def _span(half, first, width, before, after):
-    """The columns of a run that are negatives: those up to `before`, then those from `after` on."""
+    """Return the columns of a run that are negatives: first those up to `before`, then those from `after` on."""
     if half == 0:
         return first, min(first + RUN, width, before)
     return max(first, after), min(first + RUN, width)
@@ -301,7 +302,7 @@ def _span(half, first, width, before, after):
 
 @_inlined
 def _sum_chunks(estimates, r, start, stop, value):
-    """The estimates of a span: slicing and unsigned indices let LLVM drop the checks for negative indices."""
+    """Sum the chunks of a span of estimates; slicing lets LLVM drop the checks for negative indices."""
     chunk = estimates[0, r, start:stop]
     for c in range(stop - start):
         value[c] = chunk[c]
@@ -325,22 +326,22 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
         spans: (tile rows, 2): columns from the first up to the second are no negatives of this row; where `both`, none
             before the second is.
         both: each pair counts for its two items.
-        weighted: some entry stands for several items.
+        weighted: some row or column stands for several equal items.
         pairs: the vectors.
         pooled: what is recorded of all pairs.
         cut: `pooled.cut` in the precision of the estimates, not rounded up.
     """
     _, height, width = estimates.shape
     value = np.empty(RUN, estimates.dtype)
-    row_cell = np.empty(RUN, np.int32)
-    column_cell = np.empty(RUN, np.int32)
-    bins = np.empty(RUN, np.int32)
+    row_bin = np.empty(RUN, np.int32)
+    column_bin = np.empty(RUN, np.int32)
+    histogram_bin = np.empty(RUN, np.int32)
     open_at = np.empty(2 * RUN, np.int32)
     opened = 0
     origin = value.dtype.type(pooled.origin)
     scale = value.dtype.type(pooled.scale)
     bin_count = pooled.histogram.shape[0]
-    row_cells, column_cells = row_margins.table.shape[1], column_margins.table.shape[1]
+    row_bins, column_bins = row_margins.table.shape[1], column_margins.table.shape[1]
     pair_factor = 2 if both else 1
     runs = (width + RUN - 1) // RUN
     for turn in range(runs * height):
@@ -359,55 +360,59 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
             highest = np.int32(0)
             wanted = 0
             for c in range(length):
-                row_cell[c] = _cell(value[c], row_origin, row_scale, row_cells)
-                highest = max(highest, row_cell[c])
+                row_bin[c] = _bin(value[c], row_origin, row_scale, row_bins)
+                highest = max(highest, row_bin[c])
             for c in range(length):
-                bins[c] = _cell(value[c], origin, scale, bin_count)
+                histogram_bin[c] = _bin(value[c], origin, scale, bin_count)
                 wanted += value[c] >= cut
             if both:
                 column_origin, column_scale = column_margins.origin[start:stop], column_margins.scale[start:stop]
                 for c in range(length):
-                    column_cell[c] = _cell(value[c], column_origin[c], column_scale[c], column_cells)
-                    highest = max(highest, column_cell[c])
+                    column_bin[c] = _bin(value[c], column_origin[c], column_scale[c], column_bins)
+                    highest = max(highest, column_bin[c])
             if weighted:
                 for c in range(length):
-                    pooled.histogram[np.uint32(bins[c])] += pair_factor * row_weight * columns.weight[start + c]
+                    pooled.histogram[np.uint32(histogram_bin[c])] += (
+                        pair_factor * row_weight * columns.weight[start + c]
+                    )
             else:
                 for c in range(length):
-                    pooled.histogram[np.uint32(bins[c])] += pair_factor
+                    pooled.histogram[np.uint32(histogram_bin[c])] += pair_factor
             if highest == 0 and wanted == 0:
                 continue
             table, hits = row_margins.table[i], rows.hits[i]
             row_thresholds, row_margin = rows.thresholds[i], row_margins.margin[i]
             for c in range(length):
-                entry = np.int64(table[np.uint32(row_cell[c])])
-                if entry < 0:
-                    entry = ~entry
+                beaten = np.int64(table[np.uint32(row_bin[c])])
+                if beaten < 0:
+                    beaten = ~beaten
                     estimate = np.float64(value[c])
-                    while entry < row_relevant and row_thresholds[np.uint32(entry)] + row_margin < estimate:
-                        entry += 1
-                    if entry < row_relevant and row_thresholds[np.uint32(entry)] - row_margin <= estimate:
+                    while beaten < row_relevant and row_thresholds[np.uint32(beaten)] + row_margin < estimate:
+                        beaten += 1
+                    if beaten < row_relevant and row_thresholds[np.uint32(beaten)] - row_margin <= estimate:
                         open_at[opened] = c
                         opened += 1
                         continue
-                hits[np.uint32(entry)] += columns.weight[start + c] if weighted else 1
+                hits[np.uint32(beaten)] += columns.weight[start + c] if weighted else 1
             row_opened = opened
             if both:
                 tables, column_hits = column_margins.table[start:stop], columns.hits[start:stop]
                 column_thresholds, column_margin = columns.thresholds[start:stop], column_margins.margin[start:stop]
                 column_relevant = columns.relevant[start:stop]
                 for c in range(length):
-                    entry = np.int64(tables[c, np.uint32(column_cell[c])])
-                    if entry < 0:
-                        entry = ~entry
+                    beaten = np.int64(tables[c, np.uint32(column_bin[c])])
+                    if beaten < 0:
+                        beaten = ~beaten
                         estimate, margin = np.float64(value[c]), column_margin[c]
-                        while entry < column_relevant[c] and column_thresholds[c, np.uint32(entry)] + margin < estimate:
-                            entry += 1
-                        if entry < column_relevant[c] and column_thresholds[c, np.uint32(entry)] - margin <= estimate:
+                        while (
+                            beaten < column_relevant[c] and column_thresholds[c, np.uint32(beaten)] + margin < estimate
+                        ):
+                            beaten += 1
+                        if beaten < column_relevant[c] and column_thresholds[c, np.uint32(beaten)] - margin <= estimate:
                             open_at[opened] = c
                             opened += 1
                             continue
-                    column_hits[c, np.uint32(entry)] += row_weight if weighted else 1
+                    column_hits[c, np.uint32(beaten)] += row_weight if weighted else 1
             pooled.filled[1] += opened
             for o in range(opened):
                 j = start + open_at[o]
@@ -424,7 +429,7 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
 
 @_kernel
 def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both, pairs, pooled):
-    """`count` where few candidates come near any threshold: look closer at those that do, and at nothing else.
+    """Count as `count` does where few candidates come near any threshold: only those that do are compared with it.
 
     Candidates below the lowest threshold of a query are not counted for it, since they beat nothing.
 
@@ -488,13 +493,13 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
     thresholds, relevant = edges.thresholds[0], edges.relevant[0]
     origin, scale, table = edge_margins.origin[0], edge_margins.scale[0], edge_margins.table[0]
     margin = edge_margins.margin[0]
-    cells = table.shape[0]
+    bins = table.shape[0]
     value = np.empty(RUN, estimates.dtype)
-    place = np.empty(RUN, np.int32)
+    bin_of = np.empty(RUN, np.int32)
     inner = np.empty(RUN, np.int32)
     weighted = rows.weight.max() > 1 or columns.weight.max() > 1
-    below, above = np.int64(table[0]), np.int64(table[cells - 1])
-    outer = not weighted and below >= 0 and above >= 0  # the first and the last cell leave nothing to decide
+    below, above = np.int64(table[0]), np.int64(table[bins - 1])
+    outer = not weighted and below >= 0 and above >= 0  # the first and the last bin leave nothing to decide
     lowest = highest = 0
     for r in range(height):
         i = first_row + r
@@ -507,22 +512,22 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                 length = stop - start
                 _sum_chunks(estimates, r, start, stop, value)
                 for c in range(length):
-                    place[c] = _cell(value[c], origin, scale, cells)
+                    bin_of[c] = _bin(value[c], origin, scale, bins)
                 some = length
                 if outer:
                     some = 0
                     for c in range(length):
-                        lowest += place[c] == 0
-                        highest += place[c] == cells - 1
+                        lowest += bin_of[c] == 0
+                        highest += bin_of[c] == bins - 1
                     for c in range(length):
                         inner[some] = c
-                        some += (place[c] != 0) & (place[c] != cells - 1)
+                        some += (bin_of[c] != 0) & (bin_of[c] != bins - 1)
                 for n in range(some):
                     c = int(inner[n]) if outer else n
-                    entry = np.int64(table[np.uint32(place[c])])
+                    beaten = np.int64(table[np.uint32(bin_of[c])])
                     weight = pair_factor * rows.weight[i] * columns.weight[start + c]
-                    if entry < 0:
-                        k = ~entry
+                    if beaten < 0:
+                        k = ~beaten
                         estimate = np.float64(value[c])
                         while k < relevant and thresholds[k] + margin < estimate:
                             k += 1
@@ -542,7 +547,7 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
                                         ties[not_above] += weight
                         hits[k] += weight
                     else:
-                        hits[entry] += weight
+                        hits[beaten] += weight
     if outer:
         hits[below] += pair_factor * lowest
         hits[above] += pair_factor * highest

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.blocks import Block, ScoreRectangle
-from fewshot_callbacks.engine.budget import part_rows, table_cells
+from fewshot_callbacks.engine.budget import part_rows, table_bins
 from fewshot_callbacks.engine.cpu import count_kernels as kernels
-from fewshot_callbacks.engine.cpu.products import Key, Operands, Products, ProductSpace
+from fewshot_callbacks.engine.cpu.products import Key, Operands, Products, ProductSpace, kept_or_made
 from fewshot_callbacks.engine.pooled.record import PairRecord
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.pytorch.count import Counts
@@ -45,6 +45,17 @@ class ThresholdList(NamedTuple):
     """of one query"""
     margins: kernels.Margins
     """its tables"""
+
+    @classmethod
+    def of(cls, thresholds: NDArray[np.float64], error: float, dtype: type[np.floating[Any]]) -> ThresholdList:
+        """Return a list for estimates of this dtype that are off by at most `error`."""
+        one, nothing = np.zeros(1, np.int64), np.zeros((1, 1), np.int32)
+        side = kernels.Side(
+            one, one + 1, one + len(thresholds), thresholds[None], nothing, nothing, _NO_OPERAND, np.zeros(1)
+        )
+        # eight bins for each threshold or more, so that most hold none; at most 2**21, a table of 8 MB
+        bins = int(min(2**21, max(2**12, 2 ** math.ceil(math.log2(8 * len(thresholds) + 1)))))
+        return cls(side, _make_margins(side, np.array([error]), dtype, bins))
 
 
 class TileCounter:
@@ -127,16 +138,6 @@ class TileCounter:
         low = self.rectangle.scores.half_low(least, block.index, of_query=of_query)
         return np.nextafter(low.numpy().astype(np.float32), np.float32(-np.inf))
 
-    def threshold_list(self, thresholds: NDArray[np.float64]) -> ThresholdList:
-        """Return thresholds for all pairs as the kernels take them."""
-        one, nothing = np.zeros(1, np.int64), np.zeros((1, 1), np.int32)
-        side = kernels.Side(
-            one, one + 1, one + len(thresholds), thresholds[None], nothing, nothing, _NO_OPERAND, np.zeros(1)
-        )
-        error = np.array([self.rectangle.scores.largest_error(self.precision)])
-        cells = int(min(2**21, max(2**12, 2 ** math.ceil(math.log2(8 * len(thresholds) + 1)))))
-        return ThresholdList(side, _make_margins(side, error, self.dtype, cells))
-
     # ------------------------------------------------------------------------------------------------------- both sides
 
     def _side(self, block: Block, *, of_query: bool) -> kernels.Side:
@@ -167,17 +168,13 @@ class TileCounter:
 
     def _margins(self, block: Block, side: kernels.Side, space: Space, *, of_query: bool) -> kernels.Margins:
         key = (block.first, of_query or self.rectangle.is_square)  # with one set both sides are the same
-        if self.kept.margins is not None and (kept := self.kept.margins.get(key)) is not None:
-            return kept
-        if key not in space.margins:
-            if len(space.margins) > 1:
-                space.margins.clear()
+
+        def make() -> kernels.Margins:
             error = self.rectangle.scores.error(block.index, self.precision, of_query=of_query)
-            space.margins[key] = _make_margins(side, error.numpy(), self.dtype)
-            if self.kept.margins is not None:
-                self.kept.margins[key] = space.margins.pop(key)
-                return self.kept.margins[key]
-        return space.margins[key]
+            return _make_margins(side, error.numpy(), self.dtype)
+
+        made: kernels.Margins = kept_or_made(key, self.kept.margins, space.margins, make)
+        return made
 
     def _parts(self, rows: Block, columns: Block, both: bool, space: Space) -> Iterator[tuple[Any, int, int, Any]]:
         """Yield the estimates of some rows at a time, and what the kernels need to know of them.
@@ -209,16 +206,16 @@ class TileCounter:
 
 
 def _make_margins(
-    side: kernels.Side, error: NDArray[np.float64], dtype: type[np.floating[Any]], cells: int = 0
+    side: kernels.Side, error: NDArray[np.float64], dtype: type[np.floating[Any]], bins: int = 0
 ) -> kernels.Margins:
     """Return tables for estimates of this dtype, as fine as the number of thresholds asks for."""
     items, relevant = side.thresholds.shape
-    cells = cells or table_cells(relevant)
+    bins = bins or table_bins(relevant)
     margins = kernels.Margins(
         np.empty(items),
         np.empty(items, dtype),
         np.empty(items, dtype),
-        np.empty((items, cells), np.int8 if relevant < 127 else np.int16 if relevant < 2**15 - 1 else np.int32),
+        np.empty((items, bins), np.int8 if relevant < 127 else np.int16 if relevant < 2**15 - 1 else np.int32),
     )
     kernels.margins(side, error, margins)
     return margins

@@ -59,7 +59,7 @@ class Pairs(NamedTuple):
 
 @_inlined
 def _two_sum(a, b):
-    """A + b = sum + error, exactly (Knuth)."""
+    """Return sum and error with a + b = sum + error, exactly (Knuth)."""
     total = a + b
     z = total - a
     return total, (a - (total - z)) + (b - z)
@@ -67,7 +67,7 @@ def _two_sum(a, b):
 
 @_inlined
 def _two_product(a, b):
-    """A * b = product + error, exactly (Dekker; 134217729 = 2**27 + 1 splits a float64 into halves)."""
+    """Return product and error with a * b = product + error, exactly (Dekker; 2**27 + 1 splits a float64 into halves)."""
     product = a * b
     t = 134217729.0 * a
     a_high = t - (t - a)
@@ -80,7 +80,7 @@ def _two_product(a, b):
 
 @_kernel
 def _dot(left, right, left_scale, right_scale, single):
-    """Dot product as high + low, and a bound on its error; the bound is 0 where nothing was rounded."""
+    """Return a dot product as high + low, and a bound on its error; the bound is 0 where nothing was rounded."""
     total = low = errors = 0.0
     for k in range(left.shape[0]):
         x, y = np.float64(left[k]) * left_scale, np.float64(right[k]) * right_scale
@@ -99,13 +99,13 @@ def _dot(left, right, left_scale, right_scale, single):
 
 @_inlined
 def _error_of_sum(errors, terms):
-    """Adding up `2 terms` rounding errors in float64 is off by at most this (Higham, section 4.2)."""
+    """Return a bound on the error of adding up `2 terms` rounding errors in float64 (Higham, section 4.2)."""
     return (2 * terms + 4) * 2.0**-53 * errors
 
 
 @_kernel
 def _squared_distance(left, right, scale):
-    """Squared Euclidean distance of two rows times `scale`, as high + low; `_relative_error` bounds its error."""
+    """Return the squared distance of two rows times `scale`, as high + low; `_relative_error` bounds its error."""
     total = low = 0.0
     for k in range(left.shape[0]):
         difference, rest = _two_sum(np.float64(left[k]) * scale, -(np.float64(right[k]) * scale))
@@ -118,7 +118,7 @@ def _squared_distance(left, right, scale):
 
 @_inlined
 def _relative_error(dim):
-    """Of a sum of `dim` squares that is held as high + low: all terms have one sign, so nothing cancels."""
+    """Return the relative error of a sum of `dim` squares held as high + low: all have one sign, so nothing cancels."""
     return (dim + 8.0) ** 2 * 2.0**-105
 
 
@@ -142,16 +142,16 @@ def _grow(partials, count, value):
 
 @_kernel
 def _rounded_sum(partials, count):
-    """An exact sum as float64 and what is left of it, rounded to nearest; a half goes to even only if nothing follows."""
-    place = count - 1
-    high, low = partials[place], 0.0
-    while place > 0 and low == 0.0:
-        place -= 1
-        high, low = _two_sum(high, partials[place])
+    """Round an exact sum to float64, and what is left of it, too; a half goes to even only if nothing follows."""
+    last = count - 1
+    high, low = partials[last], 0.0
+    while last > 0 and low == 0.0:
+        last -= 1
+        high, low = _two_sum(high, partials[last])
     rest = 0.0
-    for k in range(place):  # the smallest first: a partial may hold a few bits only
+    for k in range(last):  # the smallest first: a partial may hold a few bits only
         rest += partials[k]
-    if place > 0 and (low < 0.0) == (rest < 0.0):
+    if last > 0 and (low < 0.0) == (rest < 0.0):
         twice = 2.0 * low
         if (high + twice) - high == twice:
             return high + twice, low - twice + rest
@@ -190,7 +190,7 @@ def _exact_squared_distance(left, right, scale):
 
 @_inlined
 def _nearest(high, low, error):
-    """The float64 nearest to every number within `error` of high + low; NaN if there are two of them."""
+    """Return the float64 nearest to every number within `error` of high + low; NaN if there are two of them."""
     high, low = _two_sum(high, low)
     if error > 0.0:
         error = 1.01 * error + abs(high) * 2.0**-104  # the sums below are rounded themselves
@@ -200,7 +200,7 @@ def _nearest(high, low, error):
 
 @_inlined
 def _root(high, low):
-    """Square root of high + low, as high + low; relative error below 2**-99."""
+    """Return the square root of high + low, as high + low; relative error below 2**-99."""
     root = np.sqrt(high)
     if root == 0.0:
         return 0.0, 0.0
@@ -210,7 +210,7 @@ def _root(high, low):
 
 @_kernel
 def _cosine(high, low, square, square_low, other, other_low):
-    """Cosine from a dot product and two squared norms, as first + second, and the product of the norms; 0 for a zero row."""
+    """Return the cosine as first + second, and the product of the norms, from their squares; 0 for a zero row."""
     if square == 0.0 or other == 0.0:
         return 0.0, 0.0, 1.0
     product, rest = _two_product(square, other)
@@ -223,7 +223,7 @@ def _cosine(high, low, square, square_low, other, other_low):
 
 @_kernel
 def _negative_square(high, low, error):
-    """Minus the square of the distance rounded to float64; NaN where `error`, a share of it, leaves two float64 open.
+    """Return minus the square of the rounded distance; NaN where `error`, a share of it, leaves two float64 open.
 
     Its square root is that distance again: sqrt(x * x) = x in IEEE arithmetic.
     """
@@ -235,7 +235,7 @@ def _negative_square(high, low, error):
 
 @_kernel
 def _rounded_score(pairs, i, j, high, low, error):
-    """The exact score from a sum of products and its error; NaN where these leave two values open."""
+    """Return the exact score from a sum of products and its error; NaN where these leave two values open."""
     queries, gallery = pairs.queries, pairs.gallery
     if pairs.similarity == COSINE:
         first, second, norms = _cosine(
@@ -253,7 +253,7 @@ def _rounded_score(pairs, i, j, high, low, error):
 
 @_kernel
 def _without_rounding(pairs, i, j):
-    """The score from exact sums, of which 97 bits are known after the root: the nearer of what these leave open."""
+    """Return the score from exact sums, known to 97 bits after the root: the nearer of what these leave open."""
     left, right = pairs.queries.values[i], pairs.gallery.values[j]
     left_scale, right_scale = pairs.queries.inverse_scale[i], pairs.gallery.inverse_scale[j]
     if pairs.similarity == EUCLIDEAN:
@@ -271,7 +271,7 @@ def _without_rounding(pairs, i, j):
 
 @_kernel
 def exact_score(pairs, i, j):
-    """The exact score of one pair, or minus the square of its exact distance, in the units of `pairs`."""
+    """Return the exact score of one pair, or minus the square of its exact distance, in the units of `pairs`."""
     left, right = pairs.queries.values[i], pairs.gallery.values[j]
     left_scale, right_scale = pairs.queries.inverse_scale[i], pairs.gallery.inverse_scale[j]
     if pairs.similarity == EUCLIDEAN:
@@ -302,7 +302,7 @@ def _negative_distance(left, right, scale):
 
 @_inlined
 def close_score(pairs, i, j):
-    """An estimate of the exact score by a float64 product of the two rows, and a bound on its error.
+    """Return an estimate of the exact score by a float64 product of the two rows, and a bound on its error.
 
     A squared distance is a sum of positive terms, so its error is relative to itself. 2**-960 stands for what underflows.
     """
@@ -331,7 +331,7 @@ def pair_scores(pairs, rows, columns, out):
 
 @_kernel
 def _dots(row, members, start, stop, single, sums):
-    """`_dot` of a scaled row with columns `start` to `stop` of `members` (dim, width): total, low and errors of each."""
+    """Make `_dot` of a scaled row with columns `start` to `stop` of `members` (dim, width): total, low, errors of each."""
     dim = members.shape[0]
     total, low, errors = sums[0][: stop - start], sums[1][: stop - start], sums[2][: stop - start]
     total[:] = 0.0
@@ -365,7 +365,7 @@ def _dots(row, members, start, stop, single, sums):
 
 @_kernel
 def _squared_distances(row, members, start, stop, scale, sums):
-    """`_squared_distance` of a row and columns `start` to `stop` of `members` (dim, width), times the scale of the pair."""
+    """Make `_squared_distance` of a row and columns `start` to `stop` of `members` (dim, width), times each pair's scale."""
     total, low, scales = sums[0][: stop - start], sums[1][: stop - start], scale[: stop - start]
     total[:] = 0.0
     low[:] = 0.0
@@ -381,7 +381,7 @@ def _squared_distances(row, members, start, stop, scale, sums):
 
 @_kernel
 def _load(side, index, similarity, out):
-    """Rows of one side as the columns of `out` (dim, count), scaled but for distances."""
+    """Copy rows of one side into the columns of `out` (dim, count), scaled but for distances."""
     for m in range(index.shape[0]):
         row = side.values[index[m]]
         scale = 1.0 if similarity == EUCLIDEAN else side.inverse_scale[index[m]]
@@ -467,7 +467,7 @@ def class_scores(pairs, queries, first, start, stop, gallery, same_set, out):
 
 @_kernel
 def squares(values, inverse_scale, single, out, low):
-    """The squared norm of each scaled row, as a float64 and what rounding to it left out."""
+    """Make the squared norm of each scaled row, as a float64 and what rounding to it left out."""
     for i in range(values.shape[0]):
         row, scale = values[i], inverse_scale[i]
         out[i], low[i], _ = _dot(row, row, scale, scale, single)

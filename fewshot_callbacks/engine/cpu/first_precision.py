@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from fewshot_callbacks.engine.blocks import Block, ScoreRectangle
+from fewshot_callbacks.engine.budget import COUNTER_BYTES, LEAST_ROWS, SHARE_OF_BLOCKS, block_bytes
 from fewshot_callbacks.engine.cpu.counter import Kept, Space, TileCounter
+from fewshot_callbacks.engine.duplicates import DistinctItems
 from fewshot_callbacks.engine.matrix import ScoreMatrix
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
 from fewshot_callbacks.engine.pooled.record import PairRecord
@@ -17,6 +18,7 @@ from fewshot_callbacks.engine.pooled.recount import Recount
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.pytorch.count import Counts
 from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.engine.thresholds import Thresholds
 from fewshot_callbacks.engine.tile_maker import Choice
 
 PILOT_ROWS, PILOT_COLUMNS = 128, 2048
@@ -43,19 +45,16 @@ class Pilot:
 
     Args:
         matrix: the pairs.
+        thresholds: of the queries.
         pooled: what will be asked of all pairs; takes from the sample from where on negatives will be wanted.
     """
 
-    def __init__(self, matrix: ScoreMatrix, pooled: PooledCounts | None) -> None:
-        self.matrix, self.pooled = matrix, pooled
+    def __init__(self, matrix: ScoreMatrix, thresholds: Thresholds, pooled: PooledCounts | None) -> None:
+        self.matrix, self.thresholds, self.pooled = matrix, thresholds, pooled
         self.across = matrix.candidates.across_classes
 
-    def choose(self, sample: Callable[[int, int], tuple[Block, Block]]) -> Choice:
-        """Return the fastest precision, unless the options name one.
-
-        Args:
-            sample: makes random blocks of queries and gallery items of at most these sizes.
-        """
+    def choose(self) -> Choice:
+        """Return the fastest precision, unless the options name one."""
         matrix, scores = self.matrix, self.matrix.scores
         named, pairs = matrix.options.first_precision, matrix.everyone.pairs
         if named == Precision.HALF and self.across:
@@ -65,7 +64,7 @@ class Pilot:
         if pairs < matrix.options.pilot_pairs or nothing_here or (named is not None and self.pooled is None):
             return Choice(Precision.FLOAT32 if named is None else named, scores.chunk)
         smaller = 2 if pairs < MANY_PAIRS else 1
-        rows, columns = sample(PILOT_ROWS // smaller, PILOT_COLUMNS // smaller)
+        rows, columns = draw_sample(matrix, self.thresholds, PILOT_ROWS // smaller, PILOT_COLUMNS // smaller)
         cost, record = self._try(scores, Precision.FLOAT32, rows, columns)
         if self.pooled is not None:
             self.pooled.expect(record, rows, columns)
@@ -99,9 +98,7 @@ class Pilot:
         return scores, fastest
 
     def _rectangle(self, scores: ScoreTiles, rows: Block, columns: Block) -> ScoreRectangle:
-        matrix = self.matrix
-        numbers = matrix.duplicates.numbers
-        return ScoreRectangle(scores, matrix.candidates, [rows], [columns], False, matrix.repeats, numbers)
+        return replace(self.matrix, scores=scores).rectangle([rows], [columns], symmetric=False)
 
     def _try(self, scores: ScoreTiles, precision: Precision, rows: Block, columns: Block) -> tuple[float, PairRecord]:
         """Return the seconds that a sample takes at a precision, and what was recorded."""
@@ -144,6 +141,31 @@ class Pilot:
         passing = scores.half_product(left, right) >= low[:, None]
         passing &= rows.classes[:, None] != columns.classes
         return float(passing.count_nonzero()) / passing.numel()
+
+
+def draw_sample(matrix: ScoreMatrix, thresholds: Thresholds, queries: int, gallery: int) -> tuple[Block, Block]:
+    """Draw queries with thresholds, and gallery items: at most as many as asked for, and as fit the budget."""
+    relevant = thresholds.most
+
+    def taken() -> float:  # several copies of the thresholds are made on the way
+        tiles = block_bytes(queries, matrix.scores.dim, relevant, whole_tiles=False, columns=gallery)
+        return tiles + queries * 4 * COUNTER_BYTES * (relevant + 1)
+
+    while taken() > matrix.free_bytes * SHARE_OF_BLOCKS and (queries > LEAST_ROWS // 4 or gallery > LEAST_ROWS):
+        # halve the side that takes more memory, as long as it is not at its least
+        if queries > LEAST_ROWS // 4 and (queries * (relevant + 1) > gallery or gallery <= LEAST_ROWS):
+            queries //= 2
+        else:
+            gallery //= 2
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(items: DistinctItems, count: int) -> Block:
+        chosen = torch.randperm(len(items), generator=generator)[:count].sort().values.to(items.index.device)
+        return Block(-1, items.index[chosen], items.classes[chosen], items.weight[chosen])
+
+    block = drawn(matrix.duplicates.queries, queries)
+    counts = Counts.zeros(thresholds.of_block(block), torch.int32)
+    return replace(block, counts=counts), drawn(matrix.duplicates.items, gallery)
 
 
 def precision_for_recount(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +18,19 @@ from fewshot_callbacks.engine.scores.products import ScoreTiles
 
 Key = tuple[int, bool]
 """First row of a block, and whether it is a block of queries."""
+
+
+def kept_or_made(key: Key, kept: dict[Key, Any] | None, last: dict[Key, Any], make: Callable[[], Any]) -> Any:
+    """Return what is kept for all threads or, if nothing is, what this thread made last; make it where it is missing.
+
+    A thread holds what it needs for the two sides of a tile.
+    """
+    if kept is None and key not in last and len(last) > 1:
+        last.clear()
+    held = last if kept is None else kept
+    if key not in held:
+        held[key] = make()
+    return held[key]
 
 
 class Operands(NamedTuple):
@@ -68,20 +82,14 @@ class Products:
 
     def operands(self, block: Block, space: ProductSpace, *, of_query: bool) -> Operands:
         """Return the operands of a block, made at most once for each thread that works on it."""
-        key = (block.first, of_query or self.one_side)
-        if self.kept is not None and (kept := self.kept.get(key)) is not None:
-            return kept
-        if key not in space.operands:
-            if len(space.operands) > 1:
-                space.operands.clear()
+
+        def make() -> Operands:
             half = self.precision == Precision.HALF
             single = self.scores.operand(block.index, Precision.FLOAT32 if half else self.precision, of_query=of_query)
-            of_half = single[:, : self.scores.dim].to(self.scores.half) if half else None
-            space.operands[key] = Operands(single, of_half)
-            if self.kept is not None:
-                self.kept[key] = space.operands.pop(key)
-                return self.kept[key]
-        return space.operands[key]
+            return Operands(single, single[:, : self.scores.dim].to(self.scores.half) if half else None)
+
+        made: Operands = kept_or_made((block.first, of_query or self.one_side), self.kept, space.operands, make)
+        return made
 
     def make(self, left: Operands, right: Operands, space: ProductSpace) -> NDArray[Any]:
         """Return (chunks, rows, columns): estimates of the scores, to be summed over the chunks."""

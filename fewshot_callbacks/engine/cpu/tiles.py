@@ -12,7 +12,7 @@ import numpy as np
 
 from fewshot_callbacks.engine.blocks import Block, ScoreRectangle, by_partition, pairs_of
 from fewshot_callbacks.engine.budget import SHARE_OF_KEPT, table_bytes
-from fewshot_callbacks.engine.cpu.counter import Kept, Space, TileCounter
+from fewshot_callbacks.engine.cpu.counter import Kept, Space, ThresholdList, TileCounter
 from fewshot_callbacks.engine.cpu.first_precision import Pilot, precision_for_recount
 from fewshot_callbacks.engine.matrix import ScoreMatrix
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
@@ -20,6 +20,7 @@ from fewshot_callbacks.engine.pooled.record import PairRecord
 from fewshot_callbacks.engine.pooled.recount import Recount
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.threads import Task, run_tasks
+from fewshot_callbacks.engine.thresholds import Thresholds
 from fewshot_callbacks.engine.tile_maker import Choice, Done, TileMaker
 
 
@@ -39,11 +40,9 @@ class NumbaTiles(TileMaker):
         self._kept = Kept({}, {})
         self._kept_precision: Precision | None = None
 
-    def choose(
-        self, matrix: ScoreMatrix, sample: Callable[[int, int], tuple[Block, Block]], pooled: PooledCounts | None
-    ) -> Choice:
+    def choose(self, matrix: ScoreMatrix, thresholds: Thresholds, pooled: PooledCounts | None) -> Choice:
         """Choose what is fastest on this data and processor, tried on a sample of all pairs."""
-        return Pilot(matrix, pooled).choose(sample)
+        return Pilot(matrix, thresholds, pooled).choose()
 
     def count(
         self, rectangle: ScoreRectangle, precision: Precision, pooled: PooledCounts | None, done: Done
@@ -73,7 +72,7 @@ class NumbaTiles(TileMaker):
         spaces = [Space(PairRecord.nothing()) for _ in range(self._threads(rectangle))]
         counters = {id(space): np.zeros((2, len(recount.thresholds) + 1), np.int64) for space in spaces}
         counter = self._counter(rectangle, precision)
-        thresholds = counter.threshold_list(recount.thresholds)
+        thresholds = ThresholdList.of(recount.thresholds, rectangle.scores.largest_error(precision), counter.dtype)
 
         def work(rows: Block, columns: Block, both: bool, space: Space) -> None:
             counter.recount(rows, columns, both, space, thresholds, counters[id(space)])
@@ -167,10 +166,10 @@ def _in_turn(blocks: Sequence[Block]) -> Iterator[tuple[Block, Block, bool]]:
     every block meets one other.
     """
     yield from ((block, block, True) for block in blocks)
-    places: list[int | None] = [*range(len(blocks)), *([None] if len(blocks) % 2 else [])]
-    for _ in range(len(places) - 1):
-        half = len(places) // 2
-        for one, other in zip(places[:half], reversed(places[half:]), strict=True):
+    circle: list[int | None] = [*range(len(blocks)), *([None] if len(blocks) % 2 else [])]
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        for one, other in zip(circle[:half], reversed(circle[half:]), strict=True):
             if one is not None and other is not None:
                 yield blocks[min(one, other)], blocks[max(one, other)], True
-        places = [places[0], places[-1], *places[1:-1]]
+        circle = [circle[0], circle[-1], *circle[1:-1]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +26,11 @@ class BinBounds(NamedTuple):
     """at least so many negatives reach each score in the bin"""
     most: Ints
     """at most so many"""
+
+    def locate(self, rank: int) -> Located:
+        """Return between which scores the negative lies that `rank - 1` others follow from above."""
+        possible = np.flatnonzero((self.fewest < rank) & (self.most >= rank))
+        return Located(float(self.low[possible[0]]), float(self.high[possible[-1]]))
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,8 @@ class CountBounds:
         """The exact score of a negative lies at most so many bins away from its estimate."""
         return math.ceil(self.error * self.grid.scale + 0.05)
 
-    @cached_property
     def of_bins(self) -> BinBounds:
-        """The bounds of each bin; collective when it is first asked for."""
+        """Return the bounds of each bin; collective."""
         away, width, bins = self._away, 1 / self.grid.scale, np.arange(self.grid.bins)
         accepted = from_above(self.negatives)
         padded = np.pad(accepted, (away, away + 1))
@@ -79,12 +82,6 @@ class CountBounds:
             reaching, _ = self.reaching(np.array([self.highest.exact_above]))
             fewest = np.where(bins < self.complete_from - 1, np.maximum(fewest, reaching), fewest)
         return BinBounds(low, high, fewest, most)
-
-    def locate(self, rank: int) -> Located:
-        """Return between which scores the negative lies that `rank - 1` others follow from above."""
-        low, high, fewest, most = self.of_bins
-        possible = np.flatnonzero((fewest < rank) & (most >= rank))
-        return Located(float(low[possible[0]]), float(high[possible[-1]]))
 
     def reaching(self, scores: Floats) -> tuple[Ints, Ints]:
         """Return how many negatives at least, and at most, reach each of these scores, none below `highest.exact_above`."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.pooled.bins import ThresholdBins
-from fewshot_callbacks.engine.pooled.bounds import CountBounds
+from fewshot_callbacks.engine.pooled.bounds import BinBounds, CountBounds
 from fewshot_callbacks.engine.pooled.highest import exact_scores_of
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
 from fewshot_callbacks.engine.pooled.intervals import Bools, Floats, Ints, distinct, from_above
@@ -31,20 +31,18 @@ class FirstCounts:
         observer: what observes it.
     """
 
+    bounds: CountBounds
+    """what the pass proves, when it has ended"""
+    _of_bins: BinBounds
+
     def __init__(self, ranking_pass: RankingPass, observer: PooledCounts) -> None:
         self.ranking_pass, self._observer = ranking_pass, observer
-        self._bounds: CountBounds | None = None
 
     def run(self) -> Iterator[RankBlock]:
         """Run the pass, and yield its ranks; all pairs are counted when it has ended."""
         yield from self.ranking_pass.run(self._observer)
-        self._bounds = self._observer.reduce_over_processes()
-
-    @property
-    def bounds(self) -> CountBounds:
-        """What the finished pass proves."""
-        assert self._bounds is not None, "the pass has not been run to its end"
-        return self._bounds
+        self.bounds = self._observer.reduce_over_processes()
+        self._of_bins = self.bounds.of_bins()
 
     @property
     def scores(self) -> ScoreTiles:
@@ -54,14 +52,13 @@ class FirstCounts:
     @property
     def relevant(self) -> RelevantPairs:
         """The scores of the relevant pairs."""
-        return RelevantPairs(self.ranking_pass.relevant_scores, self.ranking_pass.matrix.processes)
+        return RelevantPairs(self.ranking_pass.thresholds.relevant_scores, self.ranking_pass.matrix.processes)
 
     def bins(self) -> ThresholdBins:
         """Return what is known: of each relevant score in some bins above the cut, and of the other bins."""
         bounds, listed = self.bounds, self.listed_bins()
-        grid, of_bins = bounds.grid, bounds.of_bins
-        found = distinct(*self._relevant_in(listed), in_runs=bounds.processes.count > 1)
-        scores, positives = found
+        grid, of_bins = bounds.grid, self._of_bins
+        scores, positives = distinct(*self._relevant_in(listed), in_runs=bounds.processes.count > 1)
         tp = from_above(bounds.positives)
         beyond = int(tp[listed.stop]) if listed.stop < grid.bins else 0
         fp, most_fp = bounds.reaching(scores)
@@ -98,7 +95,7 @@ class FirstCounts:
 
     def locate(self, rank: int) -> Located:
         """Return between which scores the negative lies that `rank - 1` others follow from above."""
-        return self.bounds.locate(rank)
+        return self._of_bins.locate(rank)
 
     def count_exactly(self, questions: OpenQuestions) -> tuple[Recount, bool]:
         """Count all pairs exactly at the thresholds that are still open.

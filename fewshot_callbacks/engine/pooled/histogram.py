@@ -73,8 +73,8 @@ class PooledCounts:
         self.matrix = matrix
         self.capacity = max(1000, int(matrix.free_bytes * SHARE_OF_HIGHEST / 8)) if capacity is None else capacity
         self._wanted, self._thresholds = wanted, thresholds
-        grid = self._grid(*matrix.scores.key_range, matrix.scores.largest_error(Precision.FLOAT32))
-        self._set_forecast(Forecast(grid))
+        error = matrix.scores.largest_error(Precision.FLOAT32)
+        self._set_forecast(Forecast(self._grid(*matrix.scores.score_range, error)))
         self.highest = TopNegatives(matrix.repeats, symmetric=matrix.symmetric_ranks)
         self._precision: Precision | None = None
         self._coarsest = Precision.FLOAT32
@@ -96,7 +96,7 @@ class PooledCounts:
     def zoom(self, low: float, high: float) -> None:
         """Lay finer bins in this range of scores, estimated from a sample of which float64 products will be made."""
         scores = self.matrix.scores
-        least, most = scores.key_range
+        least, most = scores.score_range
         spare = 0.05 * (high - low)
         grid = self._grid(max(least, low - spare), min(most, high + spare), scores.largest_error(Precision.FLOAT64))
         self._set_forecast(self.forecast._replace(grid=grid))
@@ -134,12 +134,7 @@ class PooledCounts:
         )
 
     def collect(self, record: PairRecord, position: int) -> None:
-        """Take what a thread has recorded of a rectangle of the pass.
-
-        Args:
-            record: of one thread.
-            position: of the rectangle.
-        """
+        """Take what a thread has recorded of the rectangle at this position of the pass."""
         record = record.compacted()
         self.negatives += record.histogram
         screened = self._precision == Precision.HALF
@@ -179,7 +174,7 @@ class PooledCounts:
             # two bins lower, since an estimate may be too low, and so may the score's
             cut = grid.edge(int(np.count_nonzero(accepted >= needed)) - 3)
             for threshold in self._thresholds:
-                score = matrix.scores.to_key(threshold)
+                score = matrix.scores.to_exact_score(threshold)
                 if accepted[int(grid.bin_of(np.array([score]))[0])] * SLACK <= budget:
                     cut = min(cut, score - 2 / grid.scale)
         screened = max(SCREENED_SHARE * everyone.pairs, needed)
@@ -192,15 +187,14 @@ class PooledCounts:
         positives, negatives = processes.summed(self.positives), processes.summed(self.negatives)
         coarsest = Precision(-int(processes.largest([-self._coarsest])[0]))
         self.highest.reduce_over_processes(processes)
-        across = matrix.candidates.across_classes
         return CountBounds(
             self.forecast.grid,
             positives,
             negatives,
             self.highest,
-            int(negatives[1:].sum()) if across else everyone.pairs - everyone.relevant_pairs,
+            int(negatives[1:].sum()) if matrix.candidates.across_classes else everyone.pairs - everyone.relevant_pairs,
             matrix.scores.largest_error(coarsest),
             self.forecast.floor if self._precision == Precision.HALF else -math.inf,
-            matrix.scores.key_range,
+            matrix.scores.score_range,
             processes,
         )

@@ -88,7 +88,7 @@ class Recount:
             zero, opened = count_tile(counts, part, error, weights)
             if len(opened):
                 scores = tile.exact_scores(start + opened // width, opened % width)
-                counts.add_keys(zero, scores, None if weights is None else weights[opened])
+                counts.add_scores(zero, scores, None if weights is None else weights[opened])
                 self._note(scores, None if weights is None else weights[opened], both=tile.both)
         factor = 2 if tile.both else 1
         self.add(factor * counts.hits[0].cpu().numpy(), factor * counts.ties[0].cpu().numpy())

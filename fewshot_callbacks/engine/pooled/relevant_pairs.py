@@ -17,7 +17,7 @@ class RelevantPairs:
     """Exact scores of relevant pairs; every call is collective."""
 
     scores: Callable[[ScoreIntervals], Iterator[tuple[Tensor, Tensor | None]]]
-    """those of this process, see `RankingPass.relevant_scores`"""
+    """those of this process, see `Thresholds.relevant_scores`"""
     processes: Processes
 
     def chosen(self, intervals: ScoreIntervals, inside: Callable[[Floats], Bools]) -> tuple[Floats, Ints | None]:

@@ -8,14 +8,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+SPARSE_SHARE = 0.2
+"""Share of a tile above the lowest thresholds below which its candidates are compared one by one."""
+
 
 @dataclass
 class Counts:
     """Counters of a block of queries, filled tile by tile.
 
-    `thresholds` holds each query's relevant keys, ascending, with +inf behind the last. A candidate that lies strictly
-    above exactly k of them adds its weight to column k of `hits`. Where it ties with the next ones, up to the m-th, the
-    weight is also taken from column k of `ties` and added to column m.
+    `thresholds` holds the exact scores of each query's relevant items, ascending, padded with +inf. A candidate that lies
+    strictly above exactly k of them adds its weight to column k of `hits`. Where it ties with the next ones, up to the
+    m-th, the weight is also taken from column k of `ties` and added to column m.
     """
 
     thresholds: Float[Tensor, "queries relevant"]
@@ -24,29 +27,29 @@ class Counts:
 
     @classmethod
     def zeros(cls, thresholds: Float[Tensor, "queries relevant"], dtype: torch.dtype = torch.int64) -> Counts:
-        """No candidate seen yet."""
+        """Return counters of no candidate yet."""
         queries, relevant = thresholds.shape
         empty = torch.zeros(queries, relevant + 1, dtype=dtype, device=thresholds.device)
         return cls(thresholds, empty, empty.clone())
 
-    def add(self, hits: Int[Tensor, "cells"]) -> None:
+    def add(self, hits: Int[Tensor, "counters"]) -> None:
         """Add candidates that tie with no threshold: hits[q * (relevant + 1) + k] of them beat k thresholds of query q."""
         self.hits += hits.view_as(self.hits)
 
     def better(self) -> Int[Tensor, "queries relevant"]:
-        """For each threshold, the candidates strictly above it."""
+        """Return for each threshold the number of candidates strictly above it."""
         return _suffix_sums(self.hits.long())
 
     def better_or_tied(self) -> Int[Tensor, "queries relevant"]:
-        """For each threshold, the candidates not below it."""
+        """Return for each threshold the number of candidates not below it."""
         return _suffix_sums(self.hits.long() + self.ties)
 
-    def add_keys(
-        self, rows: Int[Tensor, "pairs"], keys: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None
+    def add_scores(
+        self, rows: Int[Tensor, "pairs"], scores: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None
     ) -> None:
-        """Count candidates whose keys are known, of the queries `rows`."""
-        below = _rank_in_row(self.thresholds, rows, keys, or_equal=False)
-        not_above = _rank_in_row(self.thresholds, rows, keys, or_equal=True)
+        """Count candidates whose exact scores are known, of the queries `rows`."""
+        below = _rank_in_row(self.thresholds, rows, scores, or_equal=False)
+        not_above = _rank_in_row(self.thresholds, rows, scores, or_equal=True)
         ones = torch.ones_like(rows) if weights is None else weights
         ones = ones.to(self.hits.dtype)
         start = rows * self.hits.shape[1]
@@ -65,8 +68,8 @@ def count_tile(
 
     Args:
         counts: the counters of these queries; changed in place.
-        estimates: estimated keys; -inf where there is no candidate.
-        error: how far an estimate can lie from its key.
+        estimates: of the scores; -inf where there is no candidate.
+        error: how far an estimate can lie from the exact score.
         weights: how many candidates each column stands for; one each by default.
 
     Returns:
@@ -74,7 +77,7 @@ def count_tile(
     """
     low, high = _margins(counts, error, estimates.dtype)
     passing = estimates >= low[:, :1]  # below the lowest threshold nothing is beaten
-    if float(passing.count_nonzero()) < FEW * passing.numel():
+    if float(passing.count_nonzero()) < SPARSE_SHARE * passing.numel():
         rows, columns = passing.nonzero(as_tuple=True)
         is_open = _count_pairs(
             counts, rows, estimates[rows, columns], low, high, None if weights is None else weights[columns]
@@ -101,7 +104,7 @@ def count_pairs(
     error: Float[Tensor, "queries"],
     weights: Int[Tensor, "pairs"] | None = None,
 ) -> Bool[Tensor, "pairs"]:
-    """`count_tile` for single pairs; returns which of them are still open."""
+    """Count single pairs as `count_tile` does, and return which of them are still open."""
     return _count_pairs(counts, rows, estimates, *_margins(counts, error, estimates.dtype), weights)
 
 
@@ -118,43 +121,39 @@ def _count_pairs(
 
 
 def _margins(counts: Counts, error: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Below `low` an estimate is surely below its threshold, beyond `high` surely above."""
+    """Return (low, high): an estimate below `low` is surely below its threshold, one beyond `high` surely above."""
     low = rounded(counts.thresholds - error[:, None], dtype, up=False)  # (queries, relevant)
     high = rounded(counts.thresholds + error[:, None], dtype, up=True)
     return low, high
 
 
-FEW = 0.2
-"""Below this share of candidates above the lowest threshold it pays to look at them one by one."""
-
-
 def _rank_in_row(table: Tensor, rows: Tensor, values: Tensor, *, or_equal: bool) -> Int[Tensor, "pairs"]:
-    """For each pair the number of entries of its row of the (ascending) table below the value; `or_equal`: not above."""
+    """Return how many numbers in each pair's row of the (ascending) table lie below its value; `or_equal`: not above it."""
     low = torch.zeros_like(rows)
     high = torch.full_like(rows, table.shape[1])
     for _ in range(table.shape[1].bit_length()):
         middle = (low + high) // 2
-        entry = table[rows, middle.clamp(max=table.shape[1] - 1)]
-        right = (entry <= values) if or_equal else (entry < values)
+        number = table[rows, middle.clamp(max=table.shape[1] - 1)]
+        right = (number <= values) if or_equal else (number < values)
         right &= low < high
         low = torch.where(right, middle + 1, low)
         high = torch.where(right, high, middle)
     return low
 
 
-def _bincount(positions: Tensor, weights: Tensor | None, like: Tensor) -> Int[Tensor, "cells"]:
+def _bincount(positions: Tensor, weights: Tensor | None, like: Tensor) -> Int[Tensor, "counters"]:
     if weights is None:
         return torch.bincount(positions, minlength=like.numel())
     return torch.zeros_like(like, dtype=torch.int64).view(-1).index_add_(0, positions, weights)
 
 
 def _suffix_sums(histogram: Int[Tensor, "queries columns"]) -> Tensor:
-    """Entry j: the sum of all columns behind column j."""
+    """Return in column j the sum of all columns after column j."""
     return histogram.flip(1).cumsum(1).flip(1)[:, 1:]
 
 
 def rounded(values: Float[Tensor, "*shape"], dtype: torch.dtype, *, up: bool) -> Float[Tensor, "*shape"]:
-    """Float64 values in a narrower dtype, never on the wrong side: at least (`up`) or at most the value."""
+    """Return float64 values in a narrower dtype, rounded to one side: at least (`up`) or at most the value."""
     if values.dtype == dtype:
         return values
     narrow = values.to(dtype)

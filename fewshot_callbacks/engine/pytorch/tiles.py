@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from fewshot_callbacks.engine.pooled.recount import Recount
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.pytorch.count import Counts, count_pairs, count_tile
 from fewshot_callbacks.engine.pytorch.tile import Tile
+from fewshot_callbacks.engine.thresholds import Thresholds
 from fewshot_callbacks.engine.tile_maker import Choice, Done, TileMaker
 
 OPEN_SHARE_FOR_FLOAT64 = 0.002
@@ -31,11 +32,9 @@ class TorchTiles(TileMaker):
     def __init__(self, *, fixed: bool = False) -> None:
         self.fixed = fixed
 
-    def choose(
-        self, matrix: ScoreMatrix, sample: Callable[[int, int], tuple[Block, Block]], pooled: PooledCounts | None
-    ) -> Choice:
+    def choose(self, matrix: ScoreMatrix, thresholds: Thresholds, pooled: PooledCounts | None) -> Choice:
         """Begin in half precision on a GPU, else in float32."""
-        del sample, pooled
+        del thresholds, pooled
         default = Precision.HALF if matrix.scores.device.type == "cuda" else Precision.FLOAT32
         first = matrix.options.first_precision
         return Choice(default if first is None else first, matrix.scores.chunk)
@@ -100,5 +99,5 @@ def _count_side(
             rows, columns = rows[still], columns[still]
     if len(rows):
         pair = (columns, rows) if turned else (rows, columns)
-        counts.add_keys(rows, tile.exact_scores(*pair), None if weights is None else weights[columns])
+        counts.add_scores(rows, tile.exact_scores(*pair), None if weights is None else weights[columns])
     return open_share

@@ -20,14 +20,14 @@ Sum = tuple[Tensor, Tensor]
 
 
 def two_sum(a: Tensor, b: Tensor) -> Sum:
-    """A + b = sum + error, exactly (Knuth)."""
+    """Return sum and error with a + b = sum + error, exactly (Knuth)."""
     total = a + b
     z = total - a
     return total, (a - (total - z)) + (b - z)
 
 
 def two_product(a: Tensor, b: Tensor) -> Sum:
-    """A * b = product + error, exactly (Dekker; 2**27 + 1 splits a float64 into halves)."""
+    """Return product and error with a * b = product + error, exactly (Dekker; 2**27 + 1 splits a float64 into halves)."""
     product = a * b
     t = 134217729.0 * a
     a_high = t - (t - a)
@@ -41,7 +41,7 @@ def two_product(a: Tensor, b: Tensor) -> Sum:
 def dot(
     left: Float[Tensor, "*shape dim"], right: Float[Tensor, "*other dim"], *, single: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Dot products of float64 rows as high + low, and a bound on their error; the bound is 0 where nothing was rounded.
+    """Return dot products of float64 rows as high + low, and a bound on their error: 0 where nothing was rounded.
 
     Args:
         left: rows; the shapes before the last dimension are broadcast.
@@ -63,7 +63,7 @@ def dot(
 def squared_distance(
     left: Float[Tensor, "*shape dim"], right: Float[Tensor, "*other dim"], scale: Float[Tensor, "*pairs"]
 ) -> Sum:
-    """Squared distances of float64 rows over `scale`, powers of two, as high + low; `relative_error` bounds their error."""
+    """Return squared distances of float64 rows over `scale` (powers of two) as high + low, off by `relative_error`."""
     total = low = torch.zeros_like(scale)
     for x, y in zip(left.movedim(-1, 0).contiguous(), right.movedim(-1, 0).contiguous(), strict=True):
         difference, rest = two_sum(x / scale, -(y / scale))
@@ -74,12 +74,12 @@ def squared_distance(
 
 
 def relative_error(dim: int) -> float:
-    """Of a sum of `dim` squares that is held as high + low: all terms have one sign, so nothing cancels."""
+    """Return the relative error of a sum of `dim` squares held as high + low: all have one sign, so nothing cancels."""
     return (dim + 8.0) ** 2 * 2.0**-105
 
 
 def nearest(high: Tensor, low: Tensor, error: Tensor) -> Tensor:
-    """The float64 nearest to every number within `error` of high + low; NaN if there are two of them."""
+    """Return the float64 nearest to every number within `error` of high + low; NaN if there are two of them."""
     high, low = two_sum(high, low)
     error = torch.where(error > 0, 1.01 * error + high.abs() * 2.0**-104, 0.0)  # the sums below are rounded themselves
     upper, lower = high + (low + error), high + (low - error)
@@ -87,7 +87,7 @@ def nearest(high: Tensor, low: Tensor, error: Tensor) -> Tensor:
 
 
 def root(high: Tensor, low: Tensor) -> Sum:
-    """Square root of high + low, as high + low; relative error below 2**-97."""
+    """Return the square root of high + low, as high + low; relative error below 2**-97."""
     root = high.sqrt()
     square, error = two_product(root, root)
     correction = (((high - square) - error) + low) / (2.0 * root)
@@ -95,14 +95,14 @@ def root(high: Tensor, low: Tensor) -> Sum:
 
 
 def quotient(high: Tensor, low: Tensor, divisor: Tensor, divisor_low: Tensor | float = 0.0) -> Sum:
-    """(high + low) / (divisor + divisor_low), as high + low; relative error below 2**-98. Over infinity it is 0."""
+    """Return (high + low) / (divisor + divisor_low) as high + low; relative error below 2**-98. Over infinity it is 0."""
     first = high / divisor
     back, back_low = two_product(first, divisor.masked_fill(divisor.isinf(), 0.0))
     return first, ((((high - back) - back_low) + low) - first * divisor_low) / divisor
 
 
 def cosine(products: tuple[Tensor, Tensor, Tensor], square: Sum, other: Sum, dim: int) -> Tensor:
-    """Cosines from dot products with their error and squared norms; NaN where these leave two float64 open."""
+    """Return cosines from dot products with their error and squared norms; NaN where these leave two float64 open."""
     high, low, error = products
     norms, rest = two_product(square[0], other[0])
     norm, norm_low = root(*two_sum(norms, rest + (square[0] * other[1] + square[1] * other[0])))
@@ -113,14 +113,14 @@ def cosine(products: tuple[Tensor, Tensor, Tensor], square: Sum, other: Sum, dim
 
 
 def negative_square(high: Tensor, low: Tensor, dim: int) -> Tensor:
-    """Minus the square of the distance rounded to float64, from a squared distance; NaN where two values are open."""
+    """Return minus the square of the rounded distance, from a squared distance; NaN where two values are open."""
     distance, rest = root(high, low)
     distance = nearest(distance, rest, distance * (2.0**-97 + relative_error(dim)))
     return 0.0 - distance * distance
 
 
 def by_fractions(left: list[float], right: list[float], similarity: str) -> float:
-    """The dot product, cosine or minus the squared rounded distance of two rows, without any rounding but the last."""
+    """Return the dot product, cosine or minus the squared rounded distance of two rows, rounded but once."""
     one, other = [Fraction(x) for x in left], [Fraction(y) for y in right]
     if similarity == "euclidean":
         distance = nearest_root(sum((x - y) ** 2 for x, y in zip(one, other, strict=True)))
@@ -133,7 +133,7 @@ def by_fractions(left: list[float], right: list[float], similarity: str) -> floa
 
 
 def nearest_root(square: Fraction | int) -> float:
-    """The float64 nearest to a square root; the division of two integers is rounded correctly in Python."""
+    """Return the float64 nearest to a square root; the division of two integers is rounded correctly in Python."""
     numerator, denominator = Fraction(square).as_integer_ratio()
     shift = max(0, 64 + (denominator.bit_length() - numerator.bit_length()) // 2)
     root = math.isqrt((numerator << 2 * shift) // denominator)
@@ -144,7 +144,7 @@ def nearest_root(square: Fraction | int) -> float:
 def in_pieces(
     make: Callable[[Tensor, Tensor], Tensor], rows: Tensor, columns: Tensor, pairs: int, items: int
 ) -> Tensor:
-    """`make(rows, columns)` for two tensors that are broadcast, from pieces of bounded size.
+    """Call `make(rows, columns)` for two tensors that are broadcast, piece by piece, each of bounded size.
 
     Args:
         make: elementwise in the broadcast shape.

@@ -3,7 +3,8 @@
 Larger is always closer. The *exact score* of a pair is its true cosine, dot product or minus its distance, computed from the
 two rows as real numbers and rounded once to float64: it depends on nothing else, no tile, thread, machine or order of
 summation (`pairs` says how). Ranks, ties and thresholds are defined by it. Inside the engine it is held in a unit that keeps
-all scores in range, distances as minus their square; `ScoreTiles.to_score` and `to_key` convert.
+all scores in range, distances as minus their square; what a user reads and writes is in the unit of the data, distances
+as minus themselves. `to_user_score` and `to_exact_score` convert between the two.
 
 A matrix product gives only an estimate, whose rounding depends on the tile; `ScoreTiles.tile` therefore hands out each
 estimate together with the distance that it can be off (`bounds`).
@@ -237,24 +238,24 @@ class ScoreTiles(Products):
 
     # ------------------------------------------------------------------------------------------------- what a user reads
 
-    def to_score(self, score: float) -> float:
+    def to_user_score(self, score: float) -> float:
         """Return the score that a user reads: in the units of the data."""
-        return float(self.scores_of(torch.tensor(score, dtype=torch.float64)))
+        return float(self.to_user_scores(torch.tensor(score, dtype=torch.float64)))
 
-    def scores_of(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def to_user_scores(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the scores that a user reads for these exact scores."""
         return self.units.similarity.to_user(scores, self.units.queries, self.units.gallery)
 
-    def to_key(self, score: float) -> float:
+    def to_exact_score(self, score: float) -> float:
         """Return the exact score that a user writes as this."""
-        return float(self.keys_of(torch.tensor(score, dtype=torch.float64)))
+        return float(self.to_exact_scores(torch.tensor(score, dtype=torch.float64)))
 
-    def keys_of(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def to_exact_scores(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return the exact scores that a user writes as these."""
         return self.units.similarity.from_user(scores, self.units.queries, self.units.gallery)
 
     @property
-    def key_range(self) -> tuple[float, float]:
+    def score_range(self) -> tuple[float, float]:
         """An interval that holds every exact score."""
         return self.units.similarity.score_range(self.bounds.queries, self.bounds.gallery)
 
@@ -274,5 +275,5 @@ class ScoreTiles(Products):
         norm = self.gallery_vectors.norm
         if self.units.similarity.bounded or not len(norm) or not norm.median():
             return -1, 1.0
-        place = int(norm.argmax())
-        return place, float(norm[place] / norm.median())
+        longest = int(norm.argmax())
+        return longest, float(norm[longest] / norm.median())

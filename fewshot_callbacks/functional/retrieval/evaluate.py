@@ -311,11 +311,11 @@ def _grouped(
 
 def _note_of_longest(ranking: Pass, processes: Processes) -> list[str]:
     """Note an embedding far longer than the others, which is seldom intended and slows the evaluation."""
-    place, ratio = ranking.scores.longest_item
+    row, ratio = ranking.scores.longest_item
     ratio = processes.largest([ratio])[0]
     if ratio < LONGEST_RATIO:
         return []
-    which = f"Gallery row {place}" if processes.count == 1 else "One gallery row"
+    which = f"Gallery row {row}" if processes.count == 1 else "One gallery row"
     return [
         f"{which} is {ratio:.2g} times as long as the median embedding. The metrics are exact, but the evaluation is slow "
         'with it. Look for a diverged batch, leave the row out, or use similarity="cosine".'

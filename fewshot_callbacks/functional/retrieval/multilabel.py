@@ -349,21 +349,9 @@ def _ranks(
     ordered = keys.masked_fill(~relevant, torch.inf).sort(dim=1).values
     thresholds = ordered[:, :width].contiguous()
     negatives = keys.masked_fill(relevant, -torch.inf).sort(dim=1).values
-    column = torch.arange(width).expand_as(thresholds)
     reached = torch.searchsorted(negatives, thresholds)
     passed = torch.searchsorted(negatives, thresholds, right=True)
-    below = torch.searchsorted(thresholds, thresholds)
-    not_above = torch.searchsorted(thresholds, thresholds, right=True).minimum(number[:, None])
-    return RankBlock(
-        queries=queries,
-        relevant=number,
-        valid=column < number[:, None],
-        negatives_above=keys.shape[1] - passed,
-        negatives_tied=passed - reached,
-        relevant_above=number[:, None] - not_above,
-        relevant_tied=not_above - below,
-        place_in_tie=column - below + 1,
-    )
+    return RankBlock.of_scores(queries, thresholds, keys.shape[1] - passed, passed - reached)
 
 
 def _gains(grades: Float[Tensor, "queries gallery"], gain: Gain) -> Float[Tensor, "queries gallery"]:

@@ -132,18 +132,18 @@ def _count_others(
         for part in sums.members(query_class).split(means.rows_at_once):
             left_out = means.prepared(queries[part]) if same_set else None
             with_own = scores.with_gallery(sums.means(query_class[part] - sums.first, left_out))
-            own[part] = scores.scores_of(with_own.pair_scores(part, torch.arange(len(part), device=part.device)))
+            own[part] = scores.to_user_scores(with_own.pair_scores(part, torch.arange(len(part), device=part.device)))
     for sums, scores in blocks or scored():
         # the prototypes share a label, so that a pass over a collapsed set takes one for all; no query has it
         candidates = find_candidates(query_class + 2, torch.zeros_like(sums.counts), same_set=False)
-        best = BestMatches(scores.keys_of(own), (query_class >= 0).long())
+        best = BestMatches(scores.to_exact_scores(own), (query_class >= 0).long())
         for ranks in open_pass(scores, candidates, memory_bytes, best=best).run():
             better[ranks.queries] += ranks.negatives_above.sum(dim=1)
             equal[ranks.queries] += ranks.negatives_tied.sum(dim=1)
         members = sums.members(query_class)  # their own prototype is no other
         keys = scores.pair_scores(members, query_class[members] - sums.first)
-        better[members] -= (keys > best.keys[members]).long()
-        equal[members] -= (keys == best.keys[members]).long()
+        better[members] -= (keys > best.scores[members]).long()
+        equal[members] -= (keys == best.scores[members]).long()
     return better, equal
 
 

@@ -124,14 +124,14 @@ def average_precision(bins: ThresholdBins) -> Enclosure:
 
 
 def curve(
-    bins: ThresholdBins, to_score: Callable[[float], float], points: int
+    bins: ThresholdBins, to_user_score: Callable[[float], float], points: int
 ) -> tuple[tuple[float, float, float], ...]:
     """Threshold, precision and recall at bins that are about evenly spaced in recall."""
     recall = bins.tp / bins.relevant
     wanted = np.unique(np.searchsorted(-recall, -np.linspace(1, 0, points), side="left").clip(max=len(recall) - 1))
     fp = (bins.fewest_fp + bins.most_fp) / 2
     return tuple(
-        (to_score(float(bins.low[i])), float(bins.tp[i] / (bins.tp[i] + fp[i])), float(recall[i]))
+        (to_user_score(float(bins.low[i])), float(bins.tp[i] / (bins.tp[i] + fp[i])), float(recall[i]))
         for i in reversed(wanted.tolist())
     )
 

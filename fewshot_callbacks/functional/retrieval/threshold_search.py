@@ -34,16 +34,12 @@ EARLY_RANKS = 2**14
 
 @dataclass(frozen=True)
 class Open:
-    """What has to be counted before a question can be answered."""
+    """What one question leaves open; see `OpenQuestions`."""
 
     decisive: Bools | None = None
-    """bins in which the threshold may lie"""
     wanted: tuple[float, ...] = ()
-    """thresholds"""
     sought: tuple[tuple[float, float], ...] = ()
-    """intervals in which negatives of some rank lie"""
     early: tuple[tuple[float, float], ...] = ()
-    """others that may be sought later"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class Known:
     def point_of(self, index: int) -> OperatingPoint:
         """Return the point of a bin that is a single score."""
         bins = self.bins
-        threshold = self.first.scores.to_score(float(bins.low[index]))
+        threshold = self.first.scores.to_user_score(float(bins.low[index]))
         return self.point(threshold, int(bins.tp[index]), int(bins.fewest_fp[index]))
 
 
@@ -104,7 +100,7 @@ def decide(first: PairCounts, request: PooledRequest) -> PooledDecisions:
         at_false_match_rate={rate: answers["rate", rate] for rate in request.false_match_rates},
         equal_error_rate=answers.get("eer"),
         average_precision=answers.get("area") or rules.average_precision(bins),
-        curve=rules.curve(bins, first.scores.to_score, CURVE_POINTS),
+        curve=rules.curve(bins, first.scores.to_user_score, CURVE_POINTS),
         passes=passes,
     )
 
@@ -143,7 +139,7 @@ def _best_f1(known: Known) -> OperatingPoint | Open:
 
 
 def _at_threshold(known: Known, threshold: float) -> OperatingPoint | Open:
-    score = known.first.scores.to_key(threshold)
+    score = known.first.scores.to_exact_score(threshold)
     accepted = known.counts.accepted(score)
     return Open(wanted=(score,)) if accepted is None else known.point(threshold, *accepted)
 
@@ -207,7 +203,7 @@ class _AtPrecision:
             if isinstance(start, Open) or math.isnan(start.threshold):
                 return start
             self.start, self.rank = start, self._most(known, start)
-            self.is_above_low = not math.isfinite(known.first.scores.to_key(self.bounds[0]))
+            self.is_above_low = not math.isfinite(known.first.scores.to_exact_score(self.bounds[0]))
         return self._lowest(known, self.start)
 
     def _most(self, known: Known, start: OperatingPoint) -> int:
@@ -220,7 +216,7 @@ class _AtPrecision:
         Only precision matters there: between two relevant scores no threshold has more true positives or fewer false ones
         than the upper score.
         """
-        low, high = (known.first.scores.to_key(bound) for bound in self.bounds)
+        low, high = (known.first.scores.to_exact_score(bound) for bound in self.bounds)
         possible = rules.at_precision(known.bins, self.precision, low, high)
         chosen = known.settled(possible)
         if isinstance(chosen, Open):
@@ -250,7 +246,7 @@ class _AtPrecision:
         No relevant score lies between this threshold and the start's: a lower relevant score in bounds accepts more
         negatives than even its own true positives allow, or it would be the start.
         """
-        most, low = self._most(known, start), known.first.scores.to_key(self.bounds[0])
+        most, low = self._most(known, start), known.first.scores.to_exact_score(self.bounds[0])
         if not self.is_above_low:
             all_fit = most == known.first_bins.negatives
             beyond = Located(-math.inf, -math.inf) if all_fit else self._locate(known, most + 1)
@@ -265,7 +261,7 @@ class _AtPrecision:
             if found.reached is None:
                 return Open(sought=((found.low, found.high),))
             if found.reached <= most:
-                return known.point(known.first.scores.to_score(found.low), start.true_positives, found.reached)
+                return known.point(known.first.scores.to_user_score(found.low), start.true_positives, found.reached)
             self.rank = found.above  # the next ones have the same score, and are too many
         return start
 

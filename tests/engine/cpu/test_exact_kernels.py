@@ -129,4 +129,4 @@ def test_of_the_pairs_of_a_class(classes):
             expected = [
                 math.inf if item == query else true_score(rows[query], rows[item], "dot") for item in order[begin:end]
             ]
-            assert [*map(tiles.to_score, found[: end - begin])] == expected
+            assert [*map(tiles.to_user_score, found[: end - begin])] == expected

@@ -22,7 +22,7 @@ def histogram_of(similarity, memory_bytes=100 * MEGABYTE, kind="hard"):
     """The empty histogram of a set, the smallest and the largest score that are possible, and its width of cells."""
     tiles, candidates = prepared(pooled_case(kind, similarity))
     first = PooledCounts(open_pass(tiles, candidates, memory_bytes).matrix, capacity=1000)
-    return first, *tiles.key_range, tiles.largest_error
+    return first, *tiles.score_range, tiles.largest_error
 
 
 def assert_cells(first, low, high, error, most=BINS):

@@ -128,7 +128,7 @@ def request_for(case, **changes):
     some = np.concatenate(
         [np.quantile(part, [0.0, 0.3, 0.9, 1.0], method="nearest") for part in (positives, negatives)]
     )
-    thresholds = (*tuple(tiles.to_score(float(key)) for key in some), 0.3)
+    thresholds = (*tuple(tiles.to_user_score(float(key)) for key in some), 0.3)
     bounds = (0.0, 1.0) if case["similarity"] == "cosine" else (-math.inf, math.inf)
     settings = {
         "precisions": (0.05, 0.3, 0.75, 1.0), "bounds": bounds, "thresholds": thresholds,

@@ -130,7 +130,7 @@ def test_known_keys_are_counted_with_their_ties(tile):
     keys = estimates.double()
     counts = Counts.zeros(thresholds)
     rows, columns = keys.isfinite().nonzero(as_tuple=True)
-    counts.add_keys(rows, keys[rows, columns], None if weights is None else weights[columns])
+    counts.add_scores(rows, keys[rows, columns], None if weights is None else weights[columns])
     better, not_below = torch.zeros_like(counts.better()), torch.zeros_like(counts.better())
     for q, c in zip(rows.tolist(), columns.tolist(), strict=True):
         weight = 1 if weights is None else int(weights[c])
@@ -154,9 +154,9 @@ def test_rungs_together_give_the_counts_of_the_keys(tile, cut):
             continue
         own = None if weights is None else weights[part]
         rows, columns = count_tile(counts, estimates[:, part].contiguous(), error, own)
-        counts.add_keys(rows, keys[:, part][rows, columns], None if own is None else own[columns])
+        counts.add_scores(rows, keys[:, part][rows, columns], None if own is None else own[columns])
     rows, columns = keys.isfinite().nonzero(as_tuple=True)
-    known.add_keys(rows, keys[rows, columns], None if weights is None else weights[columns])
+    known.add_scores(rows, keys[rows, columns], None if weights is None else weights[columns])
     assert torch.equal(valid(thresholds, counts.better()), valid(thresholds, known.better()))
     assert torch.equal(valid(thresholds, counts.better_or_tied()), valid(thresholds, known.better_or_tied()))
 
@@ -193,7 +193,7 @@ def test_a_tie_is_open_and_then_counted_as_a_tie():
     counts = Counts.zeros(thresholds)
     rows, columns = count_tile(counts, torch.tensor([[0.5, 0.25, 0.75]]), torch.zeros(1, dtype=torch.float64))
     assert columns.tolist() == [0, 1]
-    counts.add_keys(rows, torch.tensor([0.5, 0.25], dtype=torch.float64), None)
+    counts.add_scores(rows, torch.tensor([0.5, 0.25], dtype=torch.float64), None)
     assert counts.better().tolist() == [[2, 1, 1]]
     assert counts.better_or_tied().tolist() == [[3, 2, 2]]
 

@@ -20,7 +20,7 @@ def lengths(tiles: ScoreTiles, queries: torch.Tensor, gallery: torch.Tensor) -> 
     """What the relative error of a product is multiplied with: |q| |g| at most, as a key."""
     if tiles.similarity == "cosine":
         return torch.ones(len(queries), dtype=torch.float64)
-    return queries.norm(dim=1) * gallery.norm(dim=1).max() * tiles.to_key(1.0)
+    return queries.norm(dim=1) * gallery.norm(dim=1).max() * tiles.to_exact_score(1.0)
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])

@@ -34,8 +34,8 @@ def test_parts_have_the_scores_and_bounds_of_the_whole(similarity, kernel, one_s
         whole = ScoreTiles.from_rows(queries, gallery, similarity)
     some, others = torch.arange(4, 17), torch.arange(9, 30)
     part = whole.with_gallery(gallery[others])
-    assert part.key_range == whole.key_range
-    assert part.to_score(-0.25) == whole.to_score(-0.25)
+    assert part.score_range == whole.score_range
+    assert part.to_user_score(-0.25) == whole.to_user_score(-0.25)
     for precision in PRECISIONS:
         # products of the same operands: a product's rounding may depend on the shape of its tile
         if precision != Precision.EXACT:
@@ -85,10 +85,12 @@ def test_nobody_changes_scores_from_outside():
 def test_what_a_user_writes_is_what_a_user_reads(similarity):
     tiles = ScoreTiles.from_rows(rows(20, 0), rows(25, 1), similarity)
     for score in (-0.75, -1e-9, 0.0):
-        assert tiles.to_score(tiles.to_key(score)) == pytest.approx(score, rel=1e-15, abs=0)
+        assert tiles.to_user_score(tiles.to_exact_score(score)) == pytest.approx(score, rel=1e-15, abs=0)
     for score in (math.inf, -math.inf):
-        assert tiles.to_key(score) == score
-    assert math.isnan(tiles.to_score(math.nan))
-    assert tiles.to_key(0.5) == (math.inf if similarity == "euclidean" else pytest.approx(0.5 * tiles.to_key(1.0)))
+        assert tiles.to_exact_score(score) == score
+    assert math.isnan(tiles.to_user_score(math.nan))
+    assert tiles.to_exact_score(0.5) == (
+        math.inf if similarity == "euclidean" else pytest.approx(0.5 * tiles.to_exact_score(1.0))
+    )
     written = torch.tensor([-3.0, -0.5, 0.0], dtype=torch.float64)
-    assert tiles.keys_of(written).tolist() == [tiles.to_key(score) for score in written.tolist()]
+    assert tiles.to_exact_scores(written).tolist() == [tiles.to_exact_score(score) for score in written.tolist()]

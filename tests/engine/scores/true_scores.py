@@ -31,4 +31,4 @@ def scores(queries: np.ndarray, gallery: np.ndarray, similarity: str, kernel: st
         keys = tiles.exact_scores(torch.arange(len(queries)), torch.arange(len(gallery)))
         pairs = torch.cartesian_prod(torch.arange(len(queries)), torch.arange(len(gallery)))
         assert torch.equal(tiles.pair_scores(pairs[:, 0], pairs[:, 1]), keys.flatten())
-    return [[tiles.to_score(key) for key in row] for row in keys.tolist()]
+    return [[tiles.to_user_score(key) for key in row] for row in keys.tolist()]

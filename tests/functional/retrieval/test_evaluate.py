@@ -218,7 +218,7 @@ class TestScores:
         reference = BruteForce(queries.numpy(), np.zeros(6), gallery.numpy(), np.zeros(9), similarity=similarity).scores
         for i in range(6):
             for j in range(9):
-                assert tiles.to_score(float(keys[i, j])) == pytest.approx(reference[i][j], rel=1e-12, abs=1e-12)
+                assert tiles.to_user_score(float(keys[i, j])) == pytest.approx(reference[i][j], rel=1e-12, abs=1e-12)
 
     @pytest.mark.parametrize("similarity", SIMILARITIES)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,0 +1,44 @@
+"""Figures of results: queries with their neighbours, scores of pairs, the embedding as a map. Results in, figures out."""
+
+from fewshot_callbacks.plots.embedding_map import embedding_map
+from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels
+from fewshot_callbacks.plots.pictures import to_picture
+from fewshot_callbacks.plots.projection import Projection, project
+from fewshot_callbacks.plots.scores import (
+    ClassScore,
+    Confusion,
+    Mark,
+    PairCounts,
+    confused_classes,
+    error_tradeoff_curve,
+    precision_recall_curve,
+    recall_at_k_curve,
+    score_histograms,
+    weakest_classes,
+)
+from fewshot_callbacks.plots.style import encode, new_figure, pixels, save
+
+__all__ = [
+    "ClassScore",
+    "Confusion",
+    "Item",
+    "Mark",
+    "Neighbour",
+    "PairCounts",
+    "PanelRow",
+    "Projection",
+    "confused_classes",
+    "embedding_map",
+    "encode",
+    "error_tradeoff_curve",
+    "new_figure",
+    "pixels",
+    "precision_recall_curve",
+    "project",
+    "recall_at_k_curve",
+    "retrieval_panels",
+    "save",
+    "score_histograms",
+    "to_picture",
+    "weakest_classes",
+]

@@ -1,0 +1,480 @@
+"""Figures of one evaluation: scores of pairs, their curves with operating points, recall@k, classes that fail."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.typing import LineStyleType
+from scipy.special import ndtri
+
+from fewshot_callbacks.plots.panels import score_text
+from fewshot_callbacks.plots.style import (
+    BLACK,
+    BLUE,
+    CYCLE,
+    GREY,
+    IRRELEVANT,
+    MARKERS,
+    ORANGE,
+    PURPLE,
+    RELEVANT,
+    SKY_BLUE,
+    SMALL,
+    TEXT,
+    WIDTH,
+    in_house_style,
+    new_figure,
+)
+from fewshot_callbacks.plots.text import readable, shorten, width_of
+
+HEIGHT = 3.6  # inches of a figure without its legend
+LEGEND_LINE = 0.18  # inches
+MOST_BINS = 100  # a bin is five pixels wide in a figure of 600
+MARK_STYLES: tuple[tuple[str, LineStyleType], ...] = (
+    (BLACK, "--"),
+    (ORANGE, ":"),
+    (SKY_BLUE, "-."),
+    (PURPLE, (0, (5, 1, 1, 1, 1, 1))),
+)
+RATES = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)
+
+
+@dataclass(frozen=True, eq=False)
+class PairCounts:
+    """Relevant and irrelevant pairs at thresholds and in bins of their score.
+
+    Attributes:
+        thresholds: scores from which a pair is accepted, in any order.
+        true_positives: relevant pairs with at least the score of each threshold.
+        false_positives: irrelevant pairs with at least the score of each threshold.
+        relevant: number of relevant pairs.
+        irrelevant: number of irrelevant pairs.
+        edges: of the bins, ascending.
+        relevant_counts: relevant pairs of each bin.
+        irrelevant_counts: irrelevant pairs of each bin.
+
+    Example:
+        >>> counts = PairCounts(np.array([0.2, 0.8]), np.array([4, 2]), np.array([6, 1]), 4, 20,
+        ...                     np.array([0.0, 0.5, 1.0]), np.array([1, 3]), np.array([18, 2]))
+        >>> counts.recall, counts.precision.round(2), counts.false_match_rate
+        (array([1. , 0.5]), array([0.4 , 0.67]), array([0.3 , 0.05]))
+    """
+
+    thresholds: Shaped[np.ndarray, "thresholds"]
+    true_positives: Shaped[np.ndarray, "thresholds"]
+    false_positives: Shaped[np.ndarray, "thresholds"]
+    relevant: int
+    irrelevant: int
+    edges: Shaped[np.ndarray, "edges"]
+    relevant_counts: Shaped[np.ndarray, "bins"]
+    irrelevant_counts: Shaped[np.ndarray, "bins"]
+
+    @property
+    def precision(self) -> Float[np.ndarray, "thresholds"]:
+        """Share of relevant pairs among those accepted; NaN where none is."""
+        accepted = self.true_positives + self.false_positives
+        return np.where(accepted > 0, self.true_positives / np.maximum(accepted, 1), math.nan)
+
+    @property
+    def recall(self) -> Float[np.ndarray, "thresholds"]:
+        """Share of relevant pairs that are accepted."""
+        return self.true_positives / max(self.relevant, 1)
+
+    @property
+    def false_match_rate(self) -> Float[np.ndarray, "thresholds"]:
+        """Share of irrelevant pairs that are accepted."""
+        return self.false_positives / max(self.irrelevant, 1)
+
+    @property
+    def false_non_match_rate(self) -> Float[np.ndarray, "thresholds"]:
+        """Share of relevant pairs that are rejected."""
+        return 1 - self.recall
+
+    def at(self, threshold: float) -> tuple[float, float, float]:
+        """Recall, precision and false match rate at the nearest threshold that was counted; NaN if none was."""
+        if not len(self.thresholds) or not math.isfinite(threshold):
+            return math.nan, math.nan, math.nan
+        nearest = int(np.abs(self.thresholds - threshold).argmin())
+        return float(self.recall[nearest]), float(self.precision[nearest]), float(self.false_match_rate[nearest])
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An operating point on a figure; the same place in the list has the same colour and mark in every figure.
+
+    Attributes:
+        name: such as "best F1" or "precision 0.95".
+        threshold: the score from which a pair is accepted; not drawn if it is NaN or infinite.
+        x: where it is on a curve: its recall, or its false match rate.
+        y: its precision, or its false non-match rate.
+    """
+
+    name: str
+    threshold: float
+    x: float = math.nan
+    y: float = math.nan
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """A class and the mean of a metric over its queries."""
+
+    name: str
+    value: float
+    queries: int
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often items of another class were retrieved for the queries of a class."""
+
+    query: str
+    retrieved: str
+    count: int
+
+
+@in_house_style
+def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str = "", *, log: bool = True) -> Figure:
+    """Draw the distributions of the scores of relevant and of irrelevant pairs, each with an area of one.
+
+    Args:
+        counts: the bins; neighbouring ones are merged where there are more than a hundred.
+        marks: thresholds, as vertical lines.
+        title: a line above the figure.
+        log: whether densities are on a logarithmic scale, on which tails can be seen.
+
+    Raises:
+        ValueError: no pair, or edges that do not fit the bins or do not ascend.
+    """
+    edges, relevant, irrelevant = _merged(counts)
+    figure, axes = _one_plot(title, "score of a pair", "density", 2 + len(marks))
+    for name, each, total, colour, dashes in (
+        ("irrelevant pairs", irrelevant, counts.irrelevant, IRRELEVANT, "--"),
+        ("relevant pairs", relevant, counts.relevant, RELEVANT, "-"),
+    ):
+        density = each / max(each.sum(), 1) / np.diff(edges)
+        label = f"{name} ({total:,})"
+        axes.stairs(density, edges, color=colour, alpha=0.18, fill=True, linewidth=0)
+        axes.stairs(density, edges, color=colour, linestyle=dashes, linewidth=1.5, label=label, baseline=None)
+    if log:
+        axes.set_yscale("log", nonpositive="clip")
+        present = [each[each > 0] / each.sum() for each in (relevant, irrelevant) if each.sum()]
+        least, most = min(each.min() for each in present), max(each.max() for each in present)
+        width = float(np.diff(edges).mean())
+        axes.set_ylim(max(least, 1e-7 * most) / width / 2, most / width * 2)
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(edges[0], edges[-1])
+    for number, mark in enumerate(marks):
+        colour, style = MARK_STYLES[number % len(MARK_STYLES)]
+        inside = edges[0] <= mark.threshold <= edges[-1]
+        level = mark.threshold if inside else math.nan
+        words = f"{readable(mark.name)}: {_threshold(mark)}" + ("" if inside else ", outside")
+        axes.axvline(level, color=colour, linestyle=style, linewidth=1.3, label=_legend_name(words))
+        axes.plot(level, 0.96, MARKERS[number % len(MARKERS)], color=colour, transform=axes.get_xaxis_transform())
+    _legend(figure)
+    return figure
+
+
+@in_house_style
+def precision_recall_curve(
+    recall: Float[np.ndarray, "thresholds"],
+    precision: Float[np.ndarray, "thresholds"],
+    marks: Sequence[Mark] = (),
+    title: str = "",
+    *,
+    area: float | None = None,
+    chance: float | None = None,
+) -> Figure:
+    """Draw pooled precision over pooled recall, with the operating points that were chosen.
+
+    Args:
+        recall: at each threshold; any order.
+        precision: at the same thresholds; NaN is left out.
+        marks: operating points, x is recall and y precision.
+        title: a line above the figure.
+        area: the area under the curve, told in the legend.
+        chance: the share of relevant pairs among all, the precision of a random order, drawn as a line.
+
+    Raises:
+        ValueError: no threshold.
+    """
+    keep = np.isfinite(recall) & np.isfinite(precision)
+    if not keep.any():
+        raise ValueError("There is no threshold with a precision and a recall to draw.")
+    recall, precision = recall[keep], precision[keep]
+    order = np.lexsort((-precision, recall))
+    figure, axes = _one_plot(
+        title, "recall of all pairs", "precision of all pairs", 1 + len(marks) + (chance is not None)
+    )
+    name = "all thresholds" if area is None else f"all thresholds, area {area:.4f}"
+    axes.plot(recall[order], precision[order], color=BLUE, label=name)
+    if chance is not None:
+        axes.axhline(chance, color=GREY, linestyle=":", linewidth=1.0, label=f"random order: {chance:.3g}")
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.04))
+    _draw_marks(axes, marks, "recall {x:.3g}, precision {y:.3g}")
+    _legend(figure)
+    return figure
+
+
+@in_house_style
+def error_tradeoff_curve(
+    false_match_rate: Float[np.ndarray, "thresholds"],
+    false_non_match_rate: Float[np.ndarray, "thresholds"],
+    marks: Sequence[Mark] = (),
+    title: str = "",
+) -> Figure:
+    """Draw the detection error trade-off: rejected relevant pairs over accepted irrelevant ones, on normal deviates.
+
+    Where the scores of both kinds of pairs are normally distributed, the curve is a straight line. Rates of 0 and 1 are
+    infinitely far away and are left out (Martin et al., The DET curve in assessment of detection task performance, 1997).
+
+    Args:
+        false_match_rate: accepted share of the irrelevant pairs at each threshold; any order.
+        false_non_match_rate: rejected share of the relevant pairs at the same thresholds.
+        marks: operating points, x is the false match rate and y the false non-match rate.
+        title: a line above the figure.
+
+    Raises:
+        ValueError: no threshold.
+    """
+    if not len(false_match_rate):
+        raise ValueError("There is no threshold with error rates to draw.")
+    drawn = (false_match_rate > 0) & (false_match_rate < 1) & (false_non_match_rate > 0) & (false_non_match_rate < 1)
+    matches, rejections = false_match_rate[drawn], false_non_match_rate[drawn]
+    order = np.lexsort((-rejections, matches))
+    figure, axes = _one_plot(
+        title,
+        "false match rate: accepted irrelevant pairs",
+        "false non-match rate:\nrejected relevant pairs",
+        2 + len(marks),
+    )
+    axes.plot(ndtri(matches[order]), ndtri(rejections[order]), color=BLUE, label="all thresholds")
+    if not drawn.any():
+        axes.text(0.5, 0.5, "no threshold makes both kinds of errors", ha="center", transform=axes.transAxes)
+    _deviate_axis(axes, "x", matches)
+    _deviate_axis(axes, "y", rejections)
+    ends = (max(axes.get_xlim()[0], axes.get_ylim()[0]), min(axes.get_xlim()[1], axes.get_ylim()[1]))
+    if ends[0] < ends[1]:
+        axes.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.0, label="both rates equal")
+    _draw_marks(axes, marks, "FMR {x:.3g}, FNMR {y:.3g}", deviates=True)
+    _legend(figure)
+    return figure
+
+
+@in_house_style
+def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = "") -> Figure:
+    """Draw recall@k over k, on a logarithmic scale where k grows more than tenfold.
+
+    Args:
+        series: name -> k -> recall@k, such as {"recall@k": report.recall_at}; NaN is left out.
+        title: a line above the figure.
+
+    Raises:
+        ValueError: no value.
+    """
+    known = {name: {k: v for k, v in values.items() if math.isfinite(v)} for name, values in series.items()}
+    known = {name: values for name, values in known.items() if values}
+    if not known:
+        raise ValueError("There is no recall@k to draw.")
+    figure, axes = _one_plot(title, "k, the number of neighbours looked at", "recall@k", len(known))
+    places = sorted({k for values in known.values() for k in values})
+    log = places[-1] > 10 * places[0]
+    if log:
+        axes.set_xscale("log")
+    axes.set_xticks(_apart(places, log), minor=False)
+    axes.xaxis.set_major_formatter(lambda k, _: f"{k:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    for number, (name, values) in enumerate(known.items()):
+        ks = sorted(values)
+        last = f": {values[ks[0]]:.3f} at {ks[0]}" + (f", {values[ks[-1]]:.3f} at {ks[-1]}" if len(ks) > 1 else "")
+        colour, marker = CYCLE[number % len(CYCLE)], MARKERS[number % len(MARKERS)]
+        label = _legend_name(readable(name) + last)
+        axes.plot(ks, [values[k] for k in ks], color=colour, marker=marker, markersize=5, label=label)
+    least = min(min(values.values()) for values in known.values())
+    axes.set_ylim(-0.02 if least < 0.5 else max(-0.02, least - 0.1 * (1.05 - least)), 1.02)
+    _legend(figure)
+    return figure
+
+
+@in_house_style
+def weakest_classes(
+    classes: Sequence[ClassScore],
+    title: str = "",
+    *,
+    metric: str = "mean AP",
+    overall: float | None = None,
+    most: int = 15,
+) -> Figure:
+    """Draw the classes of the least values as horizontal bars, the weakest at the top.
+
+    Args:
+        classes: all classes, in any order; those whose value is NaN are left out.
+        title: a line above the figure.
+        metric: what the values are, between 0 and 1.
+        overall: the mean of all, drawn as a line.
+        most: how many are shown.
+
+    Raises:
+        ValueError: no class with a value.
+    """
+    known = sorted((each for each in classes if math.isfinite(each.value)), key=lambda each: (each.value, each.name))
+    if not known:
+        raise ValueError("There is no class with a value to draw.")
+    shown = known[:most]
+    described = [f"{each.value:.2f}, {each.queries:,} {'query' if each.queries == 1 else 'queries'}" for each in shown]
+    names = [shorten(each.name, 0.3 * WIDTH, SMALL) for each in shown]
+    axis = f"{readable(metric)} of the {len(shown)} weakest of {len(known)} classes"
+    figure, axes = _bars(names, [each.value for each in shown], described, title, axis)
+    if overall is not None and math.isfinite(overall):
+        axes.set_xlim(0, 1.05 * max(overall, shown[-1].value) or 1.0)
+        axes.axvline(overall, color=GREY, linestyle=":", linewidth=1.2, label=f"all queries: {overall:.3f}", zorder=0)
+        _legend(figure)
+    return figure
+
+
+@in_house_style
+def confused_classes(confusions: Sequence[Confusion], title: str = "", *, most: int = 15) -> Figure:
+    """Draw the pairs of classes that are confused most often as horizontal bars, the most frequent at the top.
+
+    Args:
+        confusions: pairs in any order.
+        title: a line above the figure.
+        most: how many are shown.
+
+    Raises:
+        ValueError: no pair.
+    """
+    if not confusions:
+        raise ValueError("There is no confused pair of classes to draw.")
+    shown = sorted(confusions, key=lambda each: (-each.count, each.query, each.retrieved))[:most]
+    names = [" → ".join(shorten(name, 0.19 * WIDTH, SMALL) for name in (each.query, each.retrieved)) for each in shown]
+    counts = [each.count for each in shown]
+    figure, axes = _bars(names, counts, [f"{count:,}" for count in counts], title, "irrelevant items retrieved")
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
+    figure.supxlabel("class of the query → class of the item retrieved", x=0.02, ha="left", fontsize=SMALL, color=GREY)
+    return figure
+
+
+def _one_plot(title: str, x: str, y: str, entries: int) -> tuple[Figure, Axes]:
+    figure = new_figure(HEIGHT + LEGEND_LINE * entries)
+    axes = figure.add_subplot()
+    axes.set(xlabel=x, ylabel=y)
+    if title:
+        figure.suptitle(shorten(title, WIDTH - 0.2, TEXT + 1), x=0.02, ha="left", fontsize=TEXT + 1)
+    return figure, axes
+
+
+def _legend(figure: Figure) -> None:
+    figure.legend(loc="outside lower left", handlelength=2.6)
+
+
+def _legend_name(words: str) -> str:
+    return shorten(words.replace(r"\$", "$"), WIDTH - 0.8, SMALL)
+
+
+def _threshold(mark: Mark) -> str:
+    return f"threshold {score_text(mark.threshold)}" if math.isfinite(mark.threshold) else "no threshold"
+
+
+def _draw_marks(axes: Axes, marks: Sequence[Mark], words: str, *, deviates: bool = False) -> None:
+    for number, mark in enumerate(marks):
+        place = (float(ndtri(mark.x)), float(ndtri(mark.y))) if deviates else (mark.x, mark.y)
+        inside = all(
+            low <= value <= high for value, (low, high) in zip(place, (axes.get_xlim(), axes.get_ylim()), strict=True)
+        )
+        told = (
+            ", ".join((_threshold(mark), words.format(x=mark.x, y=mark.y)))
+            if math.isfinite(mark.x + mark.y)
+            else _threshold(mark)
+        )
+        label = _legend_name(f"{readable(mark.name)}: {told}" + ("" if inside else ", outside"))
+        axes.plot(
+            *(place if inside else (math.nan, math.nan)),
+            linestyle="none",
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=8,
+            markeredgecolor="white",
+            color=MARK_STYLES[number % len(MARK_STYLES)][0],
+            label=label,
+            zorder=3,
+        )
+
+
+def _deviate_axis(axes: Axes, name: str, rates: Float[np.ndarray, "thresholds"]) -> None:
+    """Scale an axis to the rates, with ticks at round shares that are far enough from each other."""
+    low, high = (rates.min(), rates.max()) if len(rates) else (0.01, 0.5)
+    below = max((rate for rate in RATES if rate <= low), default=RATES[0])
+    above = min((rate for rate in RATES if rate >= high), default=RATES[-1])
+    if below == above:
+        below, above = below / 2, (1 + above) / 2
+    ends = float(ndtri(below)), float(ndtri(above))
+    ticks: list[float] = []
+    for rate in reversed(RATES):
+        place = float(ndtri(rate))
+        if ends[0] <= place <= ends[1] and (not ticks or ndtri(ticks[-1]) - place > 0.1 * (ends[1] - ends[0])):
+            ticks.append(rate)
+    (axes.set_xlim if name == "x" else axes.set_ylim)(*ends)
+    (axes.set_xticks if name == "x" else axes.set_yticks)(
+        [float(ndtri(rate)) for rate in ticks], [_share(rate) for rate in ticks]
+    )
+
+
+def _share(rate: float) -> str:
+    return f"{rate:g}" if rate >= 1e-3 else "10⁻" + "⁰¹²³⁴⁵⁶⁷⁸⁹"[round(-math.log10(rate))]
+
+
+def _merged(
+    counts: PairCounts,
+) -> tuple[Float[np.ndarray, "edges"], Int[np.ndarray, "bins"], Int[np.ndarray, "bins"]]:
+    """Edges and counts without the empty bins at the ends and in at most a hundred bins or so."""
+    edges = np.asarray(counts.edges, dtype=np.float64)
+    both = np.stack([counts.relevant_counts, counts.irrelevant_counts]).astype(np.int64)
+    if both.shape[1] != len(edges) - 1 or not (np.diff(edges) > 0).all():
+        raise ValueError(f"{both.shape[1]} bins need {both.shape[1] + 1} ascending edges; there are {len(edges)}.")
+    finite = np.isfinite(edges[:-1]) & np.isfinite(edges[1:])
+    used = np.flatnonzero(both.any(0) & finite)
+    if not len(used):
+        raise ValueError("There is no pair in any bin of finite width.")
+    first, last = used[0], used[-1] + 1
+    both, edges = both[:, first:last], edges[first : last + 1]
+    starts = np.arange(0, both.shape[1], -(-both.shape[1] // MOST_BINS))
+    merged = np.add.reduceat(both, starts, axis=1)
+    return np.append(edges[starts], edges[-1]), merged[0], merged[1]
+
+
+def _apart(places: list[int], log: bool) -> list[int]:
+    """Those of the values of k whose numbers do not touch each other on an axis of five inches."""
+    scale = [math.log(k) if log else float(k) for k in places]
+    span = (scale[-1] - scale[0]) or 1.0
+    kept, edge = [], -math.inf
+    for k, value in zip(places, scale, strict=True):
+        middle, half = 4.0 * (value - scale[0]) / span, width_of(str(k), SMALL) / 2 + 0.05
+        if middle - half > edge:
+            kept.append(k)
+            edge = middle + half
+    return kept
+
+
+def _bars(
+    names: list[str], values: Sequence[float], described: list[str], title: str, axis: str
+) -> tuple[Figure, Axes]:
+    """Draw horizontal bars from above, each with a name on its left and a description on the right of all."""
+    figure, axes = _one_plot(title, axis, "", 0)
+    figure.set_figheight(1.2 + 0.22 * len(names))
+    places = range(len(names))
+    axes.barh(places, values, height=0.66, color=BLUE)
+    axes.set_yticks(places, names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, 1.05 * max(values) or 1.0)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    for place, text in zip(places, described, strict=True):
+        axes.text(
+            1.02, place, text, transform=axes.get_yaxis_transform(), fontsize=SMALL, color=GREY, va="center_baseline"
+        )
+    return figure, axes

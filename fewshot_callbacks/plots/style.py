@@ -1,0 +1,168 @@
+"""One palette and one style for every figure, and one function that writes them."""
+
+import functools
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, ParamSpec, get_args
+
+import matplotlib.style
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fewshot_callbacks.plots.text import families
+
+# Okabe and Ito, Color Universal Design, 2008: colours that the colour-blind tell apart
+BLACK, ORANGE, SKY_BLUE, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+GREY, LIGHT_GREY = "#595959", "#D9D9D9"
+
+RELEVANT, IRRELEVANT = GREEN, VERMILION
+SOFTMAX, DISTANCE_RATIO = ORANGE, BLUE
+CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+
+Format = Literal["png", "svg"]
+
+WIDTH = 6.0  # inches: 600 pixels at the resolution of a screen
+TEXT, SMALL = 9.0, 8.0  # points: 12.5 and 11 pixels in a picture that is 600 pixels wide
+RESOLUTION: dict[Format, int] = {"png": 200, "svg": 200}  # an SVG's pictures have it too; its lines have none
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Draw in the style of the package, whatever the user's settings of matplotlib are, and leave these as they were."""
+    settings = {
+        "font.family": list(families()),
+        "font.size": TEXT,
+        "axes.titlesize": TEXT + 1,
+        "axes.titlelocation": "left",
+        "axes.labelsize": TEXT,
+        "axes.linewidth": 0.6,
+        "axes.edgecolor": GREY,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "grid.color": LIGHT_GREY,
+        "grid.linewidth": 0.5,
+        "xtick.labelsize": SMALL,
+        "ytick.labelsize": SMALL,
+        "xtick.color": GREY,
+        "ytick.color": GREY,
+        "xtick.labelcolor": BLACK,
+        "ytick.labelcolor": BLACK,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "legend.fontsize": SMALL,
+        "legend.frameon": False,
+        "legend.borderaxespad": 0.6,
+        "figure.constrained_layout.h_pad": 0.07,  # inches
+        "figure.constrained_layout.w_pad": 0.07,
+        "lines.linewidth": 1.6,
+        "svg.fonttype": "path",  # text takes the room that it was given, whatever fonts the reader has
+        "svg.hashsalt": "fewshot-callbacks",  # the same figure gives the same file
+    }
+    with matplotlib.style.context(["default", settings]):
+        yield
+
+
+P = ParamSpec("P")
+
+
+def in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw a figure in the style of the package, with all that matplotlib would otherwise settle at the first use."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with house_style():
+            figure = draw(*args, **kwargs)
+            figure.draw_without_rendering()
+        return figure
+
+    return drawn
+
+
+def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) -> Figure:
+    """Make an empty figure off-screen, which pyplot knows nothing of.
+
+    Args:
+        height: in inches.
+        width: in inches; the 6 of all figures make 600 pixels on a screen.
+        arranged: whether matplotlib finds room for all labels; without it the caller places everything.
+
+    Returns:
+        A figure with a canvas for pixels.
+
+    Example:
+        >>> new_figure(4).get_size_inches().tolist()
+        [6.0, 4.0]
+    """
+    figure = Figure(figsize=(width, height), dpi=100, layout="constrained" if arranged else None)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def encode(figure: Figure, file_format: Format = "png", resolution: float | None = None) -> bytes:
+    """Turn a figure into the content of a file; the same figure gives the same bytes.
+
+    Args:
+        figure: what to encode.
+        file_format: "png" or "svg".
+        resolution: pixels per inch; 200 without one, that is 1,200 pixels for a figure of 6 inches.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        ValueError: another format.
+
+    Example:
+        >>> encode(new_figure(1))[1:4]
+        b'PNG'
+    """
+    if file_format not in get_args(Format):
+        raise ValueError(f"A figure is written as png or svg, not as {file_format!r}.")
+    content = io.BytesIO()
+    unsigned = {"Software": None} if file_format == "png" else {"Date": None}
+    with house_style():
+        figure.savefig(
+            content, format=file_format, dpi=resolution or RESOLUTION[file_format], metadata=unsigned, facecolor="white"
+        )
+    return content.getvalue()
+
+
+def save(figure: Figure, path: str | Path, resolution: float | None = None) -> None:
+    """Write a figure as the PNG or the SVG that the name of the file asks for.
+
+    Args:
+        figure: what to write.
+        path: a name that ends in .png or .svg.
+        resolution: pixels per inch; 200 without one.
+
+    Raises:
+        ValueError: another ending.
+    """
+    path = Path(path)
+    ending = path.suffix.lower().removeprefix(".")
+    for file_format in get_args(Format):
+        if ending == file_format:
+            path.write_bytes(encode(figure, file_format, resolution))
+            return
+    raise ValueError(f"{path.name} ends neither in .png nor in .svg. Choose one of these.")
+
+
+def pixels(figure: Figure, resolution: float = 100) -> np.ndarray:
+    """Draw a figure as an array of uint8 with the axes height, width, (red, green, blue).
+
+    Example:
+        >>> pixels(new_figure(1)).shape
+        (100, 600, 3)
+    """
+    content = io.BytesIO()
+    with house_style():
+        figure.savefig(content, format="rgba", dpi=resolution, facecolor="white")
+    width, height = (figure.get_size_inches() * resolution).astype(int)
+    return np.frombuffer(content.getvalue(), dtype=np.uint8).reshape(height, width, 4)[..., :3].copy()

@@ -1,0 +1,117 @@
+"""The embedding as a map."""
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+
+from fewshot_callbacks.plots.embedding_map import embedding_map
+from fewshot_callbacks.plots.projection import Projection, project
+from fewshot_callbacks.plots.style import LIGHT_GREY, encode
+from tests.plots.legible import assert_legible, drawn_texts
+
+LONG = "a name that is far too long for its room, whatever room that may be " * 4
+NAMES = ["cat", LONG, "日本語", "Ελληνικά", "$x$", "tab\tand\nline", "עברית", "dog", "", "wolf", "hare", "owl", "newt"]
+
+
+def blobs(classes: int, spread: float = 0.3, items: int = 120) -> Projection:
+    drawn = np.random.default_rng(0)
+    labels = np.arange(items) % classes
+    angles = 2 * np.pi * labels / classes
+    return project(10 * np.stack([np.cos(angles), np.sin(angles)], 1) + spread * drawn.normal(size=(items, 2)), labels)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5, 12, 13, 100])
+@pytest.mark.parametrize("spread", [0.0, 0.3, 20.0])
+def test_all_text_can_be_read(classes, spread):
+    assert_legible(embedding_map(blobs(classes, spread), dict(enumerate(NAMES)), LONG))
+
+
+def test_names_stand_on_the_map_where_classes_lie_apart():
+    assert not embedding_map(blobs(4)).legends
+    assert len(embedding_map(blobs(4, spread=20.0)).legends) == 1
+    assert len(embedding_map(blobs(100)).legends) == 1
+
+
+def test_a_name_stands_next_to_its_class():
+    map_ = blobs(5)
+    figure = embedding_map(map_, [f"name {number}" for number in range(5)])
+    axes = figure.axes[0]
+    for text, box in drawn_texts(figure):
+        if text.startswith("name"):
+            middle = axes.transData.inverted().transform(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
+            nearest = np.linalg.norm(map_.points - middle, axis=1).argmin()
+            assert map_.labels[nearest] == int(text.split()[1])
+
+
+def test_names_stay_at_their_classes_at_every_resolution():
+    figure = embedding_map(blobs(5))
+    places = []
+    for resolution in (50, 100, 300):
+        texts = dict(drawn_texts(figure, resolution))
+        places.append([(texts[str(n)].x0 / resolution, texts[str(n)].y0 / resolution) for n in range(5)])
+    np.testing.assert_allclose(places[0], places[1], atol=0.03)
+    np.testing.assert_allclose(places[2], places[1], atol=0.03)
+
+
+def test_every_item_is_drawn_and_every_named_class_looks_different():
+    figure = embedding_map(blobs(100, items=1000))
+    rest, *named = figure.axes[0].collections
+    assert len(named) == 12
+    assert sum(len(each.get_offsets()) for each in (rest, *named)) == 1000
+    assert to_hex(rest.get_facecolor()[0]) == LIGHT_GREY.lower()
+    looks = {(to_hex(each.get_facecolor()[0]), each.get_paths()[0].vertices.tobytes()) for each in named}
+    assert len(looks) == 12
+    assert "88 other classes" in [text for text, _ in drawn_texts(figure)]
+
+
+def test_the_largest_classes_are_named_or_those_that_are_asked_for():
+    labels = np.repeat(["a", "b", "c"], [3, 20, 10])
+    map_ = project(np.random.default_rng(0).normal(size=(33, 4)), labels)
+    named = {text for text, _ in drawn_texts(embedding_map(map_, most=2))}
+    assert {"b", "c", "1 other class"} <= named
+    assert "a" not in named
+    named = {text for text, _ in drawn_texts(embedding_map(map_, {"a": "ant"}, highlighted=["a"]))}
+    assert {"ant", "2 other classes"} <= named
+    assert "b" not in named
+    assert_legible(embedding_map(map_, highlighted=["nowhere", "a", "a"]))
+
+
+@pytest.mark.parametrize("items", [1, 2, 3])
+def test_few_items(items):
+    assert_legible(embedding_map(project(np.eye(3)[:items], np.arange(items))))
+
+
+@pytest.mark.parametrize("value", [0.0, 7.0, np.nan])
+def test_embeddings_that_are_one_vector_or_none(value):
+    figure = embedding_map(project(np.full((9, 4), value), np.arange(9) % 2), title="epoch 1")
+    assert_legible(figure)
+    told = " ".join(text for text, _ in drawn_texts(figure))
+    assert ("not finite" if np.isnan(value) else "same vector") in told
+
+
+def test_notes_and_axes_are_written():
+    first = blobs(4)
+    second = project(np.random.default_rng(1).normal(size=(9, 3)), np.arange(9) + 50, first, ids=np.arange(9) + 500)
+    figure = embedding_map(second)
+    assert_legible(figure)
+    told = " ".join(text for text, _ in drawn_texts(figure))
+    assert "not aligned" in told
+    assert "% of the variance" in told
+
+
+def test_tsne_shows_no_numbers():
+    figure = embedding_map(project(np.random.default_rng(0).normal(size=(30, 4)), np.zeros(30, int), method="tsne"))
+    texts = {text for text, _ in drawn_texts(figure)}
+    assert texts == {"first axis of t-SNE, without unit", "second axis of t-SNE, without unit", "0"}
+
+
+def test_the_same_map_gives_the_same_bytes():
+    assert encode(embedding_map(blobs(4)), "svg") == encode(embedding_map(blobs(4)), "svg")
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="no item to draw"):
+        embedding_map(Projection(np.zeros((0, 2)), np.zeros(0), np.zeros(0)))
+    for most in (0, 13):
+        with pytest.raises(ValueError, match=f"most is {most}"):
+            embedding_map(blobs(2), most=most)

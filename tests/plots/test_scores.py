@@ -1,0 +1,214 @@
+"""Figures of one evaluation."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr, ndtri
+
+from fewshot_callbacks.plots.scores import (
+    ClassScore,
+    Confusion,
+    Mark,
+    PairCounts,
+    confused_classes,
+    error_tradeoff_curve,
+    precision_recall_curve,
+    recall_at_k_curve,
+    score_histograms,
+    weakest_classes,
+)
+from fewshot_callbacks.plots.style import encode
+from tests.plots.legible import assert_legible, drawn_texts
+
+LONG = "a name that is far too long for its room, whatever room that may be " * 4
+NAMES = ["cat", LONG, "日本語", "Ελληνικά", "$x$", "tab\tand\nline"]
+
+
+def pair_counts(bins: int = 64, shift: float = 1.0, relevant: int = 400, irrelevant: int = 20_000) -> PairCounts:
+    drawn = np.random.default_rng(0)
+    of_relevant, of_irrelevant = drawn.normal(shift, 1, relevant), drawn.normal(-shift, 1, irrelevant)
+    edges = np.linspace(-8, 8, bins + 1)
+    thresholds = np.linspace(-8, 8, 500)
+    return PairCounts(
+        thresholds,
+        (of_relevant[:, None] >= thresholds).sum(0),
+        (of_irrelevant[:, None] >= thresholds).sum(0),
+        relevant,
+        irrelevant,
+        edges,
+        np.histogram(of_relevant, edges)[0],
+        np.histogram(of_irrelevant, edges)[0],
+    )
+
+
+COUNTS = pair_counts()
+MARKS = [
+    Mark("best F1", 1.2, 0.4, 0.6),
+    Mark(LONG, -1.0, 0.9, 0.1),
+    Mark("日本", 99.0, 0.0, 1.0),
+    Mark("precision 0.99", math.inf),
+    Mark("$\\alpha$", math.nan),
+    Mark("sixth", 0.0, 0.2, 0.2),
+]
+
+
+def classes(count: int, value: float | None = None) -> list[ClassScore]:
+    return [
+        ClassScore(NAMES[n % len(NAMES)] + str(n), n / (count + 1) if value is None else value, n) for n in range(count)
+    ]
+
+
+def figures(marks):
+    yield score_histograms(COUNTS, marks, LONG)
+    yield score_histograms(COUNTS, marks, log=False)
+    yield precision_recall_curve(COUNTS.recall, COUNTS.precision, marks, LONG, area=0.51, chance=0.02)
+    yield error_tradeoff_curve(COUNTS.false_match_rate, COUNTS.false_non_match_rate, marks, LONG)
+
+
+@pytest.mark.parametrize("count", [0, 1, 6])
+def test_all_text_of_the_score_plots_can_be_read(count):
+    for figure in figures(MARKS[:count]):
+        assert_legible(figure)
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 100])
+@pytest.mark.parametrize("value", [None, 0.0, 1.0])
+def test_all_text_of_the_bars_can_be_read(count, value):
+    assert_legible(weakest_classes(classes(count, value), LONG, overall=0.7))
+    names = [NAMES[n % len(NAMES)] + str(n) for n in range(count + 1)]
+    pairs = [Confusion(one, other, int(1e6 * (value or n))) for n, (one, other) in enumerate(itertools.pairwise(names))]
+    assert_legible(confused_classes(pairs, LONG))
+
+
+@pytest.mark.parametrize("ks", [(1,), (1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50, 100, 1000, 10_000), (5, 7)])
+@pytest.mark.parametrize("least", [0.0, 0.98, 1.0])
+def test_all_text_of_recall_at_k_can_be_read(ks, least):
+    series = {name: {k: min(1.0, least + 0.001 * k) for k in ks} for name in NAMES}
+    assert_legible(recall_at_k_curve(series, LONG))
+
+
+def test_rates_of_counts():
+    counts = pair_counts()
+    assert counts.recall[0] == counts.false_match_rate[0] == 1
+    assert counts.false_non_match_rate[0] == 0
+    assert counts.precision[0] == pytest.approx(400 / 20_400)
+    assert math.isnan(counts.precision[-1])
+    threshold = float(counts.thresholds[200])
+    assert counts.at(threshold + 1e-6) == (counts.recall[200], counts.precision[200], counts.false_match_rate[200])
+    assert all(math.isnan(value) for value in counts.at(math.inf))
+
+
+@pytest.mark.parametrize("bins", [7, 100, 101, 4096])
+def test_the_area_of_each_histogram_is_one(bins):
+    figure = score_histograms(pair_counts(bins), log=False)
+    outlines = [patch for patch in figure.axes[0].patches if not patch.get_fill()]
+    assert len(outlines) == 2
+    for outline in outlines:
+        density, edges, _ = outline.get_data()
+        assert (density * np.diff(edges)).sum() == pytest.approx(1)
+        assert len(density) <= 100
+
+
+def test_pairs_of_one_kind_alone_are_drawn():
+    assert_legible(score_histograms(pair_counts(relevant=0)))
+    assert_legible(score_histograms(pair_counts(irrelevant=0, bins=3), log=False))
+
+
+def test_a_single_bin_is_drawn():
+    one = PairCounts(np.zeros(0), np.zeros(0), np.zeros(0), 1, 1, np.array([0.0, 1.0]), np.array([1]), np.array([1]))
+    assert_legible(score_histograms(one, MARKS))
+    assert all(math.isnan(value) for value in one.at(0.5))
+
+
+def test_bins_without_an_end_are_left_out():
+    edges = np.array([-np.inf, 0.0, 1.0, np.inf])
+    counts = PairCounts(np.zeros(0), np.zeros(0), np.zeros(0), 3, 3, edges, np.array([1, 1, 1]), np.array([1, 1, 1]))
+    assert score_histograms(counts).axes[0].get_xlim() == (0, 1)
+
+
+def test_a_mark_has_the_same_look_in_every_figure():
+    found = []
+    for figure in figures(MARKS[:2]):
+        lines = {line.get_label().split(":")[0]: line for line in figure.axes[0].lines}
+        found.append(lines["best F1"].get_color())
+    assert len(set(found)) == 1
+
+
+def test_marks_that_are_not_drawn_are_told():
+    texts = [text for text, _ in drawn_texts(score_histograms(COUNTS, MARKS))]
+    assert "precision 0.99: no threshold, outside" in texts
+    assert "best F1: threshold 1.200" in texts
+
+
+def test_points_of_the_error_tradeoff_are_normal_deviates():
+    thresholds = np.linspace(-3, 3, 50)
+    figure = error_tradeoff_curve(ndtr(-1 - thresholds), ndtr(thresholds - 1), [Mark("a", 0.5, 0.1, 0.2)])
+    curve, *_, mark = figure.axes[0].lines
+    np.testing.assert_allclose(mark.get_xydata(), [[ndtri(0.1), ndtri(0.2)]])
+    # of two normal distributions of one variance, whose means are 2 apart, the curve is a line
+    np.testing.assert_allclose(curve.get_xydata().sum(1), -2, atol=1e-9)
+
+
+def test_rates_of_zero_and_one_are_left_out():
+    figure = error_tradeoff_curve(np.array([0.0, 0.0, 1.0]), np.array([1.0, 0.0, 0.0]))
+    assert "no threshold makes both kinds of errors" in [text for text, _ in drawn_texts(figure)]
+    assert_legible(figure)
+    assert_legible(error_tradeoff_curve(np.array([0.2]), np.array([0.2])))
+    assert_legible(error_tradeoff_curve(np.array([1e-12, 1 - 1e-12]), np.array([1 - 1e-12, 1e-12])))
+
+
+def test_thresholds_may_come_in_any_order():
+    order = np.random.default_rng(0).permutation(len(COUNTS.thresholds))
+    for one, other in (
+        (
+            precision_recall_curve(COUNTS.recall, COUNTS.precision),
+            precision_recall_curve(COUNTS.recall[order], COUNTS.precision[order]),
+        ),
+        (
+            error_tradeoff_curve(COUNTS.false_match_rate, COUNTS.false_non_match_rate),
+            error_tradeoff_curve(COUNTS.false_match_rate[order], COUNTS.false_non_match_rate[order]),
+        ),
+    ):
+        assert encode(one) == encode(other)
+
+
+def test_the_weakest_classes_come_first():
+    figure = weakest_classes(
+        [ClassScore("b", 0.5, 2), ClassScore("a", 0.1, 1), ClassScore("none", math.nan, 0), ClassScore("c", 0.9, 1000)],
+        most=2,
+    )
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b"]
+    texts = [text for text, _ in drawn_texts(figure)]
+    assert {"0.10, 1 query", "0.50, 2 queries", "mean AP of the 2 weakest of 3 classes"} <= set(texts)
+
+
+def test_the_most_frequent_confusions_come_first():
+    figure = confused_classes([Confusion("a", "b", 3), Confusion("b", "a", 7), Confusion("c", "a", 1)], most=2)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["b → a", "a → b"]
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: score_histograms(pair_counts(relevant=0, irrelevant=0)), "no pair in any bin"),
+        (lambda: precision_recall_curve(np.zeros(0), np.zeros(0)), "no threshold with a precision"),
+        (lambda: precision_recall_curve(np.array([0.5]), np.array([math.nan])), "no threshold with a precision"),
+        (lambda: error_tradeoff_curve(np.zeros(0), np.zeros(0)), "no threshold with error rates"),
+        (lambda: recall_at_k_curve({}), "no recall@k"),
+        (lambda: recall_at_k_curve({"a": {1: math.nan}}), "no recall@k"),
+        (lambda: weakest_classes([ClassScore("a", math.nan, 0)]), "no class with a value"),
+        (lambda: confused_classes([]), "no confused pair"),
+    ],
+)
+def test_nothing_to_draw_is_refused(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw()
+
+
+@pytest.mark.parametrize("edges", [(0.0, 1.0, 2.0), (1.0, 0.0), (0.0, math.nan)])
+def test_edges_that_do_not_fit_are_refused(edges):
+    none = np.zeros(0)
+    with pytest.raises(ValueError, match="ascending edges"):
+        score_histograms(PairCounts(none, none, none, 1, 1, np.array(edges), np.array([1]), np.array([1])))

@@ -1,0 +1,104 @@
+"""One style whatever the user's is, off-screen, and files that are the same each time."""
+
+import io
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from fewshot_callbacks.plots import style
+from fewshot_callbacks.plots.style import encode, house_style, in_house_style, new_figure, pixels, save
+from tests.plots.legible import assert_legible, drawn_texts
+
+
+@in_house_style
+def line(label: str = "steps"):
+    figure = new_figure(3)
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1])
+    axes.set_xlabel(label)
+    return figure
+
+
+def test_a_figure_of_six_inches_has_600_pixels_on_a_screen_and_1200_in_a_file():
+    assert pixels(line()).shape == (300, 600, 3)
+    assert imread(io.BytesIO(encode(line()))).shape[:2] == (600, 1200)
+    assert imread(io.BytesIO(encode(line(), resolution=100))).shape[:2] == (300, 600)
+
+
+@pytest.mark.parametrize("file_format", ["png", "svg"])
+def test_the_same_figure_gives_the_same_bytes(file_format):
+    assert encode(line(), file_format) == encode(line(), file_format)
+
+
+def test_the_users_settings_change_nothing_and_are_left_alone():
+    expected = encode(line(), "svg")
+    with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30, "axes.grid": False, "lines.linewidth": 9}):
+        before = dict(matplotlib.rcParams)
+        assert encode(line(), "svg") == expected
+        assert dict(matplotlib.rcParams) == before
+
+
+def test_a_logger_that_draws_without_the_style_draws_the_same():
+    figure = line()
+    figure.canvas.draw()
+    with house_style():
+        other = line()
+        other.canvas.draw()
+    assert np.array_equal(figure.canvas.buffer_rgba(), other.canvas.buffer_rgba())
+
+
+def test_an_error_leaves_the_users_settings_alone():
+    before = dict(matplotlib.rcParams)
+    with pytest.raises(RuntimeError), house_style():
+        raise RuntimeError
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_no_figure_is_known_to_pyplot():
+    program = (
+        "import sys, fewshot_callbacks.plots as p; p.encode(p.new_figure(2)); print('matplotlib.pyplot' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert answer.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(("name", "start"), [("figure.png", b"\x89PNG"), ("figure.SVG", b"<?xml")])
+def test_the_name_of_the_file_chooses_the_format(tmp_path, name, start):
+    save(line(), tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_another_format_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"figure\.pdf ends neither in \.png nor in \.svg"):
+        save(line(), tmp_path / "figure.pdf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_format_is_refused(as_users_run_it):
+    with pytest.raises(ValueError, match="png or svg, not as 'pdf'"):
+        encode(line(), "pdf")
+
+
+def test_colours_that_mean_something_are_not_shared():
+    meanings = [style.RELEVANT, style.IRRELEVANT, style.SOFTMAX, style.DISTANCE_RATIO]
+    assert len(set(meanings)) == len(meanings)
+    assert len(set(style.CYCLE)) == len(style.CYCLE)
+    assert len(set(style.MARKERS)) == len(style.MARKERS) == 12
+
+
+def test_the_check_of_legibility_can_fail():
+    figure = line()
+    assert_legible(figure)
+    figure.text(0.5, 0.5, "one")
+    figure.text(0.5, 0.5, "over the other")
+    with pytest.raises(AssertionError, match="covers"):
+        assert_legible(figure)
+    figure = line()
+    figure.text(0.95, 0.5, "far too long for the room on the right")
+    with pytest.raises(AssertionError, match="clipped"):
+        assert_legible(figure)
+    assert "steps" in [text for text, _ in drawn_texts(line())]
