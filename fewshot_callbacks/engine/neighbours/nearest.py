@@ -36,7 +36,7 @@ class Nearest(NamedTuple):
 
     items: Int[Tensor, "queries k"]
     """indices of gallery items, the closest first; -1 where there are fewer than k"""
-    keys: Float[Tensor, "queries k"]
+    exact: Float[Tensor, "queries k"]
     """their exact scores, -inf there"""
     left_out: Int[Tensor, "queries"]
     """candidates with the score of the k-th that are not among them"""
@@ -44,8 +44,8 @@ class Nearest(NamedTuple):
     @classmethod
     def empty(cls, queries: int, k: int) -> Nearest:
         """Return lists without a candidate."""
-        keys = torch.full((queries, k), -torch.inf, dtype=torch.float64)
-        return cls(torch.full((queries, k), -1), keys, torch.zeros(queries, dtype=torch.int64))
+        exact = torch.full((queries, k), -torch.inf, dtype=torch.float64)
+        return cls(torch.full((queries, k), -1), exact, torch.zeros(queries, dtype=torch.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,30 +85,30 @@ class _Lists:
 
     def __init__(self, queries: int, k: int, weight: NDArray[np.int64]) -> None:
         self.weight = weight
-        self.keys = np.full((queries, k), -np.inf)
+        self.exact = np.full((queries, k), -np.inf)
         self.entries = np.full((queries, k), -1)
         self.left_out = np.zeros(queries, np.int64)
 
     @property
     def last(self) -> Float[Tensor, "queries"]:
         """The exact score that a candidate must reach; -inf while there are fewer than k."""
-        return torch.from_numpy(self.keys[:, -1].copy())
+        return torch.from_numpy(self.exact[:, -1].copy())
 
-    def add(self, rows: NDArray[np.int64], entries: NDArray[np.int64], keys: NDArray[np.float64]) -> None:
+    def add(self, rows: NDArray[np.int64], entries: NDArray[np.int64], exact: NDArray[np.float64]) -> None:
         """Take more entries."""
         if not len(rows):
             return
-        touched, k = np.unique(rows), self.keys.shape[1]
+        touched, k = np.unique(rows), self.exact.shape[1]
         row = np.concatenate([np.repeat(np.arange(len(touched)), k), np.searchsorted(touched, rows)])
-        key = np.concatenate([self.keys[touched].ravel(), keys])
+        score = np.concatenate([self.exact[touched].ravel(), exact])
         entry = np.concatenate([self.entries[touched].ravel(), entries])
-        order = np.lexsort((entry, -key, row))
-        row, key, entry = row[order], key[order], entry[order]
+        order = np.lexsort((entry, -score, row))
+        row, score, entry = row[order], score[order], entry[order]
         kept = np.arange(len(row)) - np.searchsorted(row, np.arange(len(touched)))[row] < k
-        before = self.keys[touched, -1]
-        self.keys[touched], self.entries[touched] = key[kept].reshape(-1, k), entry[kept].reshape(-1, k)
-        last = self.keys[touched, -1]
-        tied = ~kept & (key == last[row]) & (entry >= 0)
+        before = self.exact[touched, -1]
+        self.exact[touched], self.entries[touched] = score[kept].reshape(-1, k), entry[kept].reshape(-1, k)
+        last = self.exact[touched, -1]
+        tied = ~kept & (score == last[row]) & (entry >= 0)
         more = np.bincount(row[tied], self.weight[entry[tied]], minlength=len(touched)).astype(np.int64)
         self.left_out[touched] = np.where(before == last, self.left_out[touched], 0) + more
 
@@ -240,29 +240,29 @@ class _Expansion:
 
     def add(self, queries: Int[Tensor, "some"], lists: _Lists, out: slice) -> None:
         """Put the items of the lists of some queries into the result."""
-        keys, entries, k = lists.keys, lists.entries, self.found.items.shape[1]
+        exact, entries, k = lists.exact, lists.entries, self.found.items.shape[1]
         own = queries.numpy() if self.own else np.full(len(queries), -1)
         weight = np.where(entries >= 0, self.entries.weight[entries], 0)
-        take = np.clip(k + self.own - _sum_of_higher(keys, weight), 0, weight)
+        take = np.clip(k + self.own - _sum_of_higher(exact, weight), 0, weight)
         ends, start = np.cumsum(take.sum(axis=1)), 0
         while start < len(queries):
             taken = ends[start - 1] if start else 0
             stop = max(start + 1, int(np.searchsorted(ends, taken + EXPANDED_AT_ONCE, side="right")))
             part = slice(start, stop)
-            self._fill(own[part], keys[part], entries[part], take[part], slice(out.start + start, out.start + stop))
+            self._fill(own[part], exact[part], entries[part], take[part], slice(out.start + start, out.start + stop))
             start = stop
-        last = self.found.keys[out, -1].numpy()
-        held = np.where(keys == last[:, None], weight, 0).sum(axis=1)
-        held += np.where(keys[:, -1] == last, lists.left_out, 0)
+        last = self.found.exact[out, -1].numpy()
+        held = np.where(exact == last[:, None], weight, 0).sum(axis=1)
+        held += np.where(exact[:, -1] == last, lists.left_out, 0)
         if self.own:
             held -= self.scores.pair_scores(queries, queries).numpy() == last
-        listed = (self.found.keys[out].numpy() == last[:, None]).sum(axis=1)
+        listed = (self.found.exact[out].numpy() == last[:, None]).sum(axis=1)
         self.found.left_out[out] = torch.from_numpy(np.where(np.isfinite(last), held - listed, 0))
 
     def _fill(
         self,
         own: NDArray[np.int64],
-        keys: NDArray[np.float64],
+        exact: NDArray[np.float64],
         entries: NDArray[np.int64],
         take: NDArray[np.int64],
         out: slice,
@@ -272,21 +272,21 @@ class _Expansion:
         slot = np.repeat(np.arange(take.size), counts)
         place = np.arange(len(slot)) - np.repeat(np.cumsum(counts) - counts, counts)
         item = self.entries.members[self.entries.start[entries.ravel()[slot]] + place]
-        row, key = slot // take.shape[1], keys.ravel()[slot]
+        row, score = slot // take.shape[1], exact.ravel()[slot]
         others = item != own[row]
-        row, key, item = row[others], key[others], item[others]
-        order = np.lexsort((self.positions[item], -key, row))
-        row, key, item = row[order], key[order], item[order]
+        row, score, item = row[others], score[others], item[others]
+        order = np.lexsort((self.positions[item], -score, row))
+        row, score, item = row[order], score[order], item[order]
         column = np.arange(len(row)) - np.searchsorted(row, np.arange(take.shape[0]))[row]
         kept = column < self.found.items.shape[1]
         self.found.items[out].numpy()[row[kept], column[kept]] = item[kept]
-        self.found.keys[out].numpy()[row[kept], column[kept]] = key[kept]
+        self.found.exact[out].numpy()[row[kept], column[kept]] = score[kept]
 
 
-def _sum_of_higher(keys: NDArray[np.float64], weight: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sum_of_higher(exact: NDArray[np.float64], weight: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return for each entry of descending lists the weight of those with a higher score."""
     before = np.cumsum(weight, axis=1) - weight
-    begins = np.concatenate([np.ones((len(keys), 1), bool), keys[:, 1:] != keys[:, :-1]], axis=1)
-    place = np.maximum.accumulate(np.where(begins, np.arange(keys.shape[1]), 0), axis=1)
+    begins = np.concatenate([np.ones((len(exact), 1), bool), exact[:, 1:] != exact[:, :-1]], axis=1)
+    place = np.maximum.accumulate(np.where(begins, np.arange(exact.shape[1]), 0), axis=1)
     higher: NDArray[np.int64] = np.take_along_axis(before, place, axis=1)
     return higher

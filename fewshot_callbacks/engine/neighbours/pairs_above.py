@@ -38,7 +38,7 @@ class PairsAbove(NamedTuple):
 
     rows: Int[Tensor, "pairs"]
     columns: Int[Tensor, "pairs"]
-    keys: Float[Tensor, "pairs"]
+    exact: Float[Tensor, "pairs"]
     total: int
     """how many there are, which may be more"""
 
@@ -47,14 +47,14 @@ class _Highest:
     """The highest pairs so far, and the number of all; several threads may add to it.
 
     Args:
-        key: the threshold.
+        threshold: the threshold.
         most: how many pairs are wanted.
         ceiling: no exact score is higher.
     """
 
-    def __init__(self, key: float, most: int, ceiling: float) -> None:
-        self.key, self.most, self.ceiling = key, most, ceiling
-        self.total, self.cut, self._held = 0, key, 0
+    def __init__(self, threshold: float, most: int, ceiling: float) -> None:
+        self.threshold, self.most, self.ceiling = threshold, most, ceiling
+        self.total, self.cut, self._held = 0, threshold, 0
         self._last_row = np.inf
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
         self._lock = threading.Lock()
@@ -64,13 +64,13 @@ class _Highest:
         with self._lock:
             return np.inf if self.cut >= self.ceiling and first_row > self._last_row else self.cut
 
-    def add(self, sure: int, rows: Tensor, columns: Tensor, keys: Tensor) -> None:
+    def add(self, sure: int, rows: Tensor, columns: Tensor, exact: Tensor) -> None:
         """Take pairs; `sure` are only counted."""
-        above = keys >= self.key
+        above = exact >= self.threshold
         with self._lock:
             self.total += sure + int(above.sum())
-            wanted = above & (keys >= self.cut)
-            self._parts.append((rows[wanted], columns[wanted], keys[wanted]))
+            wanted = above & (exact >= self.cut)
+            self._parts.append((rows[wanted], columns[wanted], exact[wanted]))
             self._held += len(self._parts[-1][0])
             if self._held > 2 * self.most + BUFFERED:
                 self._compact()
@@ -81,34 +81,34 @@ class _Highest:
         return PairsAbove(*self._parts[0], self.total)
 
     def _compact(self) -> None:
-        rows, columns, keys = (
+        rows, columns, exact = (
             torch.cat([torch.empty(0, dtype=torch.float64 if place == 2 else torch.int64), *parts])
             for place, parts in enumerate(zip(*self._parts, strict=True) if self._parts else [()] * 3)
         )
-        order = torch.from_numpy(np.lexsort((columns.numpy(), rows.numpy(), -keys.numpy()))[: self.most])
-        self._parts = [(rows[order], columns[order], keys[order])]
+        order = torch.from_numpy(np.lexsort((columns.numpy(), rows.numpy(), -exact.numpy()))[: self.most])
+        self._parts = [(rows[order], columns[order], exact[order])]
         self._held = len(order)
         if self.most and len(order) == self.most:
-            self.cut, self._last_row = float(keys[order[-1]]), int(rows[order[-1]])
+            self.cut, self._last_row = float(exact[order[-1]]), int(rows[order[-1]])
 
 
-def find_pairs_above(scores: ScoreTiles, key: float, most: int, memory_bytes: int) -> PairsAbove:
-    """Find all pairs whose exact score is at least `key`; with one set those of a row before its column.
+def find_pairs_above(scores: ScoreTiles, threshold: float, most: int, memory_bytes: int) -> PairsAbove:
+    """Find all pairs whose exact score is at least `threshold`; with one set those of a row before its column.
 
     Args:
         scores: of all pairs.
-        key: an exact score.
+        threshold: an exact score.
         most: pairs that are returned, at most.
         memory_bytes: budget beyond the vectors and the result.
     """
     rows, items = len(scores.queries), torch.arange(len(scores.gallery))
     same_set = scores.queries is scores.gallery
     threads = threads_for(scores, rows * len(items))
-    highest = _Highest(key, most, scores.key_range[1])
+    highest = _Highest(threshold, most, scores.score_range[1])
     numbers = row_numbers(scores.gallery)
     exact = ExactPairs(scores, (numbers if same_set else row_numbers(scores.queries), numbers))
     precision = fastest(
-        scores, torch.arange(rows), items, lambda estimates: torch.full((len(estimates),), key).double()
+        scores, torch.arange(rows), items, lambda estimates: torch.full((len(estimates),), threshold).double()
     )
     screen, tile = Screen(scores, precision), tile_size(memory_bytes, threads)
     search = _Search(screen, exact, highest, same_set, tile, kept_operands(screen, items, tile, memory_bytes))
@@ -139,8 +139,8 @@ class _Search:
             (rows, self.screen.operand(rows, of_query=True))
             for rows in torch.arange(some.start, some.stop).split(height)
         ]
-        key = torch.full((height,), self.highest.key, dtype=torch.float64)
-        lows = [self.screen.lowest(key[: len(rows)], rows) for rows, _ in parts]
+        threshold = torch.full((height,), self.highest.threshold, dtype=torch.float64)
+        lows = [self.screen.lowest(threshold[: len(rows)], rows) for rows, _ in parts]
         for number, columns in enumerate(torch.arange(len(scores.gallery)).split(width)):
             if self.same_set and int(columns[-1]) < some.start:
                 continue
@@ -163,11 +163,11 @@ class _Search:
             wanted &= columns[None, :] > rows[:, None]
         cut = self.highest.cut_for(int(rows[0]))
         sure = 0
-        if cut > self.highest.key:  # some pairs are only counted
-            keys = torch.full((len(rows),), self.highest.key, dtype=torch.float64)
-            counted = estimates >= screen.highest(keys, rows)[:, None]
+        if cut > self.highest.threshold:  # some pairs are only counted
+            exact = torch.full((len(rows),), self.highest.threshold, dtype=torch.float64)
+            counted = estimates >= screen.highest(exact, rows)[:, None]
             if cut < np.inf:
-                counted &= estimates < screen.lowest(torch.full_like(keys, cut), rows)[:, None]
+                counted &= estimates < screen.lowest(torch.full_like(exact, cut), rows)[:, None]
             counted &= wanted
             sure = int(counted.sum())
             wanted &= ~counted
@@ -175,8 +175,8 @@ class _Search:
         if surviving > DENSE_SHARE * wanted.numel() and screen.precision < Precision.FLOAT64:
             finer = Screen(self.screen.scores, Precision(screen.precision + 1))
             left, right = finer.operand(rows, of_query=True), finer.operand(columns, of_query=False)
-            keys = torch.full((len(rows),), self.highest.key, dtype=torch.float64)
-            self._search(finer, rows, columns, left @ right.T, finer.lowest(keys, rows))
+            exact = torch.full((len(rows),), self.highest.threshold, dtype=torch.float64)
+            self._search(finer, rows, columns, left @ right.T, finer.lowest(exact, rows))
             return
         kept = Survivors.of(wanted)
         queries, items = rows[kept.rows], columns[kept.columns]

@@ -49,19 +49,19 @@ class Screen:
         precision = Precision.FLOAT32 if self.precision == Precision.HALF else self.precision
         return self.scores.operand(index, precision, of_query=of_query).to(self.dtype)
 
-    def lowest(self, keys: Float[Tensor, "queries"], queries: Int[Tensor, "queries"]) -> Float[Tensor, "queries"]:
+    def lowest(self, exact: Float[Tensor, "queries"], queries: Int[Tensor, "queries"]) -> Float[Tensor, "queries"]:
         """Return for each query an estimate that no pair of at least this exact score stays below."""
         if self.precision == Precision.HALF:
-            low = self.scores.half_low(keys, queries, of_query=True)
+            low = self.scores.half_low(exact, queries, of_query=True)
         else:
-            low = keys - self.error(queries)
-        low = low - keys.nan_to_num(posinf=0.0, neginf=0.0).abs() * 2.0**-50  # for the rounding of these sums
+            low = exact - self.error(queries)
+        low = low - exact.nan_to_num(posinf=0.0, neginf=0.0).abs() * 2.0**-50  # for the rounding of these sums
         return torch.nextafter(low.to(self.dtype), torch.tensor(-torch.inf, dtype=self.dtype, device=low.device))
 
-    def highest(self, keys: Float[Tensor, "queries"], queries: Int[Tensor, "queries"]) -> Float[Tensor, "queries"]:
+    def highest(self, exact: Float[Tensor, "queries"], queries: Int[Tensor, "queries"]) -> Float[Tensor, "queries"]:
         """Return for each query an estimate that every pair below this exact score stays below."""
-        high = keys + self.error(queries)
-        high = high + keys.abs() * 2.0**-50
+        high = exact + self.error(queries)
+        high = high + exact.abs() * 2.0**-50
         return torch.nextafter(high.to(self.dtype), torch.tensor(torch.inf, dtype=self.dtype, device=high.device))
 
     def error(self, queries: Int[Tensor, "queries"]) -> Float[Tensor, "queries"]:
@@ -157,7 +157,7 @@ def fastest(
         side[torch.randint(len(side), (size,), generator=generator)]
         for side, size in zip((queries, items), SAMPLE, strict=True)
     )
-    keys = wanted(scores.tile(rows, columns, Precision.FLOAT64)[0])
+    exact = wanted(scores.tile(rows, columns, Precision.FLOAT64)[0])
     costs = {}
     for precision in (Precision.HALF, Precision.FLOAT32, Precision.FLOAT64):
         if precision == Precision.HALF and not Screen.can_be_half(scores):
@@ -169,6 +169,6 @@ def fastest(
             started = time.perf_counter()
             estimates = left @ right.T
             seconds.append(time.perf_counter() - started)
-        surviving = int((estimates >= screen.lowest(keys, rows)[:, None]).sum())
+        surviving = int((estimates >= screen.lowest(exact, rows)[:, None]).sum())
         costs[precision] = min(seconds) + EXACT_SECONDS * surviving
     return min(costs, key=lambda precision: costs[precision])

@@ -27,16 +27,16 @@ class ComparedSets:
     bits: int | None = None
     """of binary codes"""
 
-    def scores_of(self, keys: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    def scores_of(self, exact: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Return scores as a user reads them; NaN for -inf."""
-        scores = self.scores.scores_of(keys)
+        scores = self.scores.to_user_scores(exact)
         if self.bits is not None:
             scores = (scores - self.bits) / 2
-        return torch.where(keys.isinf(), torch.nan, scores + 0.0)
+        return torch.where(exact.isinf(), torch.nan, scores + 0.0)
 
-    def key_of(self, score: float) -> float:
+    def exact_score_of(self, score: float) -> float:
         """Return the exact score, in the engine's unit, that a user writes as this."""
-        return self.scores.to_key(score if self.bits is None else self.bits + 2 * score)
+        return self.scores.to_exact_score(score if self.bits is None else self.bits + 2 * score)
 
 
 def compared_sets(call: str, names: tuple[str, str], a: Any, b: Any, similarity: Similarity) -> ComparedSets:

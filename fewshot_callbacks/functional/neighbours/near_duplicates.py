@@ -95,8 +95,8 @@ def near_duplicates(
     if b is None and len(compared.scores.queries) == 1:
         raise ValueError(f"{_CALL}: a holds a single item, which has no pair. Pass a second set as b, or more items.")
     with computing_on(compared.scores.device):
-        found = find_pairs_above(compared.scores, compared.key_of(threshold), most, memory)
-    return NearDuplicates(found.rows, found.columns, compared.scores_of(found.keys), found.total, threshold)
+        found = find_pairs_above(compared.scores, compared.exact_score_of(threshold), most, memory)
+    return NearDuplicates(found.rows, found.columns, compared.scores_of(found.exact), found.total, threshold)
 
 
 def _threshold(at_least: Any, similarity: Similarity) -> float:

@@ -139,7 +139,7 @@ def nearest(
             f"{_CALL}: none of the {len(index)} queries has a candidate. "
             + ("Pass a second item, or a gallery." if not exclusions else "Ids or groups exclude the whole gallery.")
         )
-    valid, scores = found.items >= 0, compared.scores_of(found.keys)
+    valid, scores = found.items >= 0, compared.scores_of(found.exact)
     relevant = None
     if of_queries is not None and of_items is not None:
         relevant = valid & (of_items[found.items] == of_queries[index][:, None])
@@ -180,7 +180,7 @@ def merged(*parts: Neighbours) -> Neighbours:
             )
     k = first.indices.shape[1]
     indices, scores = (torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("indices", "scores"))
-    keys = scores.nan_to_num(nan=-torch.inf)
+    filled = scores.nan_to_num(nan=-torch.inf)
     ascending = torch.where(indices < 0, torch.iinfo(torch.int64).max, indices)
     order = ascending.argsort(dim=1, stable=True)
     ordered = ascending.gather(1, order)
@@ -188,10 +188,10 @@ def merged(*parts: Neighbours) -> Neighbours:
         raise ValueError(
             "merged: two parts hold the same gallery item. Pass gallery_places to nearest in each process."
         )
-    order = order.gather(1, keys.gather(1, order).argsort(dim=1, descending=True, stable=True))
-    keys, scores = keys.gather(1, order), scores.gather(1, order)
-    last = keys[:, k - 1]
-    left_out = ((keys[:, k:] == last[:, None]) & last.isfinite()[:, None]).sum(dim=1)
+    order = order.gather(1, filled.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    filled, scores = filled.gather(1, order), scores.gather(1, order)
+    last = filled[:, k - 1]
+    left_out = ((filled[:, k:] == last[:, None]) & last.isfinite()[:, None]).sum(dim=1)
     for part in parts:
         left_out += torch.where(part.scores[:, -1] == last, part.left_out, 0)
     tied = torch.cat([part.tied for part in parts], dim=1).gather(1, order) | _tied(scores, torch.zeros_like(left_out))

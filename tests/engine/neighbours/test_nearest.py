@@ -43,7 +43,7 @@ def check(case, queries, k, positions=None, memory=10**8):
         got = nearest_items(tiles, queries, k, memory, exclusions=exclusions_of(case), positions=positions)
     items, keys, left_out = sorted_lists(case, queries, k, positions)
     np.testing.assert_array_equal(got.items.numpy(), items)
-    np.testing.assert_array_equal(got.keys.numpy(), keys)
+    np.testing.assert_array_equal(got.exact.numpy(), keys)
     np.testing.assert_array_equal(got.left_out.numpy(), left_out)
 
 
