@@ -134,6 +134,7 @@ TESTED_WITH = {
     "engine/cpu/first_precision": "engine/pooled/test_recount",
     "engine/cpu/products": "engine/cpu/test_tiles",
     "engine/matrix": "engine/test_exchange",
+    "engine/neighbours/screen": "engine/neighbours/test_nearest",
     "engine/open_pass": "engine/test_ranking_pass",
     "engine/options": "engine/test_ranking_pass",
     "engine/pooled/bins": "engine/pooled/test_intervals",
@@ -154,10 +155,12 @@ TESTED_WITH = {
     "engine/thresholds": "engine/test_relevant_scores",
     "engine/tile_maker": "engine/pytorch/test_count",
     "functional/_tensors": "functional/test_inputs",
+    "functional/neighbours/inputs": "functional/neighbours/test_nearest",
     "functional/retrieval/label_groups": "functional/retrieval/test_grouped_recall",
     "functional/retrieval/query_metrics": "functional/retrieval/test_evaluate",
     "functional/retrieval/report": "functional/retrieval/test_evaluate",
     "functional/retrieval/threshold_rules": "functional/retrieval/test_operating_points",
+    "functional/retrieval/threshold_search": "functional/retrieval/test_operating_points",
     "losses/histograms": "losses/test_average_precision",
     "metrics/_class_moments": "metrics/test_discriminant_ratio",
     "metrics/_sync": "metrics/test_embedding_store",
@@ -165,7 +168,6 @@ TESTED_WITH = {
     "protonet/_divergence": "protonet/test_module",
     "protonet/evaluation": "protonet/test_module",
     "protonet/pieces": "protonet/test_embedding_module",
-    "functional/retrieval/threshold_search": "functional/retrieval/test_operating_points",
 }
 """Module without a test file of its name -> the test file of what it is a part of."""
 
@@ -201,6 +203,7 @@ DOORS = {
     "engine": PACKAGE / "engine/__init__.py",
     "engine.budget": PACKAGE / "engine/budget.py",
     "engine.codes": PACKAGE / "engine/codes/__init__.py",
+    "engine.neighbours": PACKAGE / "engine/neighbours/__init__.py",
     "engine.options": PACKAGE / "engine/options.py",
     "engine.pooled": PACKAGE / "engine/pooled/__init__.py",
     "engine.scores": PACKAGE / "engine/scores/__init__.py",

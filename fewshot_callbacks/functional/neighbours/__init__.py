@@ -1,0 +1,7 @@
+"""What lies close to an item: its neighbours, items whose neighbours speak against their label, near duplicates."""
+
+from fewshot_callbacks.functional.neighbours.near_duplicates import NearDuplicates, near_duplicates
+from fewshot_callbacks.functional.neighbours.nearest import Neighbours, merged, nearest
+from fewshot_callbacks.functional.neighbours.suspects import Suspects, suspects
+
+__all__ = ["NearDuplicates", "Neighbours", "Suspects", "merged", "near_duplicates", "nearest", "suspects"]

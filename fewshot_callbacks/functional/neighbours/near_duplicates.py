@@ -1,0 +1,111 @@
+"""`near_duplicates`: all pairs whose exact similarity reaches a threshold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.engine.neighbours import find_pairs_above
+from fewshot_callbacks.engine.options import computing_on
+from fewshot_callbacks.engine.scores import Similarity
+from fewshot_callbacks.functional.neighbours.inputs import budget, compared_sets, positive_whole
+
+_CALL = "near_duplicates"
+
+_RANGES = {
+    "cosine": (-1.0, 1.0, "Cosines lie in [-1, 1]: pass one such as 0.98."),
+    "dot": (-math.inf, math.inf, "Pass a finite dot product."),
+    "euclidean": (-math.inf, 0.0, "Scores are minus the distance: pass -0.1 for pairs at most 0.1 apart."),
+    "hamming": (-math.inf, 0.0, "Scores are minus the number of bits that differ: pass -2 for at most two bits."),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class NearDuplicates:
+    """Pairs whose exact score reaches a threshold, the highest first; those of equal scores by their indices."""
+
+    first: Int[Tensor, "pairs"]
+    """index of the item of the first set; within one set the smaller index of the pair"""
+    second: Int[Tensor, "pairs"]
+    """index of the item of the second set; within one set the larger index"""
+    scores: Float[Tensor, "pairs"]
+    """exact similarity of each pair, in the units of the data: for `euclidean` minus the distance"""
+    total: int
+    """pairs that reach the threshold, counted exactly, listed or not"""
+    at_least: float
+    """the threshold"""
+
+    def __len__(self) -> int:
+        """How many pairs are listed."""
+        return len(self.first)
+
+    @property
+    def left_out(self) -> int:
+        """Pairs that reach the threshold and are not listed: none scores higher than those that are."""
+        return self.total - len(self)
+
+
+def near_duplicates(
+    a: Any,
+    b: Any | None = None,
+    *,
+    at_least: float = 0.98,
+    similarity: Similarity = "cosine",
+    most: int = 100_000,
+    memory_mb: float | None = None,
+) -> NearDuplicates:
+    """Find all pairs whose exact similarity is at least a threshold, within one set or between two, such as two splits.
+
+    Exact as docs/exactness.md says, without a matrix of all similarities: products in half precision rule out most pairs,
+    and the exact score decides those that are left. Within one set each pair is multiplied once.
+
+    Args:
+        a: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
+        b: (others, dim) a second set; by default the pairs within `a`.
+        at_least: the lowest score of a pair, in the units of the data. What counts as a duplicate depends on the embedding:
+            look at pairs around the threshold.
+        similarity: `cosine`, `dot`, `euclidean` (minus the distance) or `hamming` (minus the number of bits that differ).
+        most: pairs that are listed, the highest; all are counted. A pair takes 24 bytes, a few times as much meanwhile.
+        memory_mb: bound on the memory beyond embeddings and pairs, in MB; None is 512.
+
+    Returns:
+        A frozen result on the CPU; without a pair that reaches the threshold its tensors are empty.
+
+    Raises:
+        ValueError: if shapes or types do not fit, a row holds NaN or Inf, `at_least` is outside the similarity's range,
+            `most` < 0, or a single set has a single item.
+
+    Examples:
+        >>> import torch
+        >>> train = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.05]])
+        >>> pairs = near_duplicates(train)
+        >>> pairs.first, pairs.second, pairs.total
+        (tensor([0]), tensor([2]), 1)
+        >>> near_duplicates(train, torch.tensor([[0.0, 2.0]]), at_least=1.0).first
+        tensor([1])
+    """
+    most = positive_whole(_CALL, "most", most, "Pass 0 to only count pairs.", least=0)
+    memory = budget(_CALL, memory_mb)
+    compared = compared_sets(_CALL, ("a", "b"), a, b, similarity)
+    threshold = _threshold(at_least, similarity)
+    if b is None and len(compared.scores.queries) == 1:
+        raise ValueError(f"{_CALL}: a holds a single item, which has no pair. Pass a second set as b, or more items.")
+    with computing_on(compared.scores.device):
+        found = find_pairs_above(compared.scores, compared.exact_score_of(threshold), most, memory)
+    return NearDuplicates(found.rows, found.columns, compared.scores_of(found.exact), found.total, threshold)
+
+
+def _threshold(at_least: Any, similarity: Similarity) -> float:
+    """Return the threshold as a float, if some score can reach it and another cannot."""
+    low, high, fix = _RANGES[similarity]
+    try:
+        threshold = float(at_least)
+    except (TypeError, ValueError):
+        threshold = math.nan
+    if not (low <= threshold <= high and math.isfinite(threshold)):
+        raise ValueError(f"{_CALL}: no {similarity} score is compared with at_least={at_least!r}. {fix}")
+    return threshold

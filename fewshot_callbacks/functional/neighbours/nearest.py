@@ -1,0 +1,237 @@
+"""`nearest`: the first candidates of each query, by exact scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.engine.neighbours import nearest_items
+from fewshot_callbacks.engine.options import computing_on
+from fewshot_callbacks.engine.scores import Similarity
+from fewshot_callbacks.functional._inputs import exclusion_codes
+from fewshot_callbacks.functional._labels import Labels, check_labels, numbered, read_labels
+from fewshot_callbacks.functional.neighbours.inputs import budget, chosen, compared_sets, positive_whole
+
+_CALL = "nearest"
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The first candidates of some queries, the closest first; those of equal scores by their index."""
+
+    queries: Int[Tensor, "queries"]
+    """index of each query among the embeddings"""
+    indices: Int[Tensor, "queries k"]
+    """index of each neighbour in the gallery; -1 where a query has fewer than k candidates"""
+    scores: Float[Tensor, "queries k"]
+    """exact similarity of each, in the units of the data: for `euclidean` minus the distance; NaN where there is none"""
+    tied: Bool[Tensor, "queries k"]
+    """whether another candidate of the query has the same score, listed or not: then the order says nothing"""
+    left_out: Int[Tensor, "queries"]
+    """candidates that have the score of the last neighbour and are not listed, because of their index alone"""
+    relevant: Bool[Tensor, "queries k"] | None = None
+    """whether each has the query's label, False where there is none; None without labels"""
+
+    def __len__(self) -> int:
+        """How many queries there are."""
+        return len(self.queries)
+
+    @property
+    def found(self) -> Int[Tensor, "queries"]:
+        """How many neighbours each query has: k, or all of its candidates."""
+        return (self.indices >= 0).sum(dim=1)
+
+    @property
+    def first_relevant(self) -> Int[Tensor, "queries"]:
+        """Rank of the first relevant neighbour, from 1; 0 where none of the k is relevant.
+
+        Raises:
+            ValueError: without labels.
+        """
+        if self.relevant is None:
+            raise ValueError("Neighbours.first_relevant needs labels. Pass them to nearest.")
+        rank = self.relevant.long().argmax(dim=1) + 1
+        return torch.where(self.relevant.any(dim=1), rank, 0)
+
+
+def nearest(
+    embeddings: Any,
+    labels: Any | None = None,
+    gallery: Any | None = None,
+    gallery_labels: Any | None = None,
+    *,
+    queries: Any | None = None,
+    k: int = 10,
+    similarity: Similarity = "cosine",
+    query_ids: Any | None = None,
+    gallery_ids: Any | None = None,
+    query_groups: Any | None = None,
+    gallery_groups: Any | None = None,
+    gallery_places: Any | None = None,
+    memory_mb: float | None = None,
+) -> Neighbours:
+    """Find the k most similar candidates of each query, exactly and in bounded memory.
+
+    Candidates are those of `evaluate_retrieval`, and so are their exact scores (docs/exactness.md): with one set all other
+    items, else the gallery, without what ids and groups exclude. Fast products of proved error only rule out who cannot be
+    among the first k; the others are compared by their exact scores. Equal scores are ordered by index, and told.
+
+    Args:
+        embeddings: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
+        labels: (items,) integers or words; by default the neighbours come without relevance.
+        gallery: (gallery, dim) items to search; by default the embeddings themselves.
+        gallery_labels: (gallery,) their labels, with a gallery and labels.
+        queries: indices of the embeddings that search, in any order, or a mask; by default all.
+        k: how many neighbours, at least 1.
+        similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
+        query_ids: (items,) identity of each embedding; with `gallery_ids`, the same item is no candidate of itself.
+        gallery_ids: (gallery,) identity of each gallery item.
+        query_groups: (items,) candidates of the query's own group are left out.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
+        gallery_places: (gallery,) index of each gallery item in a larger gallery, of which this is a part: `indices` and
+            ties follow it. See `merged`.
+        memory_mb: bound on the memory beyond embeddings and result, in MB; None is 512. Codes take 4 bytes a bit more.
+
+    Returns:
+        A frozen result on the CPU; -1 and NaN where a query has fewer than k candidates.
+
+    Raises:
+        ValueError: if shapes or types do not fit, embeddings hold NaN or Inf, k < 1, a query is out of range, or no query
+            has a candidate.
+
+    Examples:
+        >>> import torch
+        >>> embeddings = torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 1.0], [0.0, 3.0]])
+        >>> found = nearest(embeddings, ["owl", "owl", "heron", "heron"], queries=[0, 3], k=2)
+        >>> found.indices
+        tensor([[1, 2],
+                [2, 0]])
+        >>> found.relevant
+        tensor([[ True, False],
+                [ True, False]])
+        >>> found.left_out  # 1 is as far from 3 as 0 is
+        tensor([0, 1])
+    """
+    k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
+    memory = budget(_CALL, memory_mb)
+    compared = compared_sets(_CALL, ("embeddings", "gallery"), embeddings, gallery, similarity)
+    items, others = len(compared.scores.queries), len(compared.scores.gallery)
+    index = chosen(_CALL, queries, items)
+    codes = exclusion_codes(_CALL, gallery is None, items, others, query_ids, gallery_ids, query_groups, gallery_groups)
+    exclusions = tuple(
+        (of_query, of_item)
+        for kind in ("ids", "groups")
+        if (of_query := codes[f"query_{kind}"]) is not None and (of_item := codes[f"gallery_{kind}"]) is not None
+    )
+    of_queries, of_items = _labels(labels, gallery, gallery_labels, items, others)
+    places = None
+    if gallery_places is not None:
+        places = check_labels(gallery_places, others, "gallery_places", "gallery items", _CALL)
+        _check_places(places, same_set=gallery is None)
+    with computing_on(compared.scores.device):
+        found = nearest_items(compared.scores, index, k, memory, exclusions=exclusions, positions=places)
+    if not bool((found.items >= 0).any()):
+        raise ValueError(
+            f"{_CALL}: none of the {len(index)} queries has a candidate. "
+            + ("Pass a second item, or a gallery." if not exclusions else "Ids or groups exclude the whole gallery.")
+        )
+    valid, scores = found.items >= 0, compared.scores_of(found.exact)
+    relevant = None
+    if of_queries is not None and of_items is not None:
+        relevant = valid & (of_items[found.items] == of_queries[index][:, None])
+    indices = found.items if places is None else torch.where(valid, places[found.items], -1)
+    return Neighbours(index, indices, scores, _tied(scores, found.left_out), found.left_out, relevant)
+
+
+def merged(*parts: Neighbours) -> Neighbours:
+    """Merge what several processes have found of the same queries, each in its own part of a gallery.
+
+    Each searches its part for the vectors of the same queries, with the places of its items in the whole gallery; merged
+    in any order, the result is that of the whole gallery in one process.
+
+    Args:
+        *parts: of the same queries and k, at least one.
+
+    Returns:
+        The neighbours in all parts together; relevance only where every part has it.
+
+    Raises:
+        ValueError: without a part, or if queries, k or indices do not fit together.
+
+    Examples:
+        >>> import torch
+        >>> gallery, query = torch.eye(4), torch.ones(1, 4)
+        >>> halves = [nearest(query, gallery=gallery[half], gallery_places=half, k=3) for half in torch.arange(4).split(2)]
+        >>> merged(*halves).indices, merged(*halves).left_out
+        (tensor([[0, 1, 2]]), tensor([1]))
+    """
+    if not parts:
+        raise ValueError("merged: no neighbours were given. Pass those of at least one part.")
+    first = parts[0]
+    for part in parts[1:]:
+        if not torch.equal(part.queries, first.queries) or part.indices.shape != first.indices.shape:
+            raise ValueError(
+                f"merged: one part has {len(first)} queries with k={first.indices.shape[1]}, another {len(part)} with "
+                f"k={part.indices.shape[1]}, or other queries. Search every part for the same queries and k."
+            )
+    k = first.indices.shape[1]
+    indices, scores = (torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("indices", "scores"))
+    filled = scores.nan_to_num(nan=-torch.inf)
+    ascending = torch.where(indices < 0, torch.iinfo(torch.int64).max, indices)
+    order = ascending.argsort(dim=1, stable=True)
+    ordered = ascending.gather(1, order)
+    if bool(((ordered.diff(dim=1) == 0) & (ordered[:, 1:] < torch.iinfo(torch.int64).max)).any()):
+        raise ValueError(
+            "merged: two parts hold the same gallery item. Pass gallery_places to nearest in each process."
+        )
+    order = order.gather(1, filled.gather(1, order).argsort(dim=1, descending=True, stable=True))
+    filled, scores = filled.gather(1, order), scores.gather(1, order)
+    last = filled[:, k - 1]
+    left_out = ((filled[:, k:] == last[:, None]) & last.isfinite()[:, None]).sum(dim=1)
+    for part in parts:
+        left_out += torch.where(part.scores[:, -1] == last, part.left_out, 0)
+    tied = torch.cat([part.tied for part in parts], dim=1).gather(1, order) | _tied(scores, torch.zeros_like(left_out))
+    relevant = None
+    if all(part.relevant is not None for part in parts):
+        relevant = torch.cat([part.relevant for part in parts if part.relevant is not None], dim=1).gather(1, order)[
+            :, :k
+        ]
+    return Neighbours(first.queries, indices.gather(1, order)[:, :k], scores[:, :k], tied[:, :k], left_out, relevant)
+
+
+def _tied(scores: Float[Tensor, "queries k"], left_out: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
+    """Return which of descending scores are not the only ones."""
+    same = scores.diff(dim=1) == 0
+    nothing = torch.zeros(len(scores), 1, dtype=torch.bool)
+    tied = torch.cat([same, nothing], dim=1) | torch.cat([nothing, same], dim=1)
+    return tied | ((scores == scores[:, -1:]) & (left_out > 0)[:, None])
+
+
+def _labels(
+    labels: Any, gallery: Any, gallery_labels: Any, items: int, others: int
+) -> tuple[Int[Tensor, "items"] | None, Int[Tensor, "gallery"] | None]:
+    """Return the labels of both sides as numbers; None without labels."""
+    if (gallery_labels is not None) != (labels is not None and gallery is not None):
+        raise ValueError(
+            f"{_CALL}: labels, gallery and gallery_labels do not belong together. Relevance of a gallery needs labels and "
+            "gallery_labels; pass both, or neither. Without a gallery pass labels alone."
+        )
+    if labels is None:
+        return None, None
+    of_queries: Labels = read_labels(labels, items, "labels", "embeddings", _CALL)
+    if gallery is None:
+        return of_queries.codes, of_queries.codes
+    of_items = read_labels(gallery_labels, others, "gallery_labels", "gallery items", _CALL)
+    (left, right), _ = numbered(_CALL, {"labels": of_queries, "gallery_labels": of_items})
+    return left, right
+
+
+def _check_places(places: Int[Tensor, "gallery"], *, same_set: bool) -> None:
+    if same_set:
+        raise ValueError(f"{_CALL}: gallery_places are those of a part of a gallery. Pass that part as gallery, too.")
+    if bool((places < 0).any()) or len(places.unique()) < len(places):
+        raise ValueError(f"{_CALL}: gallery_places must be indices of a larger gallery, each at most once, from 0 on.")

@@ -1,0 +1,204 @@
+"""`suspects`: items whose neighbours speak against their label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fewshot_callbacks.engine.scores import Similarity
+from fewshot_callbacks.functional._labels import read_labels
+from fewshot_callbacks.functional.neighbours.nearest import nearest
+
+_CALL = "suspects"
+
+DEPENDENCE = 2.0
+"""Neighbours of an item are often neighbours of each other, so that k of them say less than k independent ones: the
+logarithm of their likelihood ratio is divided by this. With 1, where 5 % of the labels of glyphs were flipped, a quarter of
+the suspects were none, and two thirds in classes of two to five; with 3, recall of flips to similar classes halved."""
+PSEUDO_VOTES = 3.0
+"""Votes as usual in the whole set that each class is given beside its own, so that small classes have a likelihood, too."""
+FIRST_RATE, ITERATIONS = 0.05, 50
+"""Share of wrong labels that the estimate begins with, and its steps, after which it does not move."""
+LOOKUPS_AT_ONCE = 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Suspects:
+    """Items whose label is more likely wrong than right, the most suspicious first."""
+
+    index: Int[Tensor, "items"]
+    """of each item among the embeddings"""
+    given: Int[Tensor, "items"]
+    """its label; for words the place in `label_names`"""
+    suggested: Int[Tensor, "items"]
+    """the label under which its neighbours are the most likely"""
+    log_odds: Float[Tensor, "items"]
+    """the statistic: logarithm of the odds that the label is wrong, given its neighbours' labels"""
+    probability: Float[Tensor, "items"]
+    """of a wrong label, the same as a probability"""
+    neighbours: Int[Tensor, "items k"]
+    """the evidence: indices of its neighbours, the closest first; -1 where there are fewer"""
+    votes: Int[Tensor, "items k"]
+    """their labels; -1 where there is none"""
+    noise_rate: float
+    """estimated share of wrong labels in the whole set"""
+    label_names: tuple[str, ...] | None = None
+    """the word of each label, sorted; None where labels were given as integers"""
+
+    def __len__(self) -> int:
+        """How many items are suspicious."""
+        return len(self.index)
+
+
+def suspects(
+    embeddings: Any,
+    labels: Any,
+    *,
+    k: int = 10,
+    similarity: Similarity = "cosine",
+    at_least: float = 0.5,
+    memory_mb: float | None = None,
+) -> Suspects:
+    """Find items whose neighbours speak against their label, by a likelihood ratio of their neighbours' labels.
+
+    Items of a class have neighbours of certain classes: mostly their own, and those it is confused with. The labels of the
+    k nearest neighbours of an item are compared with what is usual in its class (from which the item is left out) and in
+    each class among them. The statistic is the log odds of a wrong label (Bayes): the logarithm of the ratio of both
+    likelihoods, halved because neighbours are not independent, and of both class sizes, plus the log odds before looking;
+    the share of wrong labels is estimated as the mean of the probabilities (EM). So an item amid a class that is often
+    confused with its own is no suspect, and one amid a class that never is, is one even if its neighbours disagree.
+
+    Such a ratio is the most powerful test between two labels (Neyman and Pearson 1933), the likelihood is multinomial with
+    a table of confusion (Dawid and Skene 1979). Labels of neighbours in an embedding as evidence: Zhu, Dong and Liu,
+    "Detecting corrupted labels without training a model to predict", ICML 2022. docs/data_quality.md says how many it
+    finds, beside cleanlab. It sees the embedding alone: one that was trained on wrong labels may hide them.
+
+    Args:
+        embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
+        labels: (items,) integers or words, of at least two classes. Classes of two items are served; a single item of its
+            class can be a suspect, with little evidence.
+        k: neighbours that vote. More smooth over wrong labels; no more than a class has items is the rule.
+        similarity: `cosine`, `dot`, `euclidean` or `hamming`.
+        at_least: probability of a wrong label from which an item is returned; 0 returns every item with a neighbour of
+            another class.
+        memory_mb: bound on the memory beyond embeddings and neighbours, in MB; None is 512.
+
+    Returns:
+        A frozen result on the CPU; without a suspect its tensors are empty.
+
+    Raises:
+        ValueError: if shapes or types do not fit, embeddings hold NaN or Inf, k < 1, `at_least` is outside [0, 1], or all
+            labels are the same.
+
+    Examples:
+        >>> import torch
+        >>> labels = ["owl"] * 20 + ["heron"] * 20
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> embeddings = torch.eye(2).repeat_interleave(20, dim=0) + 0.1 * torch.randn(40, 2, generator=generator)
+        >>> labels[3] = "heron"
+        >>> found = suspects(embeddings, labels, k=5)
+        >>> found.index.tolist(), [found.label_names[label] for label in found.suggested]
+        ([3], ['owl'])
+    """
+    if isinstance(at_least, bool) or not isinstance(at_least, int | float) or not 0 <= at_least <= 1:
+        raise ValueError(f"{_CALL}: at_least={at_least!r} must be a probability. Pass one from 0 to 1, such as 0.5.")
+    found = _neighbours(embeddings, labels, k, similarity, memory_mb)
+    read = read_labels(labels, len(found), "labels", "embeddings", _CALL)
+    given, names = read.numbered()
+    present, classes = given.unique(return_inverse=True)
+    if len(present) < 2:
+        raise ValueError(
+            f"{_CALL}: all {len(given)} labels are the same, so that no neighbour can speak against one. Pass labels of at "
+            "least two classes."
+        )
+    votes = torch.where(found.indices >= 0, classes[found.indices], -1)
+    ratio, suggested = _odds_of_classes(classes, votes, len(present))
+    log_odds, rate = _with_prior(ratio, len(present))
+    probability = log_odds.sigmoid()
+    chosen = ((probability >= at_least) & log_odds.isfinite()).nonzero().flatten()
+    chosen = chosen[log_odds[chosen].argsort(descending=True, stable=True)]
+    named = torch.cat([present, present.new_tensor([-1])])  # the last for no vote
+    return Suspects(
+        chosen,
+        given[chosen],
+        present[suggested[chosen]],
+        log_odds[chosen],
+        probability[chosen],
+        found.indices[chosen],
+        named[votes[chosen]],
+        rate,
+        names,
+    )
+
+
+def _neighbours(embeddings: Any, labels: Any, k: int, similarity: Similarity, memory_mb: float | None) -> Any:
+    """Search, with messages that name the function that was called."""
+    try:
+        return nearest(embeddings, k=k, similarity=similarity, memory_mb=memory_mb)
+    except ValueError as error:
+        raise ValueError(
+            str(error).replace("nearest:", f"{_CALL}:", 1).replace("nearest needs", f"{_CALL} needs", 1)
+        ) from None
+
+
+def _odds_of_classes(
+    classes: Int[Tensor, "items"], votes: Int[Tensor, "items k"], number: int
+) -> tuple[Float[Tensor, "items"], Int[Tensor, "items"]]:
+    """Return the log odds of other classes against the given one, wrong labels left aside, and the likeliest other class.
+
+    Args:
+        classes: of each item, from 0 on.
+        votes: the classes of its neighbours, -1 for none.
+        number: of classes.
+    """
+    items, k = votes.shape
+    valid = votes >= 0
+    # of each class the votes that its items have, as a table of the entries that are not zero
+    code, count = (classes[:, None] * number + votes)[valid].unique(return_counts=True)
+    total = torch.zeros(number, dtype=torch.int64).index_add_(0, classes, valid.sum(dim=1))
+    size = torch.bincount(classes, minlength=number).double().log()
+    usual = (torch.bincount(votes[valid], minlength=number).double() + 1) / (int(valid.sum()) + number)
+    ratio = torch.full((items,), -torch.inf, dtype=torch.float64)
+    suggested = classes.clone()
+    for some in torch.arange(items).split(max(1, LOOKUPS_AT_ONCE // (k * k))):
+        own, vote, there = classes[some], votes[some], valid[some]
+        expected = PSEUDO_VOTES * usual[vote.clamp(min=0)]
+
+        def seen(of: Tensor, vote: Tensor = vote) -> Tensor:
+            """Count votes of items of these classes, (some, candidates, k)."""
+            wanted = of[:, :, None] * number + vote[:, None, :]
+            place = torch.searchsorted(code, wanted).clamp(max=len(code) - 1)
+            return torch.where(code[place] == wanted, count[place], 0)
+
+        same = (vote[:, :, None] == vote[:, None, :]).sum(dim=2)  # votes of the item itself for this class
+        left = (seen(own[:, None])[:, 0] - same).clamp(min=0) + expected
+        of_own = torch.where(there, (left / (total[own] - there.sum(dim=1) + PSEUDO_VOTES)[:, None]).log(), 0.0).sum(
+            dim=1
+        )
+        of_others = (seen(vote.clamp(min=0)) + expected[:, None]) / (total[vote.clamp(min=0)] + PSEUDO_VOTES)[
+            :, :, None
+        ]
+        likely = torch.where(there[:, None, :], of_others.log(), 0.0).sum(dim=2) / DEPENDENCE
+        likely += size[vote.clamp(min=0)] - (of_own / DEPENDENCE + size[own])[:, None]
+        first = torch.ones_like(there)  # each class once: at its first vote
+        first[:, 1:] = (
+            torch.stack([(vote[:, :at] != vote[:, at : at + 1]).all(dim=1) for at in range(1, k)], 1) if k > 1 else True
+        )
+        likely = torch.where(there & first & (vote != own[:, None]), likely, -torch.inf)
+        ratio[some] = likely.logsumexp(dim=1)
+        best = likely.argmax(dim=1)
+        suggested[some] = torch.where(likely.isfinite().any(dim=1), vote.gather(1, best[:, None])[:, 0], own)
+    return ratio, suggested
+
+
+def _with_prior(ratio: Float[Tensor, "items"], number: int) -> tuple[Float[Tensor, "items"], float]:
+    """Add the log odds of one wrong label among those of all other classes; their rate is estimated (EM)."""
+    rate = torch.tensor(FIRST_RATE, dtype=torch.float64)
+    for _ in range(ITERATIONS):
+        odds = ratio + (rate / (1 - rate) / (number - 1)).log()
+        rate = odds.sigmoid().mean().clamp(1 / (len(ratio) + 1), 0.5)
+    return odds, float(rate)
