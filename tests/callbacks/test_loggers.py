@@ -167,8 +167,8 @@ def test_comet_has_the_picture(run: SimpleNamespace, tmp_path: Path) -> None:
     assert {picture["additional_params"]["figName"] for picture in pictures} == {ACCEPTED}
     with zipfile.ZipFile(next(run.folder.glob("comet/*.zip"))) as archive:
         paths = [archive.extract(picture["file_path"], tmp_path) for picture in pictures]
-    # Comet also copies what TensorBoard is given, in colours that it stretches
-    assert sorted(is_the_red_figure(path) for path in paths) == [False, True]
+    # where Comet was imported before TensorBoard, it also copies what TensorBoard is given, in colours that it stretches
+    assert [is_the_red_figure(path) for path in paths].count(True) == 1
 
 
 def comet_messages(run: SimpleNamespace) -> list[dict[str, Any]]:

@@ -166,22 +166,6 @@ class RetrievalSettings:
     device_memory_mb: float | None = None
     """Bound on the memory used on that device, in MB; None is half of what is free there."""
 
-    def __post_init__(self) -> None:
-        """Bring what was given into one form; what has none is refused by `check_settings`."""
-        for name in (field.name for field in fields(self)):
-            value = getattr(self, name)
-            if name.endswith("_k"):
-                value = ranks_of(value)
-            elif name in ("precisions", "false_match_rates"):
-                value = tuple(map(_number, _several(value)))
-            elif name in ("group_size", "group_seed", "max_queries", "query_seed"):
-                value = _whole(value)
-            elif name == "threshold":
-                value = _number(value)
-            elif name == "memory_mb":
-                value = memory_or_default(value)
-            object.__setattr__(self, name, value)
-
     @classmethod
     def checked(
         cls,
@@ -208,7 +192,7 @@ class RetrievalSettings:
                 near = difflib.get_close_matches(name, [*known, *signature(target).parameters], n=1)
                 fix = f"Did you mean {near[0]!r}?" if near else f"The settings are {', '.join(known)}."
                 raise UnknownSettingError(f"{target.__name__}: there is no setting {name!r}. {fix}")
-        settings = cls(**{known[name]: value for name, value in given.items()})
+        settings = cls(**{known[name]: in_one_form(known[name], value) for name, value in given.items()})
         check_settings(target.__name__, settings, {name: own for own, name in known.items()})
         return settings
 
@@ -277,6 +261,22 @@ def shows_settings(
         return target
 
     return decorate
+
+
+def in_one_form(name: str, value: Any) -> Any:
+    """Bring a setting's value into the form that the code reads: a single K becomes a tuple, NumPy's numbers Python's.
+
+    What has no such form is handed back as it is, to be refused by `check_settings`.
+    """
+    if name.endswith("_k"):
+        return ranks_of(value)
+    if name in ("precisions", "false_match_rates"):
+        return tuple(map(_number, _several(value)))
+    if name in ("group_size", "group_seed", "max_queries", "query_seed"):
+        return _whole(value)
+    if name == "threshold":
+        return _number(value)
+    return memory_or_default(value) if name == "memory_mb" else value
 
 
 # ----------------------------------------------------------------------------------------------------------------- checks

@@ -47,7 +47,7 @@ def check(case, queries, k, positions=None, memory=10**8):
     np.testing.assert_array_equal(got.left_out.numpy(), left_out)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     case=cases(),
     road=engines(),

@@ -30,7 +30,7 @@ def check(case, key, most, memory=10**8):
     np.testing.assert_array_equal(got.exact.numpy(), keys[rows, columns][order])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     case=cases(),
     road=engines(),

@@ -15,7 +15,7 @@ from fewshot_callbacks.functional import (
     plan_evaluation,
     variance_ratio,
 )
-from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
+from fewshot_callbacks.functional.retrieval.settings import in_one_form
 
 LABELS = torch.arange(40) % 8
 
@@ -60,7 +60,7 @@ def test_one_value_and_numpys_numbers_are_what_they_mean(name, given, meant):
     assert report == expected
     assert list(report.metrics()) == list(expected.metrics())
     assert report.to_dict()["metrics"] == expected.to_dict()["metrics"]
-    found = getattr(RetrievalSettings(**{name: given}), name)
+    found = in_one_form(name, given)
     assert found == meant
     assert type(found) is type(meant)
     metric = RetrievalEvaluation(options | {name: given})
