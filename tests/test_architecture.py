@@ -169,6 +169,9 @@ TESTED_WITH = {
     "protonet/_divergence": "protonet/test_module",
     "protonet/evaluation": "protonet/test_module",
     "protonet/pieces": "protonet/test_embedding_module",
+    "report/content": "report/test_page",
+    "report/findings": "report/test_page",
+    "report/settings": "report/test_page",
 }
 """Module without a test file of its name -> the test file of what it is a part of."""
 

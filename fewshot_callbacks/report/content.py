@@ -23,6 +23,7 @@ HEADLINES = {
 }
 MEANINGS = {
     **HEADLINES,
+    "grouped_recall@1": "Share of queries whose first neighbour inside a group of classes is of their class.",
     "map@r": "The same as mAP, up to rank R, the number of relevant items of a query.",
     "mrr": "One over the rank of the first relevant item.",
     "precision": "Share of relevant pairs among those accepted at the threshold of the best F1, or at the one asked for.",

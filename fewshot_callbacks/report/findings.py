@@ -23,7 +23,7 @@ CONFUSION_K = 5
 """First neighbours in which confusions are counted."""
 SUSPECT_K = 10
 """Neighbours that vote on a label."""
-CHANGED = 6
+CHANGED = 4
 """Queries that two models rank most differently, for each of both."""
 
 

@@ -22,7 +22,7 @@
   }
 
   const share = (value) => (Number.isFinite(value) ? value.toFixed(4) : "n/a");
-  const rate = (value) => (!Number.isFinite(value) ? "n/a" : value > 0 && value < 1e-3 ? value.toExponential(2) : value.toFixed(4));
+  const rate = (value) => (!Number.isFinite(value) ? "n/a" : value > 0 && value < 1e-3 ? value.toExponential(2) : value < 0.1 ? value.toPrecision(3) : value.toFixed(4));
   const score = (value) => (Math.abs(value) < 10 ? value.toFixed(4) : value.toPrecision(5));
 
   // ------------------------------------------------------------------------------------------------- threshold
@@ -103,7 +103,7 @@
 
   // Axes with a function that places a point; the labels are the figure's description
   function axes(host, x, y, alternative) {
-    const width = Math.max(260, host.clientWidth), height = 250, left = y.ticks.length ? 46 : 14, right = 12, top = 8, bottom = 40;
+    const width = Math.max(260, host.clientWidth), height = 250, left = y.ticks.length ? 58 : 14, right = 12, top = 8, bottom = 40;
     const place = (value, range, from, to) => from + ((value - range[0]) / (range[1] - range[0] || 1)) * (to - from);
     const px = (value) => place(value, x.range, left, width - right), py = (value) => place(value, y.range, height - bottom, top);
     const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": alternative });
@@ -155,7 +155,7 @@
       while (high - low > 1) { const middle = (low + high) >> 1; if (counts.t[middle] < value) low = middle; else high = middle; }
       choose(value - counts.t[low] < counts.t[high] - value ? low : high);
     };
-    frame.svg.addEventListener("pointerdown", (event) => { frame.svg.setPointerCapture(event.pointerId); drag(event); });
+    frame.svg.addEventListener("pointerdown", (event) => { event.preventDefault(); frame.svg.setPointerCapture(event.pointerId); drag(event); });
     frame.svg.addEventListener("pointermove", (event) => { if (frame.svg.hasPointerCapture(event.pointerId)) drag(event); });
   }
 
@@ -217,7 +217,7 @@
 
   // --------------------------------------------------------------------------------------------------- classes
 
-  const columns = [["class", false], ["queries", true], ["mAP", true], ["recall@1", true], ["most confused with", false]];
+  const columns = [["class", false], ["queries", true], ["mAP", true], ["recall@1", true], ["confused with", false]];
   if (data.models.length > 1) columns.push(["mAP of second", true]);
   const table = byId("class-table"), filter = byId("filter"), moreClasses = byId("more-classes");
   let sorted = { column: 2, up: true }, shownClasses = 50;
@@ -243,7 +243,7 @@
     [...table.tHead.rows[0].cells].forEach((cell, index) => {
       if (index === column) cell.setAttribute("aria-sort", up ? "ascending" : "descending"); else cell.removeAttribute("aria-sort");
     });
-    const cell = (value) => make("td", { class: "number", text: value === null ? "" : value.toFixed(4) });
+    const cell = (value) => make("td", { class: "number", text: value === null ? "" : value.toFixed(3) });
     table.tBodies[0].replaceChildren(...rows.slice(0, shownClasses).map((row) => {
       const line = make("tr", {}, make("th", { scope: "row", text: row[0] }), make("td", { class: "number", text: number.format(row[1]) }), cell(row[2]), cell(row[3]),
         make("td", { class: "confused", text: row[5] ? `${row[4]} (${(100 * row[5]).toFixed(row[5] < 0.1 ? 1 : 0)} %)` : "" }));
@@ -263,7 +263,7 @@
     const [label, where] = data.items[name];
     const frame = make("div", { class: "shot" });
     if (data.images[name]) {
-      const image = make("img", { src: data.images[name], alt: `${where}, labelled ${label}`, loading: "lazy", decoding: "async" });
+      const image = make("img", { src: data.images[name], alt: `${where}, labelled ${label}` });
       image.addEventListener("load", () => { if (Math.max(image.naturalWidth, image.naturalHeight) <= 48) image.className = "tiny"; });
       frame.append(image);
     } else if (data.texts[name]) {
