@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fewshot_callbacks.callbacks import (
         DiscriminantRatioMonitor,
+        EmbeddingMap,
         EmbeddingSource,
         GeneralizationGapMonitor,
         RetrievalMonitor,
+        RetrievalPanels,
+        ScorePlots,
         TrainingDynamicsMonitor,
     )
     from fewshot_callbacks.data import (
@@ -61,9 +64,12 @@ if TYPE_CHECKING:
 _HOME = {
     "callbacks": (
         "DiscriminantRatioMonitor",
+        "EmbeddingMap",
         "EmbeddingSource",
         "GeneralizationGapMonitor",
         "RetrievalMonitor",
+        "RetrievalPanels",
+        "ScorePlots",
         "TrainingDynamicsMonitor",
     ),
     "data": (
@@ -118,6 +124,7 @@ __all__ = [
     "DiscriminantRatioMonitor",
     "DistanceRatioHead",
     "DynamicsHistory",
+    "EmbeddingMap",
     "EmbeddingModule",
     "EmbeddingSource",
     "EpisodeProtocol",
@@ -131,7 +138,9 @@ __all__ = [
     "ProtoNet",
     "RetrievalEvaluation",
     "RetrievalMonitor",
+    "RetrievalPanels",
     "RetrievalReport",
+    "ScorePlots",
     "SoftAveragePrecisionLoss",
     "SoftmaxHead",
     "SupportClassifier",

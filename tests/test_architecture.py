@@ -104,13 +104,16 @@ def test_every_test_file_is_named_after_a_module():
 
 TESTED_WITH = {
     "_trainer": "callbacks/test_training_dynamics",
+    "callbacks/_chosen_queries": "callbacks/test_panels",
     "callbacks/_embedder": "callbacks/test_generalization_gap",
     "callbacks/_evaluation": "callbacks/test_situations",
     "callbacks/_failures": "callbacks/test_embeddings",
+    "callbacks/_panel_rows": "callbacks/test_panels",
     "callbacks/_progress": "callbacks/test_retrieval",
     "callbacks/_schedule": "callbacks/test_generalization_gap",
     "callbacks/_targets": "callbacks/test_multilabel",
     "callbacks/_training_classes": "callbacks/test_generalization_gap",
+    "callbacks/_viewers": "callbacks/test_pictures",
     "cli/_checkpoint": "cli/test_mistakes",
     "cli/_options": "cli/test_mistakes",
     "cli/curves": "cli/test_demo",
