@@ -5,6 +5,7 @@ from fewshot_callbacks.callbacks.embedding_map import EmbeddingMap
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, LabelSource
 from fewshot_callbacks.callbacks.generalization_gap import GeneralizationGapMonitor
 from fewshot_callbacks.callbacks.panels import RetrievalPanels
+from fewshot_callbacks.callbacks.report import ReportWriter
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.callbacks.score_plots import ScorePlots
 from fewshot_callbacks.callbacks.training_dynamics import TrainingDynamicsMonitor
@@ -15,6 +16,7 @@ __all__ = [
     "EmbeddingSource",
     "GeneralizationGapMonitor",
     "LabelSource",
+    "ReportWriter",
     "RetrievalMonitor",
     "RetrievalPanels",
     "ScorePlots",
