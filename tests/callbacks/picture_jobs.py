@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks.callbacks import EmbeddingMap, embedding_map, panels
+from fewshot_callbacks.callbacks import EmbeddingMap, ReportWriter, embedding_map, panels
+from fewshot_callbacks.report import ReportSettings
 from tests.callbacks.gloo_jobs import ITEMS, OwnSampler, parallel, shorter, uneven
 from tests.callbacks.models import loader, retrieval, tagged, trainer
 from tests.callbacks.pictured import AsGiven, Drawn, told
@@ -61,6 +63,17 @@ def map_of(net: Any, loaders: Any) -> list[Any]:
     return [(each.ids.tolist(), each.labels.tolist(), abs(each.points).tolist()) for each in seen]
 
 
+def report_of(net: Any, loaders: Any) -> dict[str, Any]:
+    """What the report holds that both processes write together."""
+    monitor = retrieval()
+    writer = ReportWriter(Path.cwd().parent / "together.html", settings=ReportSettings(worst=4, searchable=ITEMS))
+    trainer(monitor, writer, **parallel()).validate(net, loaders, verbose=False)
+    torch.distributed.barrier()
+    html = (Path.cwd().parent / "together.html").read_text(encoding="utf-8")
+    data = json.loads(html.partition('id="data">')[2].partition("</script>")[0])
+    return {"items": {name: label for name, (label, *_) in data["items"].items()}, "panels": data["panels"]}
+
+
 def numbered() -> TensorDataset:
     return TensorDataset(*uneven().tensors, torch.arange(ITEMS))
 
@@ -84,5 +97,6 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
         "targets": drawn_of(AsGiven(), loader(tagged(ITEMS))),
         "own sampler": drawn_of(WithIds(), own, ids="id", owns_sampler=True),
         "fails": drawn_of(AsGiven(), loader(uneven()), fails=True),
+        "report": report_of(AsGiven(), loader(uneven())),
         "map": map_of(AsGiven(), loader(uneven())),
     }

@@ -98,3 +98,15 @@ def test_the_map(ranks: list[dict[str, Any]]) -> None:
     assert labels == [str(int(label)) for label in uneven().tensors[1][ids]]
     assert len(ids) == 6
     assert torch.allclose(torch.tensor(points).double(), ((vectors - vectors.mean(0)) @ axes[:2].T).abs(), atol=1e-5)
+
+
+def test_the_report_of_two_processes_is_that_of_all_items(ranks: list[dict[str, Any]]) -> None:
+    embeddings, labels = AsGiven().by_hand(uneven())
+    scores, *_ = brute_force(embeddings, labels)
+    found = ranks[0]["report"]
+    assert found == ranks[1]["report"]
+    assert found["items"] == {name: str(int(labels[int(name.partition("-")[2])])) for name in found["items"]}
+    assert len(found["panels"]) == ITEMS
+    for panel in found["panels"]:
+        order = scores[int(panel["query"].partition("-")[2])].argsort(descending=True)[:6]
+        assert [int(name.partition("-")[2]) for name, *_ in panel["found"]] == order.tolist()
