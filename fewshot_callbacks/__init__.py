@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fewshot_callbacks.callbacks import (
         DiscriminantRatioMonitor,
+        EmbeddingMap,
         EmbeddingSource,
         GeneralizationGapMonitor,
+        ReportWriter,
         RetrievalMonitor,
+        RetrievalPanels,
+        ScorePlots,
         TrainingDynamicsMonitor,
     )
     from fewshot_callbacks.data import (
@@ -61,9 +65,13 @@ if TYPE_CHECKING:
 _HOME = {
     "callbacks": (
         "DiscriminantRatioMonitor",
+        "EmbeddingMap",
         "EmbeddingSource",
         "GeneralizationGapMonitor",
+        "ReportWriter",
         "RetrievalMonitor",
+        "RetrievalPanels",
+        "ScorePlots",
         "TrainingDynamicsMonitor",
     ),
     "data": (
@@ -118,6 +126,7 @@ __all__ = [
     "DiscriminantRatioMonitor",
     "DistanceRatioHead",
     "DynamicsHistory",
+    "EmbeddingMap",
     "EmbeddingModule",
     "EmbeddingSource",
     "EpisodeProtocol",
@@ -129,9 +138,12 @@ __all__ = [
     "NearDuplicates",
     "Neighbours",
     "ProtoNet",
+    "ReportWriter",
     "RetrievalEvaluation",
     "RetrievalMonitor",
+    "RetrievalPanels",
     "RetrievalReport",
+    "ScorePlots",
     "SoftAveragePrecisionLoss",
     "SoftmaxHead",
     "SupportClassifier",

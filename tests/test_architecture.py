@@ -16,10 +16,11 @@ BELOW = {
     "losses": {"functional"},
     "metrics": {"functional", "distributed"},
     "plots": {"functional"},
+    "report": {"plots", "functional"},
     "data": {"functional"},
     "protonet": {"metrics", "losses", "functional", "distributed"},
-    "callbacks": {"plots", "metrics", "functional", "distributed", "protonet"},
-    "cli": {"callbacks", "plots", "protonet", "data", "losses", "metrics", "functional", "distributed"},
+    "callbacks": {"report", "plots", "metrics", "functional", "distributed", "protonet"},
+    "cli": {"callbacks", "report", "plots", "protonet", "data", "losses", "metrics", "functional", "distributed"},
 }
 """Layer -> the layers that it may import."""
 
@@ -55,7 +56,7 @@ def test_imports_point_down():
     assert not wrong
 
 
-@pytest.mark.parametrize("layer", ["distributed", "engine", "functional", "losses", "plots"])
+@pytest.mark.parametrize("layer", ["distributed", "engine", "functional", "losses", "plots", "report"])
 def test_the_maths_knows_no_lightning(layer):
     for file in (PACKAGE / layer).rglob("*.py"):
         assert "lightning" not in {
@@ -103,13 +104,16 @@ def test_every_test_file_is_named_after_a_module():
 
 TESTED_WITH = {
     "_trainer": "callbacks/test_training_dynamics",
+    "callbacks/_chosen_queries": "callbacks/test_panels",
     "callbacks/_embedder": "callbacks/test_generalization_gap",
     "callbacks/_evaluation": "callbacks/test_situations",
     "callbacks/_failures": "callbacks/test_embeddings",
+    "callbacks/_panel_rows": "callbacks/test_panels",
     "callbacks/_progress": "callbacks/test_retrieval",
     "callbacks/_schedule": "callbacks/test_generalization_gap",
     "callbacks/_targets": "callbacks/test_multilabel",
     "callbacks/_training_classes": "callbacks/test_generalization_gap",
+    "callbacks/_viewers": "callbacks/test_pictures",
     "cli/_checkpoint": "cli/test_mistakes",
     "cli/_options": "cli/test_mistakes",
     "cli/curves": "cli/test_demo",
@@ -168,6 +172,9 @@ TESTED_WITH = {
     "protonet/_divergence": "protonet/test_module",
     "protonet/evaluation": "protonet/test_module",
     "protonet/pieces": "protonet/test_embedding_module",
+    "report/content": "report/test_page",
+    "report/findings": "report/test_page",
+    "report/settings": "report/test_page",
 }
 """Module without a test file of its name -> the test file of what it is a part of."""
 

@@ -1,16 +1,24 @@
 """Lightning callbacks: find embeddings in a running Trainer, hand them down, log what comes back."""
 
 from fewshot_callbacks.callbacks.discriminant_ratio import DiscriminantRatioMonitor
+from fewshot_callbacks.callbacks.embedding_map import EmbeddingMap
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, LabelSource
 from fewshot_callbacks.callbacks.generalization_gap import GeneralizationGapMonitor
+from fewshot_callbacks.callbacks.panels import RetrievalPanels
+from fewshot_callbacks.callbacks.report import ReportWriter
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
+from fewshot_callbacks.callbacks.score_plots import ScorePlots
 from fewshot_callbacks.callbacks.training_dynamics import TrainingDynamicsMonitor
 
 __all__ = [
     "DiscriminantRatioMonitor",
+    "EmbeddingMap",
     "EmbeddingSource",
     "GeneralizationGapMonitor",
     "LabelSource",
+    "ReportWriter",
     "RetrievalMonitor",
+    "RetrievalPanels",
+    "ScorePlots",
     "TrainingDynamicsMonitor",
 ]

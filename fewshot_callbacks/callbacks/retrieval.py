@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluating, evaluation_loaders
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
-from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
+from fewshot_callbacks.callbacks._evaluation import STEPS, EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks._failures import UsageError, without_digits
 from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks._targets import (
@@ -22,6 +22,7 @@ from fewshot_callbacks.callbacks._targets import (
     target_arguments,
     target_names,
 )
+from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, viewers_of
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingSource,
@@ -161,6 +162,14 @@ class RetrievalMonitor(EvaluationMonitor):
         if self.embed is not None:
             self.embed.check_name(pl_module)
 
+    def _read(self, trainer: Trainer, outputs: Any, batch: Any, loader: int, step: str) -> None:
+        start = self._seen.get(loader, 0)
+        super()._read(trainer, outputs, batch, loader, step)
+        positions = range(start, self._seen.get(loader, 0))
+        prefix = self.prefix or next(stage for stage, name in STEPS.items() if name == step)
+        for viewer in viewers_of(trainer, prefix) if positions else ():
+            viewer.see_batch(prefix, loader, positions, batch)
+
     def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         """Read the embeddings of the step, or embed its batch once more."""
         if self.embed is None:
@@ -214,9 +223,12 @@ class RetrievalMonitor(EvaluationMonitor):
                 continue
             suffix = "" if single else end
             failure = failed.get(loader) or (failed.get(gallery) if gallery is not None else None)
-            outcome: RetrievalReport | MultilabelReport | Exception
-            outcome = failure or self._evaluate(trainer, f"{prefix}{suffix}", loader, gallery)
-            self._publish(pl_module, prefix, suffix, outcome)
+            outcome = failure or self._evaluate(trainer, prefix, suffix, loader, gallery)
+            self._publish(pl_module, prefix, suffix, outcome if isinstance(outcome, Exception) else outcome.report)
+            if not isinstance(outcome, Exception):
+                for viewer in viewers_of(trainer, prefix):
+                    viewer.see_set(trainer, outcome)
+            del outcome  # the embeddings, before the next set is evaluated
 
     def _check_loaders(self, trainer: Trainer) -> None:
         self._gallery_index(trainer)
@@ -239,28 +251,36 @@ class RetrievalMonitor(EvaluationMonitor):
         return known[self.gallery_loader]
 
     def _evaluate(
-        self, trainer: Trainer, name: str, loader: int, gallery: int | None
-    ) -> RetrievalReport | MultilabelReport | Exception:
-        """Compute the report, or return the error; equal in every process. Collective."""
+        self, trainer: Trainer, prefix: str, suffix: str, loader: int, gallery: int | None
+    ) -> EvaluatedSet | Exception:
+        """Evaluate a set, or return the error; the report is equal in every process. Collective."""
         processes = all_processes()
         try:
-            with processes.together(), evaluation_progress(trainer, f"Retrieval of {name}") as progress:
-                shards = [self._shard(trainer, loader, is_gallery=False)]
+            with processes.together(), evaluation_progress(trainer, f"Retrieval of {prefix}{suffix}") as progress:
+                sets = [ItemSet(self._shard(trainer, loader, is_gallery=False), loader)]
                 if gallery is not None or self.gallery_flag is not None:
                     searched = loader if gallery is None else gallery
-                    shards.append(self._shard(trainer, searched, is_gallery=gallery is None))
-                if self._has_targets:
-                    return self._of_targets(shards, processes, progress)
-                return evaluate_retrieval(
-                    *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
-                    query_places=shards[0].places,
-                    gallery_places=shards[1].places if len(shards) > 1 else None,
-                    processes=processes,
-                    progress=progress,
-                    **self._settings.arguments(),
-                )
+                    sets.append(ItemSet(self._shard(trainer, searched, is_gallery=gallery is None), searched))
+                report = self._report([items.shard for items in sets], processes, progress)
+                book = self._book if self._has_targets else None
+                return EvaluatedSet(report, prefix, suffix, sets[0], sets[1] if len(sets) > 1 else None, book)
         except Exception as error:  # a metric must not end a training
             return error
+
+    def _report(
+        self, shards: Sequence[Shard], processes: Processes, progress: Progress | None
+    ) -> RetrievalReport | MultilabelReport:
+        """Evaluate the queries, against the gallery if there is one."""
+        if self._has_targets:
+            return self._of_targets(shards, processes, progress)
+        return evaluate_retrieval(
+            *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
+            query_places=shards[0].places,
+            gallery_places=shards[1].places if len(shards) > 1 else None,
+            processes=processes,
+            progress=progress,
+            **self._settings.arguments(),
+        )
 
     def _of_targets(self, shards: Sequence[Shard], processes: Processes, progress: Progress | None) -> MultilabelReport:
         """Compute the report of multi-label targets; every process is sent all items."""

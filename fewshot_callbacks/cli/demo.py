@@ -24,7 +24,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
+from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, ReportWriter, RetrievalMonitor
 from fewshot_callbacks.cli._options import WHOLE, OneLineErrors
 from fewshot_callbacks.cli.curves import draw_curves
 from fewshot_callbacks.data import GlyphDataModule, IconThemesDataModule
@@ -123,6 +123,7 @@ def run(arguments: Sequence[str]) -> None:
     console.print(
         f"{time.perf_counter() - started:.0f} s. Curves of J and mAP: {options.output / 'curves.png'}; values: "
         f"{options.output / 'dr' / 'metrics.csv'}; best checkpoints: {options.output / 'dr' / 'best.ckpt'}; "
+        f"failures, suspects and a threshold to drag: {options.output / 'dr' / 'report.html'}; "
         f"TensorBoard: tensorboard --logdir {options.output}",
         soft_wrap=True,
     )
@@ -214,11 +215,15 @@ def train_and_test(name: Trained, data: DemoData, options: Any, folder: Path, co
         model = EmbeddingModule(network.backbone, SoftAveragePrecisionLoss(), ap_every_n_steps=10)
     monitor = retrieval_monitor(data)
     best = ModelCheckpoint(folder / name, filename="best", monitor="val/mAP", mode="max")
+    # one report, of the test set
+    path, names = str(folder.resolve() / name / "report.html"), class_names(data, "test")
+    path = path.replace("{", "{{").replace("}", "}}")
+    writers = [ReportWriter(path, names=names, prefix="test", max_share=None)] if name == "dr" else []
     trainer = Trainer(
         accelerator=options.accelerator,
         devices=1,
         max_epochs=options.epochs,
-        callbacks=[DiscriminantRatioMonitor(), monitor, best, DemoProgressBar(leave=True)],
+        callbacks=[DiscriminantRatioMonitor(), monitor, best, DemoProgressBar(leave=True), *writers],
         logger=[
             CSVLogger(folder, name=name, version=""),
             TensorBoardLogger(str(folder), name=name, version="tensorboard"),

@@ -82,15 +82,20 @@ def parser() -> ArgumentParser:
         help="embeddings of the same items in the same order, say by another model: which differences are beyond chance?",
     )
     options.add_argument("--json", action="store_true", help="print the report as JSON")
+    add_settings(options)
+    return options
+
+
+def add_settings(options: ArgumentParser, leave_out: Sequence[str] = ()) -> None:
+    """Add the settings of `evaluate_retrieval` to the options of a command, but for some."""
     for name, setting in described_settings().items():
-        if name == "confidence":
+        if name in ("confidence", *leave_out):
             continue  # the tables name their intervals: 95 %
         if setting.type is bool:
             options.add_argument(f"--{name}", action="store_true", help=setting.meaning)
         else:
             kind = AS_PEOPLE_WRITE.get(setting.type, setting.type)
             options.add_argument(f"--{name}", type=kind, default=setting.default, help=setting.meaning)
-    return options
 
 
 def divisors(words: object) -> tuple[Any, ...]:
@@ -132,11 +137,11 @@ def run(arguments: Sequence[str]) -> None:
             f"{options.file} holds {len(arrays['labels']):,} labels, {options.against} {len(others['labels']):,}, and they "
             "are not the same in the same order. Embed the same items with both models."
         )
-    with _progress(errors, hidden=hidden) as progress:
-        report = _evaluate(arrays, options, progress)
+    with progress_bar(errors, hidden=hidden) as progress:
+        report = evaluate_arrays(arrays, options, progress)
     if others is not None:
-        with _progress(errors, hidden=hidden) as progress:
-            other = _evaluate(others, options, progress)
+        with progress_bar(errors, hidden=hidden) as progress:
+            other = evaluate_arrays(others, options, progress)
         differences = compare_reports(report, other)
         if options.json:
             print(json.dumps(_as_json(report, other, differences), indent=2))
@@ -157,9 +162,10 @@ def run(arguments: Sequence[str]) -> None:
         console.print(f"[yellow]note[/] {note}")
 
 
-def _evaluate(
+def evaluate_arrays(
     arrays: dict[str, NDArray[Any]], options: Any, progress: Callable[[int, int], None] | None
 ) -> RetrievalReport:
+    """Evaluate the arrays of a file with the settings among the options of a command."""
     return evaluate_retrieval(
         arrays["embeddings"],
         arrays["labels"],
@@ -325,7 +331,8 @@ def _caption(report: RetrievalReport) -> str:
 
 
 @contextmanager
-def _progress(console: Console, *, hidden: bool) -> Iterator[Callable[[int, int], None] | None]:
+def progress_bar(console: Console, *, hidden: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Show how many pairs are done, unless it is hidden."""
     if hidden:
         yield None
         return

@@ -14,6 +14,7 @@ COMMANDS = {
     "demo": "train both heads and soft AP on the glyphs, and compare them; two minutes on a laptop",
     "compare": "two runs of fit: their test sets, and how their steps moved the embeddings",
     "evaluate": "retrieval metrics of embeddings stored in an .npz file",
+    "report": "the same and what is behind it, with images, as one HTML file",
     "plan": "what an evaluation will cost, before it is started",
     "fit": "train a network, prototypical or any other, from a configuration file",
     "validate": "evaluate a checkpoint of fit on the validation classes",

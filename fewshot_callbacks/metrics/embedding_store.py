@@ -34,8 +34,10 @@ class Shard(NamedTuple):
     """index of each item among those of all processes, for `evaluate_retrieval(..., query_places=...)`"""
     dropped: int
     """items of all processes that were left out because they came a second time"""
-    words: CodeBook | None = None
+    words: CodeBook | None
     """what the labels of this process stand for, if they are words"""
+    positions: Int[Tensor, "items"]
+    """index of each item in the pass of all processes over their data, which counts what was left out, too"""
 
     @property
     def named_labels(self) -> Labels:
@@ -50,7 +52,8 @@ class Shard(NamedTuple):
         some = class_subset(labels, None, items, seed).sort().values
         mine = torch.isin(self.places, some)
         places = torch.searchsorted(some, self.places[mine])
-        return self._replace(embeddings=self.embeddings[mine], labels=self.labels[mine], places=places)
+        held = {name: getattr(self, name)[mine] for name in ("embeddings", "labels", "positions")}
+        return self._replace(places=places, **held)
 
 
 class EmbeddingStore:
@@ -177,7 +180,7 @@ class EmbeddingStore:
         left = torch.cat([part for part, *_ in everyone]).sort().values
         if not bool(stays.all()):
             embeddings, labels, places = embeddings[stays], labels[stays], places[stays]
-        return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left), self._words)
+        return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left), self._words, places)
 
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
         """Gather the items of all processes, in the order of the data set, on every rank, which must have room for them.

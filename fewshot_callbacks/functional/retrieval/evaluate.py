@@ -281,6 +281,7 @@ def _summarised(
         memory_note=found.memory_note,
         per_query=per_query.values,
         query_labels=labels,
+        drawn=asked.drawn,
         label_names=asked.label_names,
         seconds=math.nan,
     )

@@ -151,6 +151,8 @@ class RetrievalReport(QueryMeans):
     """metric -> its value for each query; NaN for a query without a match"""
     query_labels: Int[Tensor, "queries"] = field(compare=False, repr=False)
     """label of each query, in the same order; the place in `label_names` where labels were words"""
+    drawn: Int[Tensor, "queries"] | None = field(compare=False, repr=False)
+    """index among all of each query, ascending, where a sample was drawn (`max_queries`); None for all"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
     """where labels were words: each word once, sorted; None where they were integers"""
     seconds: float = field(compare=False)

@@ -1,0 +1,46 @@
+"""Train on the glyphs for two epochs and log pictures: which queries fail, a map of the embedding, score plots.
+
+Run it as it is:    python examples/pictures.py
+It needs about a minute on a laptop and writes PNG files to runs/pictures/. With `--docs docs` it also makes the pictures of
+docs/pictures.md.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.loggers import CSVLogger
+
+from fewshot_callbacks import EmbeddingMap, GlyphDataModule, ProtoNet, RetrievalMonitor, RetrievalPanels, ScorePlots
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--episodes", type=int, default=40)
+parser.add_argument("--docs", type=Path, help="folder that the pictures of the documentation are written to")
+options = parser.parse_args()
+
+seed_everything(0)
+data = GlyphDataModule(ways=20, shots=1, queries=3, episodes=options.episodes, test_ways=20, test_queries=9, seed=0)
+data.prepare_data()
+data.setup("fit")
+names = data.val_dataloader().dataset.characters  # the name of a class is its character
+
+trainer = Trainer(
+    max_epochs=options.epochs,
+    callbacks=[
+        RetrievalMonitor(recall_k=(1, 2, 5, 10, 20, 50), precisions=(0.9,), false_match_rates=(1e-3,)),
+        RetrievalPanels(worst=3, mistakes=3, sample=3, names=names, max_share=None),
+        EmbeddingMap(classes=8, names=names, max_share=None),
+        ScorePlots(names=names, max_share=None),
+    ],
+    logger=CSVLogger("runs", name="pictures"),
+    log_every_n_steps=10,
+)
+trainer.fit(ProtoNet("conv4", "dr", in_channels=data.in_channels, shots=1, learning_rate=1e-3), data)
+
+folder = Path(trainer.logger.log_dir) / "pictures" / "val"
+print(f"The pictures are in {folder}.")
+if options.docs:
+    for name in ("worst_queries", "confident_mistakes", "embedding_map", "score_histograms", "weakest_classes"):
+        shutil.copy(sorted((folder / name).iterdir())[-1], options.docs / f"pictures_{name}.png")

@@ -1,0 +1,172 @@
+"""A map of some classes of a validation set in every epoch, turned to fit the one before, in every logger."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from lightning.pytorch import LightningModule, Trainer
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fewshot_callbacks._trainer import random_states_kept
+from fewshot_callbacks.callbacks._item_images import Images, ItemReader, has_index, mixed
+from fewshot_callbacks.callbacks._loggers import Drawing, log_embedding
+from fewshot_callbacks.callbacks._pictures import Names, PictureCallback, class_name
+from fewshot_callbacks.callbacks._retrieved import Label, labels_at, positions_of, vectors_at
+from fewshot_callbacks.callbacks._viewers import EvaluatedSet
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.plots.embedding_map import MOST_CLASSES, embedding_map
+from fewshot_callbacks.plots.pictures import Scale
+from fewshot_callbacks.plots.projection import Method, Projection, project
+
+THUMBNAIL = 32
+"""Pixels of the side of a picture in TensorBoard's projector."""
+
+
+class EmbeddingMap(PictureCallback):
+    """Shows a seeded set of classes in two dimensions, the same in every epoch, each map turned to fit the one before.
+
+    After the evaluation of a `RetrievalMonitor`, whose embeddings are used, the map of its queries goes to every logger of
+    the Trainer as `val/embedding_map`, at the step of the metrics; with `projector=True` the points go to TensorBoard's
+    projector, with their images where the data set has an index. The sanity check is left out, and no error ends a run. Sets
+    with multi-label targets have no classes and no map.
+
+    Args:
+        classes: how many classes are shown, at most 12.
+        per_class: how many items of each, at most.
+        method: `pca`; `tsne`, which needs scikit-learn; or `umap`, which needs umap-learn.
+        every_n_epochs: draw at most once in this number of epochs, the first time included.
+        projector: show the points in TensorBoard's projector, too.
+        images: for the projector; see `RetrievalPanels`.
+        mean: the same.
+        std: the same.
+        names: label -> name of the class, or the names by number; by default those that the data set has as `classes`, or
+            the labels themselves.
+        seed: of the sample, and of t-SNE and UMAP.
+        max_share: skip epochs until all pictures together take no more than this share of the time; None never skips.
+        prefix: draw the sets of the `RetrievalMonitor` whose keys begin with it; by default those of every monitor.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from fewshot_callbacks import RetrievalMonitor
+        >>> trainer = Trainer(callbacks=[RetrievalMonitor(), EmbeddingMap()], logger=False, accelerator="cpu")
+    """
+
+    def __init__(
+        self,
+        classes: int = 12,
+        per_class: int = 50,
+        method: Method = "pca",
+        *,
+        every_n_epochs: int = 1,
+        projector: bool = False,
+        images: Images | None = None,
+        mean: Scale | None = None,
+        std: Scale | None = None,
+        names: Names | None = None,
+        seed: int = 0,
+        max_share: float | None = 0.05,
+        prefix: str | None = None,
+    ) -> None:
+        super().__init__(every_n_epochs, max_share, prefix)
+        if not 1 <= classes <= MOST_CLASSES:
+            raise ValueError(f"EmbeddingMap(classes={classes}) must be 1 to {MOST_CLASSES}: more are not told apart.")
+        if per_class < 1:
+            raise ValueError(f"EmbeddingMap(per_class={per_class}) must be at least 1.")
+        self.classes, self.per_class, self.method = classes, per_class, method
+        self.projector, self.names, self.seed = projector, names, seed
+        self._reader = ItemReader(images, mean, std)
+        self._maps: dict[str, Projection] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Begin a run; a fit begins with a map of its own."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self._maps = {}
+
+    def _figures(self, trainer: Trainer, evaluated: EvaluatedSet, processes: Processes) -> Mapping[str, Drawing]:
+        """Choose the items and gather their embeddings; the map is drawn when a logger wants it."""
+        if evaluated.targets is not None:
+            self._policy.warn(
+                f"EmbeddingMap: the labels of {evaluated.prefix}{evaluated.suffix} are multi-label targets, which have no "
+                "classes to colour by: no map is drawn. (Shown once.)",
+                kind="targets",
+            )
+            return {}
+        positions = positions_of(evaluated.queries, processes)
+        places = self._chosen(evaluated, positions, processes)
+        vectors = vectors_at(evaluated.queries, places, processes)
+        labels = labels_at(evaluated.queries, None, places, processes)
+        shown = [labels[place] for place in places.tolist()]
+        key = evaluated.key("embedding_map")
+        title = f"{evaluated.prefix}{evaluated.suffix}, epoch {trainer.current_epoch}: the same classes in every epoch"
+
+        def draw() -> Figure:
+            _, loader = self._loader_of(evaluated.queries)
+            kinds = [class_name(label, self.names, loader) for label in shown]
+            found = project(
+                vectors, kinds, self._maps.get(key), self.method, ids=positions[places].numpy(), seed=self.seed
+            )
+            self._maps[key] = found
+            if self.projector:
+                self._project(trainer, evaluated, positions[places], vectors, kinds)
+            return embedding_map(found, title=title)
+
+        return {key: draw}
+
+    def _chosen(
+        self, evaluated: EvaluatedSet, positions: Int[Tensor, "queries"], processes: Processes
+    ) -> Int[Tensor, "chosen"]:
+        """Choose classes by a hash of their labels, and items of each by a hash of their positions. Collective."""
+        shard = evaluated.queries.shard
+        codes = processes.placed(shard.labels, shard.places, len(positions)).numpy()
+        hashes = mixed(self.seed, positions.numpy())
+        kinds, first = np.unique(codes, return_index=True)
+        names = labels_at(evaluated.queries, None, torch.from_numpy(first), processes)
+        order = sorted(range(len(kinds)), key=lambda kind: self._class_order(names[int(first[kind])]))
+        chosen = []
+        for kind in order[: self.classes]:
+            own = np.flatnonzero(codes == kinds[kind])
+            chosen.append(own[hashes[own].argsort()[: self.per_class]])
+        return torch.from_numpy(np.sort(np.concatenate(chosen)))
+
+    def _class_order(self, label: Label) -> tuple[int, str]:
+        return zlib.crc32(f"{self.seed} {label}".encode()), str(label)
+
+    def _project(
+        self,
+        trainer: Trainer,
+        evaluated: EvaluatedSet,
+        positions: Int[Tensor, "chosen"],
+        vectors: Float[Tensor, "chosen dim"],
+        kinds: list[str],
+    ) -> None:
+        """Show the points in TensorBoard's projector."""
+        name, loader = self._loader_of(evaluated.queries)
+        thumbnails = None
+        if has_index(loader):
+            with random_states_kept():
+                pictures = [self._reader.from_data_set(loader, int(index), name) for index in positions]
+            thumbnails = torch.stack([_thumbnail(picture) for picture in pictures])
+            if len(self._reader.failures) == len(pictures):
+                thumbnails = None
+        columns = {"class": kinds, "item": positions.tolist()}
+        log_embedding(trainer, evaluated.key("embedding"), vectors, columns, self._policy, thumbnails)
+        self._reader.failures = []
+
+
+def _thumbnail(picture: np.ndarray | str | None) -> Float[Tensor, "3 side side"]:
+    """Fit a picture into a square of one size, in colour; what is no picture is grey."""
+    if picture is None or isinstance(picture, str):
+        return torch.full((3, THUMBNAIL, THUMBNAIL), 0.85)
+    image = torch.from_numpy(np.ascontiguousarray(picture)).movedim(-1, 0)[None]
+    scale = THUMBNAIL / max(image.shape[-2:])
+    size = [max(1, round(length * scale)) for length in image.shape[-2:]]
+    small = torch.nn.functional.interpolate(image, size, mode="bilinear", antialias=True)[0].clamp(0, 1)
+    side = torch.ones(3, THUMBNAIL, THUMBNAIL)
+    side[:, : size[0], : size[1]] = small
+    return side

@@ -1,0 +1,187 @@
+"""Scores of pairs, curves with their operating points, and the classes that fail, in every logger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from matplotlib.figure import Figure
+
+from fewshot_callbacks.callbacks._item_images import mixed
+from fewshot_callbacks.callbacks._loggers import Drawing
+from fewshot_callbacks.callbacks._panel_rows import Answers
+from fewshot_callbacks.callbacks._pictures import Names, PictureCallback, class_name
+from fewshot_callbacks.callbacks._retrieved import positions_of
+from fewshot_callbacks.callbacks._viewers import EvaluatedSet
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.functional.retrieval import MultilabelReport, RetrievalReport
+from fewshot_callbacks.plots.scores import (
+    ClassScore,
+    Confusion,
+    Mark,
+    confused_classes,
+    error_tradeoff_curve,
+    precision_recall_curve,
+    recall_at_k_curve,
+    score_histograms,
+    weakest_classes,
+)
+
+FIGURES = (
+    "score_histograms",
+    "precision_recall",
+    "error_tradeoff",
+    "recall_at_k",
+    "weakest_classes",
+    "confused_classes",
+)
+ASKED = 1000
+"""Queries, at most, whose first neighbours tell which classes are confused."""
+
+
+class ScorePlots(PictureCallback):
+    """Shows how far the scores of relevant and irrelevant pairs lie apart, where the thresholds are, and which classes fail.
+
+    After the evaluation of a `RetrievalMonitor`, whose report is used, these figures go to every logger of the Trainer, at
+    the step of the metrics and under names like theirs:
+
+    - `val/score_histograms`: the distributions of the scores of relevant and of irrelevant pairs, with the thresholds;
+    - `val/precision_recall`: pooled precision over pooled recall, with the operating points;
+    - `val/error_tradeoff`: the false non-match rate over the false match rate (DET curve), with the operating points;
+    - `val/recall_at_k`: recall@k over the k that the monitor has;
+    - `val/weakest_classes`: the classes of the least mean average precision;
+    - `val/confused_classes`: the pairs of classes that are confused most often, counted in the first neighbours of 1,000
+      queries at most.
+
+    Operating points are those that the monitor was asked for: the best F1 or a threshold, `precisions` and
+    `false_match_rates`. Of multi-label targets there is recall@k alone. The sanity check is left out; no error ends a run.
+
+    Args:
+        figures: names of the figures that are drawn, of those above.
+        k: neighbours of a query in which confused classes are counted.
+        every_n_epochs: draw at most once in this number of epochs, the first time included.
+        names: label -> name of the class, or the names by number; by default those that the data set has as `classes`, or
+            the labels themselves.
+        seed: of the sample of queries for `confused_classes`.
+        max_share: skip epochs until all pictures together take no more than this share of the time; None never skips.
+        prefix: draw the sets of the `RetrievalMonitor` whose keys begin with it; by default those of every monitor.
+
+    Examples:
+        >>> from lightning.pytorch import Trainer
+        >>> from fewshot_callbacks import RetrievalMonitor
+        >>> callbacks = [RetrievalMonitor(false_match_rates=(0.001,)), ScorePlots()]
+        >>> trainer = Trainer(callbacks=callbacks, logger=False, accelerator="cpu")
+    """
+
+    def __init__(
+        self,
+        figures: Collection[str] = FIGURES,
+        *,
+        k: int = 5,
+        every_n_epochs: int = 1,
+        names: Names | None = None,
+        seed: int = 0,
+        max_share: float | None = 0.05,
+        prefix: str | None = None,
+    ) -> None:
+        super().__init__(every_n_epochs, max_share, prefix)
+        unknown = [name for name in figures if name not in FIGURES]
+        if unknown or isinstance(figures, str):
+            raise ValueError(
+                f"ScorePlots(figures={figures!r}): there are {', '.join(FIGURES)}. Pass a list of these names."
+            )
+        if k < 1:
+            raise ValueError(f"ScorePlots(k={k}) must be at least 1.")
+        self.figures, self.k, self.names, self.seed = tuple(figures), k, names, seed
+
+    def _figures(self, trainer: Trainer, evaluated: EvaluatedSet, processes: Processes) -> Mapping[str, Drawing]:
+        """Count confused classes; the figures are drawn when a logger wants them."""
+        report, where = evaluated.report, f"{evaluated.prefix}{evaluated.suffix}, epoch {trainer.current_epoch}"
+        drawings: dict[str, Callable[[], Figure]] = {
+            "recall_at_k": lambda: recall_at_k_curve(_recalls(report), f"{where}: recall@k")
+        }
+        if isinstance(report, RetrievalReport):
+            drawings |= self._of_pairs(report, where)
+            if "weakest_classes" in self.figures:
+                drawings["weakest_classes"] = lambda: weakest_classes(
+                    self._class_scores(report, evaluated), f"{where}: the weakest classes", overall=report.mAP
+                )
+            confusions = self._confusions(evaluated, processes) if "confused_classes" in self.figures else []
+            if confusions:
+                title = f"{where}: classes confused in the first {self.k} neighbours"
+                drawings["confused_classes"] = lambda: confused_classes(confusions, title)
+        return {evaluated.key(name): drawings[name] for name in self.figures if name in drawings}
+
+    def _of_pairs(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
+        counts, marks, errors = report.pair_counts, *operating_points(report)
+        area = report.auc_pr.value if report.auc_pr.error < 5e-5 else None
+        found: dict[str, Callable[[], Figure]] = {}
+        if counts.relevant:
+            chance = counts.relevant / (counts.relevant + counts.irrelevant)
+            found["score_histograms"] = lambda: score_histograms(counts, marks, f"{where}: scores of all pairs")
+            found["precision_recall"] = lambda: precision_recall_curve(
+                counts.recall, counts.precision, marks, f"{where}: precision and recall", area=area, chance=chance
+            )
+        if counts.relevant and counts.irrelevant:
+            found["error_tradeoff"] = lambda: error_tradeoff_curve(
+                counts.false_match_rate, counts.false_non_match_rate, errors, f"{where}: detection error trade-off"
+            )
+        return found
+
+    def _class_scores(self, report: RetrievalReport, evaluated: EvaluatedSet) -> list[ClassScore]:
+        """Return the mean average precision of each class that has a query with a match."""
+        precision, labels = report.per_query["mAP"].numpy(), report.query_labels.numpy()
+        known = ~np.isnan(precision)
+        kinds, inverse, counts = np.unique(labels[known], return_inverse=True, return_counts=True)
+        means = np.bincount(inverse, precision[known], minlength=len(kinds)) / counts
+        words, (_, loader) = report.label_names, self._loader_of(evaluated.queries)
+        named = [label if words is None else words[label] for label in kinds.tolist()]
+        return [
+            ClassScore(class_name(label, self.names, loader), float(mean), int(count))
+            for label, mean, count in zip(named, means, counts, strict=True)
+        ]
+
+    def _confusions(self, evaluated: EvaluatedSet, processes: Processes) -> list[Confusion]:
+        """Count items of another class among the first neighbours of a sample of queries. Collective."""
+        hashes = mixed(self.seed, positions_of(evaluated.queries, processes).numpy())
+        answers = Answers.of(evaluated, hashes.argsort()[:ASKED].tolist(), self.k, processes)
+        pairs: Counter[Any] = Counter()
+        for place in answers.places:
+            own = answers.query_labels[place]
+            pairs.update((own, answers.gallery_labels[at]) for at, _, hit, _ in answers.neighbours(place) if not hit)
+        _, loader = self._loader_of(evaluated.queries)
+
+        def name(label: Any) -> str:
+            return class_name(label, self.names, loader)
+
+        return [Confusion(name(one), name(other), count) for (one, other), count in pairs.items()]
+
+
+def operating_points(report: RetrievalReport) -> tuple[list[Mark], list[Mark]]:
+    """List the operating points of a report: by recall and precision, and by false match and false non-match rate."""
+    counts = report.pair_counts
+    pooled = {f"decision, F1 {report.decision.f1:.3g}": report.decision}
+    pooled |= {f"precision {precision:g}": point for precision, point in report.at_precision.items()}
+    marks = [Mark(name, point.threshold, point.recall, point.precision) for name, point in pooled.items()]
+    errors = [
+        Mark(name, point.threshold, point.false_positives / max(counts.irrelevant, 1), 1 - point.recall)
+        for name, point in pooled.items()
+    ]
+    for rate, at in report.at_false_match_rate.items():
+        accepted, wrong = (1 - at.false_non_match_rate) * counts.relevant, at.false_match_rate * counts.irrelevant
+        precision = accepted / (accepted + wrong) if accepted + wrong else torch.nan
+        marks.append(Mark(f"FMR {rate:g}", at.threshold, 1 - at.false_non_match_rate, precision))
+        errors.append(Mark(f"FMR {rate:g}", at.threshold, at.false_match_rate, at.false_non_match_rate))
+    return marks, errors
+
+
+def _recalls(report: RetrievalReport | MultilabelReport) -> dict[str, dict[int, float]]:
+    """Collect recall@k of every kind that the report has."""
+    series = {"recall@k": report.recall_at, "share of relevant items found": report.ir_recall_at}
+    if isinstance(report, RetrievalReport):
+        series["grouped recall@k"] = report.grouped_recall_at
+    return {name: values for name, values in series.items() if values}

@@ -1,0 +1,226 @@
+"""`fewshot report`: embeddings and images in, one HTML file out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from docstring_parser import parse_from_object
+from jsonargparse import ArgumentParser
+from numpy.typing import NDArray
+from rich.console import Console
+
+from fewshot_callbacks.cli._options import OneLineErrors
+from fewshot_callbacks.cli.evaluate import add_settings, evaluate_arrays, load_arrays, progress_bar
+from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.report import (
+    Items,
+    Model,
+    ReportSettings,
+    check_writable,
+    image_files,
+    pictures_of_files,
+    write_report,
+)
+
+LEFT_OUT = ("max_queries", "query_seed", "per_class", "grouped_unmatched")
+"""Settings of an evaluation that a report does not have: it shows classes in any case, and single queries."""
+Arrays = dict[str, NDArray[Any]]
+
+
+def parser() -> ArgumentParser:
+    """Make the options of `fewshot report`."""
+    options = OneLineErrors(
+        prog="fewshot report",
+        description=(
+            "Write one HTML file about embeddings: metrics with intervals, a threshold to drag, the weakest classes, the "
+            "worst queries beside what was retrieved, items that are perhaps mislabelled, near duplicates. It opens in any "
+            "browser and fetches nothing. The .npz file is that of 'fewshot evaluate': 'embeddings' and 'labels', perhaps "
+            "'gallery' and 'gallery_labels', ids and groups. Also read, if there: 'paths' and 'gallery_paths', the image "
+            "files of the items, and 'label_names', the name of each label 0, 1, 2, ..."
+        ),
+    )
+    options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
+    options.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the HTML file to write")
+    options.add_argument("--title", type=str, default="Retrieval report", help="title of the page")
+    options.add_argument(
+        "--images",
+        type=Path | None,
+        default=None,
+        metavar="FOLDER",
+        help="images of the items. With 'paths' in the file, the folder that these start from (without this option, the "
+        "folder of the file). Else its images in the order of torchvision's ImageFolder: folders sorted by name, files "
+        "sorted in each; without folders, files sorted by name",
+    )
+    options.add_argument(
+        "--gallery_images", type=Path | None, default=None, metavar="FOLDER", help="the same for the gallery"
+    )
+    options.add_argument(
+        "--against",
+        type=Path | None,
+        default=None,
+        metavar="FILE",
+        help="embeddings of the same items in the same order by a second model: metrics and failures side by side, with the "
+        "intervals of the differences",
+    )
+    options.add_argument(
+        "--train",
+        type=Path | None,
+        default=None,
+        metavar="FILE",
+        help="embeddings of another split by the same model, such as the training set: near duplicates between the splits "
+        "are sought",
+    )
+    options.add_argument(
+        "--train_images", type=Path | None, default=None, metavar="FOLDER", help="the same as --images for that split"
+    )
+    meanings = {
+        part.args[1]: part.description or "" for part in parse_from_object(ReportSettings).params if len(part.args) > 1
+    }
+    for field in fields(ReportSettings):
+        if field.name != "memory_mb":  # one for evaluation and searches
+            kind = float if field.name in ("max_mb", "duplicates_from") else int
+            options.add_argument(
+                f"--{field.name}", type=kind, default=field.default, help=" ".join(meanings[field.name].split())
+            )
+    add_settings(options, LEFT_OUT)
+    return options
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Evaluate, and write the report."""
+    options = parser().parse_args(list(arguments))
+    settings = ReportSettings(
+        **{field.name: options[field.name] for field in fields(ReportSettings) if field.name in options}
+    )
+    console, errors = Console(), Console(stderr=True)
+    check_writable(options.output)
+    arrays = load_arrays(options.file)
+    queries, gallery = items_of(arrays, options.file, options.images, options.gallery_images, settings)
+    train = None
+    if options.train is not None:
+        train, _ = items_of(
+            load_arrays(options.train), options.train, options.train_images, None, settings, "training items"
+        )
+        _check_same_dim(arrays, train, options)
+    others = None if options.against is None else load_arrays(options.against)
+    if others is not None:
+        _check_same_items(arrays, others, options)
+    with progress_bar(errors, hidden=not sys.stderr.isatty()) as progress:
+        report = evaluate_arrays(arrays, options, progress)
+    other = None
+    if others is not None:
+        with progress_bar(errors, hidden=not sys.stderr.isatty()) as progress:
+            of_other = evaluate_arrays(others, options, progress)
+        same, same_gallery = items_of(others, options.against, options.images, options.gallery_images, settings)
+        other = Model(of_other, same, same_gallery, options.against.stem)
+    written = write_report(
+        options.output,
+        report,
+        queries,
+        gallery,
+        train=train,
+        other=other,
+        title=options.title,
+        name=options.file.stem,
+        settings=settings,
+    )
+    console.print(f"{_summary(report)} {written.path}, {written.size / 1e6:.1f} MB", soft_wrap=True, highlight=False)
+    for sentence in written.left_out:
+        console.print(f"[yellow]note[/] {sentence}", soft_wrap=True, highlight=False)
+
+
+def _summary(report: RetrievalReport) -> str:
+    return f"mAP {report.mAP:.4f} of {report.queries:,} queries, {report.classes:,} classes:"
+
+
+def items_of(
+    arrays: Arrays,
+    file: Path,
+    images: Path | None,
+    gallery_images: Path | None,
+    settings: ReportSettings,
+    name: str = "queries",
+) -> tuple[Items, Items | None]:
+    """Put the items of a file together with their images.
+
+    Raises:
+        ValueError: if the images are not as many as the items.
+    """
+    names = None
+    if "label_names" in arrays:
+        names = dict(enumerate(map(str, arrays["label_names"].tolist())))
+    sets: list[Items | None] = []
+    for start, key, labels, folder in (
+        ("", "embeddings", "labels", images),
+        ("gallery_", "gallery", "gallery_labels", gallery_images),
+    ):
+        if key not in arrays or labels not in arrays:
+            sets.append(None)
+            continue
+        files = _files(arrays.get(f"{start}paths"), len(arrays[key]), file, folder, start)
+        base = file.resolve().parent if folder is None else folder
+        sets.append(
+            Items(
+                arrays[key],
+                arrays[labels].tolist(),
+                "gallery" if start else (name if "gallery" in arrays or name != "queries" else "items"),
+                None if files is None else pictures_of_files(files, settings.thumbnail),
+                None if files is None else [_below(path, base) for path in files],
+                names,
+                arrays.get("gallery_ids" if start else "query_ids"),
+                arrays.get("gallery_groups" if start else "query_groups"),
+            )
+        )
+    assert sets[0] is not None
+    return sets[0], sets[1]
+
+
+def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | None, start: str) -> list[Path] | None:
+    """Return the image file of each item; None where nothing is known of them."""
+    if paths is not None:
+        base = file.parent if folder is None else folder
+        found = [base / str(path) for path in paths.tolist()]
+        where = f"'{start}paths' of {file} holds {len(found):,} files"
+    elif folder is not None:
+        found = image_files(folder)
+        where = f"{folder} holds {len(found):,} images"
+    else:
+        return None
+    if len(found) != items:
+        raise ValueError(
+            f"{where}, and {file} {items:,} {'gallery items' if start else 'embeddings'}. Save 'paths' beside the "
+            "embeddings, the file of each in the same order."
+        )
+    return found
+
+
+def _below(path: Path, base: Path) -> str:
+    """Name a file from the folder of the images on."""
+    return str(path.relative_to(base)) if path.is_relative_to(base) else path.name
+
+
+def _check_same_items(arrays: Arrays, others: Arrays, options: Any) -> None:
+    for name in ("labels", "gallery_labels"):
+        one, other = (each.get(name) for each in (arrays, others))
+        if (one is None) != (other is None) or (
+            one is not None and other is not None and not np.array_equal(one, other)
+        ):
+            raise ValueError(
+                f"{options.file} holds {0 if one is None else len(one):,} {name}, {options.against} "
+                f"{0 if other is None else len(other):,}, and they are not the same in the same order. Embed the same items "
+                "with both models."
+            )
+
+
+def _check_same_dim(arrays: Arrays, train: Items, options: Any) -> None:
+    dims = [np.shape(rows)[-1] for rows in (arrays["embeddings"], train.embeddings)]
+    if dims[0] != dims[1]:
+        raise ValueError(
+            f"{options.file} holds embeddings of {dims[0]} components, {options.train} of {dims[1]}. Embed both splits with "
+            "the same model."
+        )

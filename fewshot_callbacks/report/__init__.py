@@ -1,0 +1,17 @@
+"""Results in, one HTML file out, which opens in any browser and fetches nothing."""
+
+from fewshot_callbacks.report.findings import Model
+from fewshot_callbacks.report.items import Items, image_files, pictures_of_files
+from fewshot_callbacks.report.page import WrittenReport, check_writable, write_report
+from fewshot_callbacks.report.settings import ReportSettings
+
+__all__ = [
+    "Items",
+    "Model",
+    "ReportSettings",
+    "WrittenReport",
+    "check_writable",
+    "image_files",
+    "pictures_of_files",
+    "write_report",
+]

@@ -1,0 +1,321 @@
+"""What stands in a report: sentences for the template, and plain data for the script of the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
+from fewshot_callbacks.report.findings import Findings, Model, Neighbour
+from fewshot_callbacks.report.items import Items
+from fewshot_callbacks.report.settings import ReportSettings
+from fewshot_callbacks.report.thumbnails import Key, Thumbnails, name_of
+
+HEADLINES = {
+    "mAP": "Average over queries of the precision at each relevant rank: 1 if every query lists its whole class first.",
+    "recall@1": "Share of queries whose very first neighbour is of their class.",
+    "r_precision": "Share of relevant items among the first R, where R is how many relevant ones a query has.",
+    "f1": "Best balance of precision and recall, if pairs are accepted from one threshold for all.",
+}
+MEANINGS = {
+    **HEADLINES,
+    "grouped_recall@1": "Share of queries whose first neighbour inside a group of classes is of their class.",
+    "map@r": "The same as mAP, up to rank R, the number of relevant items of a query.",
+    "mrr": "One over the rank of the first relevant item.",
+    "precision": "Share of relevant pairs among those accepted at the threshold of the best F1, or at the one asked for.",
+    "recall": "Of all relevant pairs, the share that is accepted at this threshold.",
+    "threshold": "Score from which a pair is accepted there.",
+    "auc_pr": "Area under the pooled precision-recall curve.",
+    "eer": "Rate at which as many relevant pairs are rejected as irrelevant ones accepted.",
+    "prototype_accuracy": "Share of queries nearest to the mean of their own class.",
+}
+MEANINGS_AT = {
+    "recall": "Share of queries with a relevant item among the first {}.",
+    "ir_recall": "Share of a query's relevant items that are among the first {}.",
+    "precision": "Share of relevant items among the first {}.",
+    "map": "Precision at the relevant ranks, up to rank {}.",
+    "ndcg": "Discounted gain of the first {}, over the best possible.",
+    "grouped_recall": "Share of queries with a relevant item among the first {}, inside groups of classes.",
+    "fnmr": "Relevant pairs rejected where the share of accepted irrelevant pairs is {}.",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric as it is written.
+
+    Attributes:
+        name: of the metric.
+        value: as a text.
+        interval: its 95 % interval as a text, or nothing.
+        meaning: one sentence.
+    """
+
+    name: str
+    value: str
+    interval: str
+    meaning: str
+
+
+def figures(report: RetrievalReport) -> list[Figure]:
+    """Write all metrics of a report."""
+    written = []
+    for name, value in report.metrics().items():
+        interval = report.intervals.get(name)
+        span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
+        written.append(Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", span, meaning(name)))
+    return written
+
+
+def headline(report: RetrievalReport) -> list[Figure]:
+    """Choose the metrics that are shown first."""
+    names = [
+        *HEADLINES,
+        *(name for name in report.metrics() if name.startswith(("recall@precision", "grouped_recall@1"))),
+    ]
+    known = {figure.name: figure for figure in figures(report)}
+    return [known[name] for name in names if name in known]
+
+
+def meaning(name: str) -> str:
+    """Say what a metric means, in one sentence.
+
+    Example:
+        >>> meaning("recall@5")
+        'Share of queries with a relevant item among the first 5.'
+    """
+    if name in MEANINGS:
+        return MEANINGS[name]
+    if name.startswith("macro_"):
+        return f"Mean over classes of {name.removeprefix('macro_')}, so that large classes do not dominate."
+    start, _, end = name.partition("@")
+    if end.startswith("precision"):
+        asked = end.removeprefix("precision")
+        return f"Share of the relevant pairs accepted at the smallest threshold with precision {asked}."
+    return MEANINGS_AT.get(start, "").format(end.partition("_")[0].removeprefix("fmr"))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A metric of two models, as texts."""
+
+    name: str
+    first: str
+    second: str
+    difference: str
+    interval: str
+    verdict: str
+
+
+def comparison(first: RetrievalReport, second: RetrievalReport) -> list[Compared]:
+    """Write the differences of two models, query by query."""
+    rows = []
+    for name, difference in compare_reports(first, second).items():
+        low, high = difference.interval
+        known = not math.isnan(low)
+        rows.append(
+            Compared(
+                name,
+                f"{difference.first:.4f}",
+                f"{difference.second:.4f}",
+                f"{difference.value:+.4f}",
+                f"{low:+.4f} to {high:+.4f}" if known else "",
+                ("yes" if difference.is_beyond_chance else "no") if known else "",
+            )
+        )
+    return rows
+
+
+def pair_counts(counts: PairCounts, report: RetrievalReport) -> dict[str, Any]:
+    """Write the counts at each threshold, and the operating points among them."""
+    thresholds = np.asarray(counts.thresholds, np.float64)
+    named = [("best F1" if report.decision.f1 == _best_f1(counts) else "decision", report.decision.threshold)]
+    named += [(f"precision {asked:g}", point.threshold) for asked, point in report.at_precision.items()]
+    named += [(f"FMR {rate:g}", at.threshold) for rate, at in report.at_false_match_rate.items()]
+    return {
+        "t": thresholds.tolist(),
+        "tp": np.asarray(counts.true_positives).tolist(),
+        "fp": np.asarray(counts.false_positives).tolist(),
+        "relevant": counts.relevant,
+        "irrelevant": counts.irrelevant,
+        "edges": np.asarray(counts.edges).tolist(),
+        "ofRelevant": np.asarray(counts.relevant_counts).tolist(),
+        "ofIrrelevant": np.asarray(counts.irrelevant_counts).tolist(),
+        "sampledBelow": counts.sampled_below if math.isfinite(counts.sampled_below) else None,
+        "points": [
+            {"name": name, "index": int(np.abs(thresholds - threshold).argmin())}
+            for name, threshold in named
+            if math.isfinite(threshold)
+        ],
+    }
+
+
+def _best_f1(counts: PairCounts) -> float:
+    accepted = np.asarray(counts.true_positives) + np.asarray(counts.false_positives)
+    f1 = 2 * np.asarray(counts.true_positives) / np.maximum(accepted + counts.relevant, 1)
+    return float(f1.max())
+
+
+def class_table(model: Model, other: Model | None, findings: Findings) -> list[list[Any]]:
+    """Write a row for each class: its name, number of queries, mAP, recall@1, the class it is most confused with."""
+    report, items = model.report, model.queries
+    labels, inverse = np.unique(report.query_labels.numpy(), return_inverse=True)
+    sizes = np.bincount(inverse)
+    columns = [report.per_query["mAP"], report.per_query.get("recall@1")]
+    columns += [None if other is None else other.report.per_query["mAP"]]
+    means = [None if column is None else _means(column.numpy(), inverse, len(labels)) for column in columns]
+    rows = []
+    for number, code in enumerate(labels.tolist()):
+        label = code if report.label_names is None else report.label_names[code]
+        most, share = findings.confused.get(label, (None, 0.0))
+        rows.append(
+            [
+                items.label(label),
+                int(sizes[number]),
+                *(None if mean is None else _short(mean[number]) for mean in means[:2]),
+                "" if most is None else items.label(most),
+                _short(share),
+                *([] if means[2] is None else [_short(means[2][number])]),
+            ]
+        )
+    return rows
+
+
+def _means(values: np.ndarray, inverse: np.ndarray, classes: int) -> np.ndarray:
+    """Mean of each class over its queries with a match; NaN where it has none."""
+    present = ~np.isnan(values)
+    sums = np.bincount(inverse[present], values[present], classes)
+    counts = np.bincount(inverse[present], minlength=classes)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _short(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None or math.isnan(value) else round(float(value), digits)
+
+
+@dataclass
+class PageData:
+    """Collects what the script of the page shows, and the items that have to be seen for it.
+
+    Attributes:
+        sets: queries, gallery if there is one, training items if there are some.
+        model: the evaluation.
+    """
+
+    sets: Sequence[Items]
+    model: Model
+
+    def __post_init__(self) -> None:
+        """Begin with no item."""
+        self.items: dict[str, list[Any]] = {}
+        self.wanted: list[Key] = []
+
+    def item(self, key: Key) -> str:
+        """Return the name of an item in the page."""
+        name = name_of(key)
+        if name not in self.items:
+            items = self.sets[key[0]]
+            file = "" if items.files is None else str(items.files[key[1]])
+            self.items[name] = [items.label(items.labels[key[1]]), f"{items.name} {key[1]}", file]
+        self.wanted.append(key)
+        return name
+
+    def panel(self, query: int, found: Neighbour, report: RetrievalReport, note: str = "") -> dict[str, Any]:
+        """Write a query with its neighbours."""
+        searched = 0 if self.model.gallery is None else 1
+        return {
+            "query": self.item((0, query)),
+            "ap": _short(float(report.per_query["mAP"][query]), 3),
+            "note": note,
+            "found": [
+                [self.item((searched, index)), _short(score, 6), relevant]
+                for index, score, relevant in zip(found.index, found.scores, found.relevant, strict=True)
+            ],
+        }
+
+
+def page_data(
+    model: Model, other: Model | None, findings: Findings, sets: Sequence[Items], settings: ReportSettings
+) -> PageContent:
+    """Write everything that the script of the page shows; the most important items come first."""
+    data = PageData(sets, model)
+    panels = {query: data.panel(query, findings.neighbours[query], model.report) for query in findings.worst}
+    suspected = list(_suspects(data, findings, settings))
+    duplicates = [
+        {
+            "kind": found.kind,
+            "total": found.total,
+            "pairs": [[data.item(pair.first), data.item(pair.second), _short(pair.score, 6)] for pair in found.pairs],
+        }
+        for found in findings.duplicates
+    ]
+    changed: list[Any] = []
+    if other is not None:
+        changed = [
+            [
+                [
+                    data.panel(query, findings.neighbours[query], model.report, model.name),
+                    data.panel(query, findings.others[query], other.report, other.name),
+                ]
+                for query in queries
+            ]
+            for queries in findings.changed
+        ]
+    for query in findings.searchable:
+        if query not in panels:
+            panels[query] = data.panel(query, findings.neighbours[query], model.report)
+    content = {
+        "counts": pair_counts(model.report.pair_counts, model.report),
+        "classes": class_table(model, other, findings),
+        "models": [model.name] + ([] if other is None else [other.name]),
+        "panels": list(panels.values()),
+        "worst": len(findings.worst),
+        "suspects": suspected,
+        "duplicates": duplicates,
+        "changed": changed,
+        "items": data.items,
+    }
+    return PageContent(content, data.wanted)
+
+
+@dataclass(frozen=True, eq=False)
+class PageContent:
+    """What the script of the page is given.
+
+    Attributes:
+        data: what JSON can hold.
+        wanted: items that are shown, the most important ones first.
+    """
+
+    data: dict[str, Any]
+    wanted: list[Key]
+
+    def with_pictures(self, thumbnails: Thumbnails) -> dict[str, Any]:
+        """Add the pictures of the items."""
+        return self.data | {"images": thumbnails.images, "texts": thumbnails.texts}
+
+
+def _suspects(data: PageData, findings: Findings, settings: ReportSettings) -> Iterable[dict[str, Any]]:
+    found = findings.suspects
+    if found is None:
+        return
+    for row in range(min(len(found), settings.suspects)):
+        place = findings.places[int(found.index[row])]
+        suggested: Any = int(found.suggested[row])
+        label = suggested if found.label_names is None else found.label_names[suggested]
+        evidence = [findings.places[index] for index in found.neighbours[row].tolist() if index >= 0]
+        votes = [number for number in found.votes[row].tolist() if number >= 0]
+        yield {
+            "item": data.item(place),
+            "suggested": data.sets[0].label(label),
+            "probability": _short(float(found.probability[row]), 3),
+            "agree": [votes.count(suggested), votes.count(int(found.given[row])), len(votes)],
+            "found": [
+                [data.item(key), None, number == suggested]
+                for key, number in zip(evidence[: settings.neighbours], votes, strict=False)
+            ],
+        }

@@ -1,0 +1,304 @@
+"""What a report tells beyond the metrics: neighbours of chosen queries, confused classes, suspects, near duplicates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from fewshot_callbacks.functional.neighbours import Neighbours, Suspects, near_duplicates, nearest, suspects
+from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.report.items import Items
+from fewshot_callbacks.report.settings import ReportSettings
+from fewshot_callbacks.report.thumbnails import Key
+
+MOST_OF_A_CLASS = 3
+"""Worst queries of one class, so that one class does not fill the list."""
+CONFUSION_K = 5
+"""First neighbours in which confusions are counted."""
+SUSPECT_K = 10
+"""Neighbours that vote on a label."""
+CHANGED = 4
+"""Queries that two models rank most differently, for each of both."""
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """An evaluation with the sets that were evaluated.
+
+    Attributes:
+        report: what `evaluate_retrieval` has found of all queries.
+        queries: the queries.
+        gallery: what they search; None where each query searches all others.
+        name: of the model or its file.
+    """
+
+    report: RetrievalReport
+    queries: Items
+    gallery: Items | None = None
+    name: str = "embeddings"
+
+    @property
+    def searched(self) -> Items:
+        """The items among which the queries are searched."""
+        return self.queries if self.gallery is None else self.gallery
+
+    def nearest(
+        self, queries: Sequence[int] | Int[np.ndarray, "chosen"], k: int, memory_mb: float | None
+    ) -> Neighbours:
+        """Find the first k candidates of some queries."""
+        gallery = self.gallery
+        return nearest(
+            self.queries.embeddings,
+            self.queries.labels,
+            None if gallery is None else gallery.embeddings,
+            None if gallery is None else gallery.labels,
+            queries=torch.as_tensor(queries),
+            k=k,
+            similarity=self.report.similarity,
+            query_ids=self.queries.ids,
+            gallery_ids=None if gallery is None else gallery.ids,
+            query_groups=self.queries.groups,
+            gallery_groups=None if gallery is None else gallery.groups,
+            memory_mb=memory_mb,
+        )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two items that are nearly the same."""
+
+    first: Key
+    second: Key
+    score: float
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Near duplicates of one kind."""
+
+    kind: str
+    pairs: Sequence[Pair]
+    """the most similar ones"""
+    total: int
+    """how many there are"""
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """All that was found."""
+
+    worst: list[int]
+    """queries of the lowest average precision"""
+    searchable: list[int]
+    """queries that the search finds, the worst among them"""
+    changed: tuple[list[int], list[int]]
+    """queries that the first model ranks better than the second, and the reverse, the greatest difference first"""
+    neighbours: dict[int, Neighbour]
+    """of each of these queries"""
+    others: dict[int, Neighbour]
+    """the same by the second model"""
+    confused: dict[Any, tuple[Any, float]]
+    """label of the queries -> the other label found most often among their first neighbours, and its share of these"""
+    confusions_of: int
+    """queries that were looked at for this"""
+    suspects: Suspects | None
+    places: list[Key]
+    """of each item that `suspects` numbers, its set and its index there"""
+    duplicates: list[Duplicates]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """What was retrieved for a query."""
+
+    index: list[int]
+    scores: list[float]
+    relevant: list[bool]
+
+
+def find(
+    model: Model, other: Model | None, train: Items | None, settings: ReportSettings, sets: Sequence[Items]
+) -> Findings:
+    """Look for all that a report tells.
+
+    Args:
+        model: the evaluation.
+        other: of the same queries by a second model.
+        train: another split, whose near duplicates among the evaluated items are sought.
+        settings: how much is shown.
+        sets: queries, gallery if there is one, training items if there are some.
+    """
+    notes: list[str] = []
+    precision = model.report.per_query["mAP"].numpy()
+    labels = model.report.query_labels.numpy()
+    worst = _spread(np.argsort(precision, kind="stable"), precision, labels, settings.worst, MOST_OF_A_CLASS)
+    searchable = list(dict.fromkeys([*worst, *_sample(labels, settings.searchable)]))
+    changed: tuple[list[int], list[int]] = [], []
+    if other is not None:
+        gain = precision - other.report.per_query["mAP"].numpy()
+        changed = (
+            _spread(np.argsort(-gain, kind="stable"), np.where(gain > 0, gain, np.nan), labels, CHANGED, 2),
+            _spread(np.argsort(gain, kind="stable"), np.where(gain < 0, gain, np.nan), labels, CHANGED, 2),
+        )
+    shown = list(dict.fromkeys([*searchable, *changed[0], *changed[1]]))
+    asked = _sample(labels, settings.confusion_queries)
+    both = np.unique(np.concatenate([np.array(shown, np.int64), np.array(asked, np.int64)]))
+    found = model.nearest(both, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
+    place = {query: row for row, query in enumerate(both.tolist())}
+    others = {}
+    if other is not None and (ours := [*changed[0], *changed[1]]):
+        theirs = other.nearest(ours, settings.neighbours, settings.memory_mb)
+        others = {query: _neighbour(theirs, row, settings.neighbours) for row, query in enumerate(ours)}
+    suspected, places = _suspects(model, settings, notes)
+    return Findings(
+        worst,
+        searchable,
+        changed,
+        {query: _neighbour(found, place[query], settings.neighbours) for query in shown},
+        others,
+        _confused(found, [place[query] for query in asked], model),
+        len(asked),
+        suspected,
+        places,
+        _duplicates(model, train, settings, sets),
+        notes,
+    )
+
+
+def _spread(
+    order: Int[np.ndarray, "queries"],
+    values: Float[np.ndarray, "queries"],
+    labels: Int[np.ndarray, "queries"],
+    count: int,
+    most: int,
+) -> list[int]:
+    """Take the first queries that have a value, at most some of each class."""
+    chosen: list[int] = []
+    taken: Counter[int] = Counter()
+    for query in order.tolist():
+        if len(chosen) >= count:
+            break
+        if not np.isnan(values[query]) and taken[int(labels[query])] < most:
+            taken[int(labels[query])] += 1
+            chosen.append(query)
+    return chosen
+
+
+def _sample(labels: Int[np.ndarray, "queries"], count: int) -> list[int]:
+    """Draw queries from all classes in proportion to their size; all where there are no more."""
+    if len(labels) <= count:
+        return list(range(len(labels)))
+    if not count:
+        return []
+    shuffled = np.random.default_rng(0).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    steps = ((np.arange(count) + 0.5) * (len(labels) / count)).astype(np.int64)
+    return sorted(by_class[steps].tolist())
+
+
+def _neighbour(found: Neighbours, row: int, k: int) -> Neighbour:
+    assert found.relevant is not None
+    valid = int(found.found[row])
+    some = slice(0, min(k, valid))
+    return Neighbour(
+        found.indices[row, some].tolist(), found.scores[row, some].tolist(), found.relevant[row, some].tolist()
+    )
+
+
+def _confused(found: Neighbours, rows: Sequence[int], model: Model) -> dict[Any, tuple[Any, float]]:
+    """Count the labels of irrelevant items among the first neighbours."""
+    assert found.relevant is not None
+    counts: dict[Any, Counter[Any]] = {}
+    looked: Counter[Any] = Counter()
+    labels, of_items = model.queries.labels, model.searched.labels
+    for query, indices, relevant in zip(
+        found.queries[rows].tolist(),
+        found.indices[rows, :CONFUSION_K].tolist(),
+        found.relevant[rows, :CONFUSION_K].tolist(),
+        strict=True,
+    ):
+        own = counts.setdefault(labels[query], Counter())
+        valid = [index for index in indices if index >= 0]
+        looked[labels[query]] += len(valid)
+        own.update(of_items[index] for index, hit in zip(indices, relevant, strict=True) if index >= 0 and not hit)
+    return {
+        label: (most, times / looked[label])
+        for label, counter in counts.items()
+        for most, times in sorted(counter.most_common(), key=lambda pair: (-pair[1], str(pair[0])))[:1]
+    }
+
+
+def _together(model: Model) -> tuple[Any, list[Any], list[Key]]:
+    """Embeddings and labels of the evaluated items, each once, with the set and index of each."""
+    queries, gallery = model.queries, model.gallery
+    places: list[Key] = [(0, index) for index in range(len(queries))]
+    if gallery is None:
+        return queries.embeddings, list(queries.labels), places
+    kept = np.arange(len(gallery))
+    if queries.ids is not None and gallery.ids is not None:
+        kept = np.flatnonzero(~np.isin(np.asarray(gallery.ids), np.asarray(queries.ids)))
+    rows = torch.cat([torch.as_tensor(queries.embeddings), torch.as_tensor(gallery.embeddings)[torch.as_tensor(kept)]])
+    labels = [*queries.labels, *(gallery.labels[index] for index in kept.tolist())]
+    return rows, labels, [*places, *((1, index) for index in kept.tolist())]
+
+
+def _suspects(model: Model, settings: ReportSettings, notes: list[str]) -> tuple[Suspects | None, list[Key]]:
+    if not settings.suspects:
+        return None, []
+    rows, labels, places = _together(model)
+    try:
+        similarity = model.report.similarity
+        return suspects(rows, labels, k=SUSPECT_K, similarity=similarity, memory_mb=settings.memory_mb), places
+    except ValueError as error:
+        notes.append(f"Suspects are left out. {error}")
+        return None, []
+
+
+def _duplicates(model: Model, train: Items | None, settings: ReportSettings, sets: Sequence[Items]) -> list[Duplicates]:
+    """Near duplicates inside each set, between queries and gallery, and between training items and both."""
+    if not settings.duplicates:
+        return []
+    compared = [(0, 0)]
+    if model.gallery is not None:
+        compared = [(0, 1), (1, 1)]
+    if train is not None:
+        last = len(sets) - 1
+        compared = [(number, last) for number in range(last)] + compared
+    return [_between(sets, one, other, settings, model.report.similarity == "hamming") for one, other in compared]
+
+
+def _between(sets: Sequence[Items], one: int, other: int, settings: ReportSettings, codes: bool) -> Duplicates:
+    first, second = sets[one], sets[other]
+    kind = f"inside {first.name}" if one == other else f"between {first.name} and {second.name}"
+    if one == other and len(first) < 2:
+        return Duplicates(kind, [], 0)
+    at_least = settings.duplicates_from
+    if codes:
+        at_least = -float(round((1 - at_least) * torch.as_tensor(first.embeddings[:1]).shape[1]))
+    same_items = one != other and first.ids is not None and second.ids is not None
+    found = near_duplicates(
+        first.embeddings,
+        None if one == other else second.embeddings,
+        at_least=at_least,
+        similarity="hamming" if codes else "cosine",
+        most=settings.duplicates + (len(first) if same_items else 0),
+        memory_mb=settings.memory_mb,
+    )
+    pairs: Iterable[tuple[int, int, float]] = zip(
+        found.first.tolist(), found.second.tolist(), found.scores.tolist(), strict=True
+    )
+    total = found.total
+    if same_items:  # the same item in both sets is expected
+        ids, others = (np.asarray(items.ids).tolist() for items in (first, second))
+        listed = list(pairs)
+        pairs = [pair for pair in listed if ids[pair[0]] != others[pair[1]]]
+        total -= len(listed) - len(pairs)
+    shown = [Pair((one, i), (other, j), score) for i, j, score in pairs]
+    return Duplicates(kind, shown[: settings.duplicates], total)

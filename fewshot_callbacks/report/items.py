@@ -1,0 +1,86 @@
+"""A set of items as a report needs it: their embeddings and labels, and how a person sees them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+"""Those of torchvision's ImageFolder, and GIF."""
+
+Picture = Callable[[int], Any]
+"""Returns what is shown of an item: an image of Pillow, a tensor or an array, or a text. It may raise: that is told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Items of one set.
+
+    Attributes:
+        embeddings: (items, dim) rows.
+        labels: (items,) integers or words, in the order of the embeddings.
+        name: of the set, such as "queries".
+        picture: shows an item by its index; None where there is nothing to show.
+        files: name of each item's file, shown beside it.
+        label_names: label -> its name, for labels that are integers.
+        ids: (items,) identity of each item, as `evaluate_retrieval` takes them.
+        groups: (items,) its group.
+    """
+
+    embeddings: Any
+    labels: Sequence[int | str]
+    name: str = "items"
+    picture: Picture | None = None
+    files: Sequence[str] | None = None
+    label_names: Mapping[Any, str] | None = None
+    ids: Any | None = None
+    groups: Any | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def label(self, label: int | str) -> str:
+        """Name a label."""
+        return str(label if self.label_names is None else self.label_names.get(label, label))
+
+
+def image_files(folder: Path) -> list[Path]:
+    """List the images of a folder in the order of torchvision's ImageFolder, or sorted by name where it has no folders.
+
+    Args:
+        folder: with a folder for each class, or with the images themselves.
+
+    Raises:
+        ValueError: if there is no such folder, or no image in it.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder. Pass the folder that holds the images.")
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    found = [
+        Path(root) / file
+        for start in [folder / name for name in classes] or [folder]
+        for root, _, files in sorted(os.walk(start, followlinks=True))
+        for file in sorted(files)
+        if file.lower().endswith(IMAGE_ENDINGS)
+    ]
+    if not found:
+        raise ValueError(f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}). Pass the folder that holds them.")
+    return found
+
+
+def pictures_of_files(files: Sequence[Path], side: int) -> Picture:
+    """Return what opens the image of an item; a JPEG is decoded no larger than a thumbnail of this side needs."""
+    return partial(_open, files, side)
+
+
+def _open(files: Sequence[Path], side: int, index: int) -> Image.Image:
+    with Image.open(files[index]) as image:
+        image.draft("RGB", (2 * side, 2 * side))  # whole steps of a JPEG's scale
+        image.load()
+        return image

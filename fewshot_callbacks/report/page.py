@@ -1,0 +1,229 @@
+"""Writes a report as one HTML file that fetches nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.report import content
+from fewshot_callbacks.report.findings import Findings, Model, find
+from fewshot_callbacks.report.items import Items
+from fewshot_callbacks.report.settings import ReportSettings
+from fewshot_callbacks.report.thumbnails import Thumbnails
+
+TEMPLATES = Path(__file__).parent / "templates"
+SIZE = "@SIZE@"
+"""Stands in the template where the size of the file is told."""
+NAMED_FAILURES = 10
+"""Pictures that could not be shown and are named; of more, the number is told."""
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """A report that was written.
+
+    Attributes:
+        path: of the file.
+        size: in bytes.
+        left_out: a sentence on each thing that is not in it.
+    """
+
+    path: Path
+    size: int
+    left_out: tuple[str, ...]
+
+
+def write_report(
+    path: str | Path,
+    report: RetrievalReport,
+    queries: Items,
+    gallery: Items | None = None,
+    *,
+    train: Items | None = None,
+    other: Model | None = None,
+    title: str = "Retrieval report",
+    name: str = "embeddings",
+    settings: ReportSettings | None = None,
+) -> WrittenReport:
+    """Write one HTML file that holds the metrics, a threshold to drag, failures, suspects and near duplicates.
+
+    Nothing is fetched when it is opened: pictures are inside it. A report that was there is replaced when the new one is
+    complete.
+
+    Args:
+        path: of the file.
+        report: of `evaluate_retrieval` for all of these queries.
+        queries: what was evaluated.
+        gallery: what they were searched in; without one, each query was searched among all others.
+        train: another split, whose near duplicates among queries and gallery are sought.
+        other: an evaluation of the same queries by a second model, which is shown beside.
+        title: of the page.
+        name: of the model or of its file.
+        settings: how much is shown.
+
+    Raises:
+        ValueError: if the report is not one of these queries.
+        OSError: if the file cannot be written.
+    """
+    settings = settings or ReportSettings()
+    check_writable(path)
+    if len(report.query_labels) != len(queries):
+        raise ValueError(
+            f"The evaluation has {len(report.query_labels):,} queries, and {len(queries):,} items are to be shown. A report "
+            "needs an evaluation of all of them: leave max_queries out."
+        )
+    model = Model(report, queries, gallery, name)
+    sets = [items for items in (queries, gallery, train) if items is not None]
+    findings = find(model, other, train, settings, sets)
+    shown = content.page_data(model, other, findings, sets, settings)
+    bare = len(_json(shown.data))
+    most = int(settings.max_mb * 1e6)
+    thumbnails = Thumbnails(sets, settings.thumbnail, most - bare - 120_000)
+    thumbnails.add(shown.wanted)
+    left_out = _left_out(model, findings, thumbnails, settings)
+    page = _render(model, other, findings, shown.with_pictures(thumbnails), left_out, title)
+    if len(page) > most:
+        left_out.append(
+            f"The file takes {len(page) / 1e6:.1f} MB, more than the {settings.max_mb:g} MB asked for, without pictures. "
+            "Ask for fewer queries."
+        )
+    write_whole(path, page)
+    return WrittenReport(Path(path), len(page), tuple(left_out))
+
+
+def check_writable(path: str | Path) -> None:
+    """Check that a file can be written, before work is done for it.
+
+    Raises:
+        OSError: if its folder is missing or may not be written to, or the path is a folder.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder. Pass the name of a file, such as {path / 'report.html'}.")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{path} cannot be written: there is no folder {folder}. Make it, or pass another path."
+        )
+    try:
+        descriptor, trial = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
+    except OSError as error:
+        raise PermissionError(
+            f"{path} cannot be written: {error.strerror} in {folder}. Pass another path, or change its permissions."
+        ) from error
+    os.close(descriptor)
+    os.unlink(trial)
+
+
+def write_whole(path: str | Path, text: bytes) -> None:
+    """Write a file that replaces an older one at once when it is complete."""
+    path = Path(path)
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(partial, 0o666 & ~mask)
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def _left_out(model: Model, findings: Findings, thumbnails: Thumbnails, settings: ReportSettings) -> list[str]:
+    """Say in a sentence each what the report does not show."""
+    report, said = model.report, list(findings.notes)
+    if len(findings.searchable) < report.queries:
+        said.append(
+            f"Panels are in the file for {len(findings.searchable):,} of {report.queries:,} queries: the worst, and a "
+            "seeded sample from all classes."
+        )
+    if findings.confusions_of < report.queries:
+        said.append(f"Confusions are counted for a seeded sample of {findings.confusions_of:,} queries.")
+    if thumbnails.left_out:
+        said.append(
+            f"{thumbnails.left_out:,} pictures found no room in {settings.max_mb:g} MB; those of the worst queries came "
+            "first."
+        )
+    if thumbnails.failures:
+        named = thumbnails.failures[:NAMED_FAILURES]
+        more = len(thumbnails.failures) - len(named)
+        said.append(
+            f"{len(thumbnails.failures):,} pictures could not be read: {'; '.join(named)}"
+            + (f"; and {more:,} more." if more else ".")
+        )
+    found = findings.suspects
+    if found is not None and len(found) > settings.suspects:
+        said.append(f"{settings.suspects:,} of {len(found):,} suspects are listed, the most suspicious first.")
+    said += [
+        f"{len(each.pairs):,} of {each.total:,} near duplicates {each.kind} are listed, the most similar first."
+        for each in findings.duplicates
+        if each.total > len(each.pairs)
+    ]
+    return said
+
+
+def _json(data: dict[str, Any]) -> str:
+    """Write data that stands in a script element: no character in it can end the element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _render(
+    model: Model,
+    other: Model | None,
+    findings: Findings,
+    data: dict[str, Any],
+    left_out: Sequence[str],
+    title: str,
+) -> bytes:
+    report = model.report
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    style, script = ((TEMPLATES / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    counts = report.pair_counts
+    text = templates.get_template("report.html.jinja").render(
+        title=title,
+        report=report,
+        name=model.name,
+        other=None if other is None else other.name,
+        headline=content.headline(report),
+        figures=content.figures(report),
+        comparison=[] if other is None else content.comparison(report, other.report),
+        suspects=findings.suspects,
+        duplicates=findings.duplicates,
+        worst=len(findings.worst),
+        searchable=len(findings.searchable),
+        left_out=left_out,
+        tolerance=f"{counts.tolerance:.1g}",
+        sampled_below=f"{counts.sampled_below:.4f}" if math.isfinite(counts.sampled_below) else "",
+        has_recall=report.per_query.get("recall@1") is not None,
+        version=version("fewshot-callbacks"),
+        style=style,
+        script=script,
+        style_digest=_digest(style),
+        script_digest=_digest(script),
+        data=_json(data),
+    )
+    size = len(text.encode())
+    return text.replace(SIZE, f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB", 1).encode()

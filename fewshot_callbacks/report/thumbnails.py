@@ -1,0 +1,94 @@
+"""Small pictures of items, as a browser takes them from inside the file."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+from fewshot_callbacks.plots import to_picture
+from fewshot_callbacks.report.items import Items
+
+LONGEST_TEXT = 160
+"""Characters of an item that is a text."""
+Key = tuple[int, int]
+"""Number of a set, and the index of an item in it."""
+
+
+@dataclass
+class Thumbnails:
+    """What is shown of items, within a number of bytes.
+
+    Attributes:
+        sets: the sets of items.
+        side: pixels of the longer side.
+        room: bytes that all may take together.
+    """
+
+    sets: Sequence[Items]
+    side: int
+    room: int
+    images: dict[str, str] = field(default_factory=dict)
+    """name of an item -> its picture as a data URI"""
+    texts: dict[str, str] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    """a sentence for each item that could not be shown"""
+    left_out: int = 0
+    """items for which there was no room"""
+
+    def add(self, keys: Iterable[Key]) -> None:
+        """Add items, the most important ones first."""
+        for number, index in dict.fromkeys(keys):
+            items, name = self.sets[number], name_of((number, index))
+            if items.picture is None or name in self.images or name in self.texts:
+                continue
+            if self.room <= 0:
+                self.left_out += 1
+                continue
+            try:
+                shown = items.picture(index)
+                content = shown[:LONGEST_TEXT] if isinstance(shown, str) else data_uri(shown, self.side)
+            except Exception as error:  # one image must not take the others with it
+                file = f" ({items.files[index]})" if items.files is not None else ""
+                self.failures.append(f"{items.name} {index}{file}: {type(error).__name__}: {error}")
+                continue
+            self.room -= len(content) + len(name) + 8
+            if self.room <= 0:
+                self.left_out += 1
+                continue
+            (self.texts if isinstance(shown, str) else self.images)[name] = content
+
+
+def name_of(key: Key) -> str:
+    """Name an item in the file.
+
+    Example:
+        >>> name_of((0, 12)), name_of((1, 3))
+        ('0-12', '1-3')
+    """
+    return f"{key[0]}-{key[1]}"
+
+
+def data_uri(shown: object, side: int) -> str:
+    """Encode an image as WebP, without loss where it is small.
+
+    Args:
+        shown: an image of Pillow, a tensor or an array.
+        side: pixels of the longer side, if it is larger.
+    """
+    if isinstance(shown, Image.Image):
+        image = shown.convert("RGBA" if "A" in shown.getbands() or "transparency" in shown.info else "RGB")
+        if image.mode == "RGBA":
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    else:
+        picture = to_picture(shown, longest=max(256, side))
+        values = np.rint(255 * picture).astype(np.uint8)
+        image = Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).convert("RGB")
+    image.thumbnail((side, side))
+    content = io.BytesIO()
+    image.save(content, "WEBP", lossless=max(image.size) <= 48, quality=72, method=2)
+    return "data:image/webp;base64," + base64.b64encode(content.getvalue()).decode()

@@ -1,0 +1,200 @@
+"""When pictures are drawn, what a failure does, and that they leave no trace."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
+from matplotlib.figure import Figure
+
+from fewshot_callbacks.callbacks import EmbeddingMap, RetrievalMonitor, RetrievalPanels
+from fewshot_callbacks.callbacks._failures import UsageError
+from fewshot_callbacks.callbacks._loggers import Drawing as FigureDrawing
+from fewshot_callbacks.callbacks._pictures import SHARE_KEY, PictureCallback
+from fewshot_callbacks.callbacks._viewers import EvaluatedSet
+from fewshot_callbacks.distributed.processes import Processes
+from tests.callbacks.models import VALIDATION, Net, episodes, items, loader, retrieval, said, same, trainer
+from tests.callbacks.pictured import told
+from tests.callbacks.traces import Drawing, Traces, start
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*in eval mode at the start of training")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class Noted(PictureCallback):
+    """Notes what it is shown, draws nothing, and takes as long as it is told."""
+
+    def __init__(self, seconds: float = 0, every_n_epochs: int = 1, max_share: Any = None, prefix: Any = None) -> None:
+        super().__init__(every_n_epochs, max_share, prefix)
+        self.seconds = seconds
+        self.seen: list[tuple[int, str]] = []
+
+    def _figures(self, trainer: Any, evaluated: EvaluatedSet, processes: Processes) -> Mapping[str, FigureDrawing]:
+        self.seen.append((trainer.current_epoch, evaluated.key("x")))
+        self._watch._began -= 0.001  # a clock of steps, so that the machine's load changes nothing
+        self._watch.seconds += self.seconds
+        return {}
+
+
+class Clock(Callback):
+    """A second of training in each epoch, on the clock of a callback."""
+
+    def __init__(self, noted: Noted) -> None:
+        self.noted = noted
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.noted._watch._began -= 10
+
+
+def fitted(*callbacks: Any, epochs: int = 6, **settings: Any) -> Any:
+    made = trainer(*callbacks, max_epochs=epochs, **settings)
+    made.fit(Net(), loader(items()), loader(VALIDATION))
+    return made
+
+
+def epochs_of(noted: Noted) -> list[int]:
+    return [epoch for epoch, _ in noted.seen]
+
+
+# ------------------------------------------------------------------------------------------------------------------- when
+
+
+def test_every_epoch_by_default_and_every_third_if_asked() -> None:
+    often, seldom = Noted(), Noted(every_n_epochs=3, prefix="val")
+    fitted(retrieval(), often)
+    fitted(retrieval(), seldom)
+    assert often.seen == [(epoch, "val/x") for epoch in range(6)]
+    assert epochs_of(seldom) == [0, 3]
+
+
+def test_epochs_are_skipped_until_drawing_takes_its_share_and_that_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Ten seconds of training in each epoch and five of drawing: after the first, it is an epoch's time above a fifth."""
+    noted = Noted(seconds=5, max_share=0.2)
+    with caplog.at_level(logging.INFO):
+        made = fitted(Clock(noted), retrieval(), noted, epochs=8)
+    assert epochs_of(noted) == [0, 2, 4, 7] or epochs_of(noted) == [0, 2, 5, 7]
+    assert len([record for record in caplog.records if "max_share" in record.message]) == 1
+    assert 0.1 < float(made.callback_metrics[SHARE_KEY]) < 0.3
+
+
+def test_all_pictures_share_one_clock() -> None:
+    slow, other = Noted(seconds=50, max_share=None), EmbeddingMap(max_share=0.05)
+    fitted(Clock(slow), retrieval(), slow, other, epochs=3)
+    assert epochs_of(slow) == [0, 1, 2]
+    assert other._watch is slow._watch
+    assert list(Path("pictures/val/embedding_map").iterdir()) == [Path("pictures/val/embedding_map/step=000003.png")]
+
+
+def test_the_sanity_check_is_left_out() -> None:
+    noted = Noted()
+    fitted(retrieval(), noted, epochs=1, num_sanity_val_steps=2)
+    assert len(noted.seen) == 1
+
+
+def test_each_monitor_by_its_prefix() -> None:
+    every, ours, tested = Noted(), Noted(prefix="ours"), Noted()
+    fitted(retrieval(prefix="ours"), retrieval(prefix="theirs"), every, epochs=1)
+    fitted(retrieval(prefix="ours"), retrieval(prefix="theirs"), ours, epochs=1)
+    trainer(retrieval(), tested).test(Net(), loader(VALIDATION), verbose=False)
+    assert [key for _, key in every.seen] == ["ours/x", "theirs/x"]
+    assert [key for _, key in ours.seen] == ["ours/x"]
+    assert [key for _, key in tested.seen] == ["test/x"]
+
+
+# --------------------------------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "words"),
+    [
+        ([RetrievalPanels()], r"Trainer\(callbacks=\[RetrievalMonitor\(\), RetrievalPanels\(\)\]\)"),
+        ([RetrievalMonitor(), EmbeddingMap(prefix="mine")], "there are 'test', 'val'"),
+        ([RetrievalMonitor(), EmbeddingMap(), EmbeddingMap(prefix="val")], "Two EmbeddingMaps"),
+    ],
+)
+def test_mistakes_are_said_at_the_start(callbacks: list[Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        trainer(*callbacks).validate(Net(), loader(VALIDATION), verbose=False)
+
+
+def test_two_of_a_kind_with_different_prefixes() -> None:
+    monitors = retrieval(prefix="a"), retrieval(prefix="b")
+    trainer(*monitors, told(prefix="a"), told(prefix="b")).validate(Net(), loader(VALIDATION), verbose=False)
+    assert {path.name for path in Path("pictures").iterdir()} == {"a", "b"}
+
+
+@pytest.mark.parametrize("where", ["_figures", "see_batch", "drawing"])
+def test_an_error_is_a_warning_and_the_run_goes_on(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise ArithmeticError("no picture today")
+
+    panels = told(batch_images=fails) if where == "see_batch" else told()
+    if where == "_figures":
+        monkeypatch.setattr(panels, "_figures", fails)
+    elif where == "drawing":
+        monkeypatch.setattr(panels, "_figures", lambda *_: {"val/one": fails, "val/two": lambda: Figure((1, 1))})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = trainer(retrieval(), panels, max_epochs=2)
+        made.fit(Net(), loader(items()), loader(VALIDATION, shuffle=where == "see_batch"))
+    assert len([words for words in said(caught) if "no picture today" in words]) == 1
+    assert made.current_epoch == 2
+    assert Path("pictures/val/two").exists() == (where == "drawing")
+
+
+def test_nothing_is_drawn_of_a_set_that_cannot_be_evaluated() -> None:
+    class Diverged(Net):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            return {"embeddings": self.embed(batch[0]) * torch.nan, "labels": batch[1]}
+
+    noted = Noted()
+    with pytest.warns(UserWarning, match="NaN"):
+        trainer(retrieval(), noted).validate(Diverged(), loader(VALIDATION), verbose=False)
+    assert noted.seen == []
+
+
+# --------------------------------------------------------------------------------------------------------------- no trace
+
+
+def test_a_fit_with_pictures_is_bit_identical_to_one_without(tmp_path: Path) -> None:
+    ends = []
+    for pictures in ([], [told(), EmbeddingMap(max_share=None, method="tsne", per_class=5)]):
+        start(5)
+        net, traces = Drawing(), Traces()
+        logger = CSVLogger(tmp_path / str(len(pictures)))
+        monitor = retrieval(source="encoder", strict=True)
+        made = trainer(monitor, *pictures, traces, max_epochs=2, logger=logger, num_sanity_val_steps=1)
+        made.fit(net, episodes(), loader(VALIDATION))
+        ends.append(traces.seen)
+        assert all(picture._loaders == {} for picture in pictures)
+    assert len(list(tmp_path.rglob("*.png"))) == 2 * 4
+    assert len(ends[0]) == len(ends[1])
+    assert all(same(one, two) for one, two in zip(*ends, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*sampler has shuffling enabled")
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_run_that_breaks_off_leaves_nothing_behind(error: type[BaseException]) -> None:
+    class Breaks(Net):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+            if batch_idx == 2:
+                raise error("broken off")
+            return super().validation_step(batch, batch_idx)
+
+    panels = told(batch_images=lambda batch: batch[0])
+    with pytest.raises((error, SystemExit)):
+        trainer(retrieval(), panels).validate(Breaks(), loader(VALIDATION, shuffle=True), verbose=False)
+    assert (panels._items, panels._loaders, panels._is_due) == ({}, {}, False)

@@ -1,0 +1,43 @@
+"""Image files of items, in an order that can be told."""
+
+import pytest
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from fewshot_callbacks.report.items import Items, image_files, pictures_of_files
+
+
+def draw(path, colour=0, size=(40, 30)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", size, colour).save(path)
+
+
+def test_folders_of_classes_are_read_as_torchvision_reads_them(tmp_path):
+    for name in ("b/2.png", "b/10.jpg", "a/z.png", "a/deep/y.png", "a/deep.png", "C/x.jpeg"):
+        draw(tmp_path / name)
+    (tmp_path / "a/notes.txt").write_text("no image")
+    assert [str(path) for path in image_files(tmp_path)] == [path for path, _ in ImageFolder(str(tmp_path)).samples]
+
+
+def test_a_folder_of_images_is_sorted_by_name(tmp_path):
+    for name in ("b.png", "a.png", "10.png"):
+        draw(tmp_path / name)
+    assert [path.name for path in image_files(tmp_path)] == ["10.png", "a.png", "b.png"]
+
+
+@pytest.mark.parametrize("folder", ["", "missing"])
+def test_a_folder_without_images_is_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match="Pass the folder that holds"):
+        image_files(tmp_path / folder)
+
+
+def test_a_large_photograph_is_decoded_small(tmp_path):
+    draw(tmp_path / "photo.jpg", 90, (1600, 1200))
+    image = pictures_of_files([tmp_path / "photo.jpg"], 96)(0)
+    assert max(image.size) < 800
+    assert image.convert("L").getpixel((0, 0)) == pytest.approx(90, abs=2)
+
+
+def test_labels_may_have_names():
+    items = Items(None, [0, 1], label_names={0: "owl"})
+    assert (items.label(0), items.label(1), len(items)) == ("owl", "1", 2)

@@ -1,0 +1,333 @@
+"""The HTML report: one file, read as a person does in a real browser."""
+
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fewshot_callbacks import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.report import Items, Model, ReportSettings, pictures_of_files, write_report
+from fewshot_callbacks.report.page import write_whole
+from tests.report.browser import CONTRAST, emulate, open_browser, resize
+
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+NAMES = [EVIL, "eagle owl", "{{ 7 * 7 }}", "Ω & <b>bold</b>", *(f"class {n}" for n in range(60))]
+WRONG, COPIES = (5, 77, 130), ((0, 3), (40, 41))
+
+
+@dataclass
+class Example:
+    path: Path
+    report: RetrievalReport
+    embeddings: Any
+    labels: list[str]
+    size: int
+    left_out: tuple[str, ...]
+
+    @property
+    def html(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return json.loads(re.search(r'id="data">(.*?)</script>', self.html, re.DOTALL)[1])
+
+
+def vectors(noise, seed=0, per_class=5):
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(len(NAMES), 16, generator=generator)
+    rows = centres.repeat_interleave(per_class, 0)
+    return rows + noise * torch.randn(rows.shape, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    embeddings, labels = vectors(0.45), [name for name in NAMES for _ in range(5)]
+    for index in WRONG:
+        labels[index] = NAMES[(index // 5 + 7) % len(NAMES)]
+    train = vectors(0.45, seed=1)[:50]
+    for query, item in COPIES:
+        train[item] = embeddings[query]
+    files = []
+    for index in range(len(labels)):
+        files.append(folder / f"{index:03}.png")
+        Image.fromarray(np.full((20, 30), index % 200 + 40, np.uint8)).save(files[-1])
+    files[7].unlink()
+    files[8].write_bytes(b"no image")
+    names = [file.name for file in files]
+    items = Items(embeddings, labels, "items", pictures_of_files(files, 96), names)
+    report = evaluate_retrieval(embeddings, labels, precisions=(0.5, 0.9))
+    weaker = embeddings + 0.6 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(2))
+    other = Model(evaluate_retrieval(weaker, labels, precisions=(0.5, 0.9)), Items(weaker, labels), name="weaker")
+    written = write_report(
+        folder / "report.html",
+        report,
+        items,
+        train=Items(train, ["train"] * 50, "training items"),
+        other=other,
+        title=f"Report {EVIL}",
+        name=EVIL,
+    )
+    return Example(written.path, report, embeddings, labels, written.size, written.left_out)
+
+
+@pytest.fixture(scope="module")
+def browser(example):
+    browser = open_browser()
+    browser.get(example.path.as_uri())
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def page(browser):
+    resize(browser, 1280, 900)
+    emulate(browser, "light")
+    browser.refresh()
+    return browser
+
+
+def text(page, name):
+    return page.find_element("id", name).get_attribute("textContent")
+
+
+def to_threshold(page, index):
+    page.execute_script(
+        "const s = document.getElementById('slider'); s.value = arguments[0]; s.dispatchEvent(new Event('input'));",
+        index,
+    )
+
+
+def rows(page):
+    return page.execute_script(
+        "return [...document.querySelectorAll('#class-table tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+
+
+def write(page, name, words):
+    field = page.find_element("id", name)
+    field.clear()
+    field.send_keys(words)
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+def test_what_is_found_is_what_was_put_in(example):
+    listed = [int(each["item"].partition("-")[2]) for each in example.data["suspects"]]
+    assert set(listed[: len(WRONG)]) == set(WRONG)
+    between = next(group for group in example.data["duplicates"] if "between" in group["kind"])
+    assert {tuple(int(name.partition("-")[2]) for name in pair[:2]) for pair in between["pairs"]} >= set(COPIES)
+    assert [pair[2] for pair in between["pairs"][:2]] == [1.0, 1.0]
+
+
+def test_nothing_in_it_asks_the_network(example):
+    html = example.html
+    assert not re.findall(r"""(?:src|href|action|url\()\s*=?\s*["'(]?(?:https?:)?//""", html)
+    assert set(re.findall(r"https?://[^\s\"'<>]+", html)) <= {"http://www.w3.org/2000/svg"}  # a name of a namespace
+    assert "default-src 'none'" in html
+
+
+def test_pictures_that_cannot_be_read_are_named_and_the_others_shown(example):
+    assert any("007.png" in said and "008.png" in said and "2 pictures" in said for said in example.left_out)
+    assert len(example.data["images"]) > 200
+
+
+def test_size_is_told_and_bounded(example, tmp_path):
+    assert example.size == example.path.stat().st_size
+    assert f"{example.size / 1e6:.1f} MB" in example.html or f"{example.size / 1e3:.0f} kB" in example.html
+
+    def photograph(index):
+        return torch.rand(3, 90, 90, generator=torch.Generator().manual_seed(index))
+
+    items = Items(example.embeddings, example.labels, picture=photograph)
+    small = write_report(tmp_path / "small.html", example.report, items, settings=ReportSettings(max_mb=0.4))
+    assert small.size < 0.4e6
+    assert any("found no room" in said for said in small.left_out)
+
+
+def test_many_classes_and_many_queries_are_sampled_and_said(example, tmp_path):
+    settings = ReportSettings(worst=5, searchable=10, suspects=0, duplicates=0, confusion_queries=50)
+    items = Items(example.embeddings, example.labels)
+    written = write_report(tmp_path / "few.html", example.report, items, settings=settings)
+    assert any("15 of 320 queries" in said or "14 of 320 queries" in said for said in written.left_out)
+    assert any("sample of 50 queries" in said for said in written.left_out)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "euclidean", "hamming"])
+def test_every_similarity_and_a_gallery(similarity, tmp_path):
+    rows, labels = vectors(0.5), torch.arange(len(NAMES)).repeat_interleave(5)
+    rows = (rows > 0).float() if similarity == "hamming" else rows
+    query = torch.arange(len(rows)) % 5 == 0
+    ids = torch.arange(len(rows))
+    arguments = rows[query], labels[query], rows, labels
+    report = evaluate_retrieval(*arguments, query_ids=ids[query], gallery_ids=ids, similarity=similarity)
+    queries = Items(rows[query], labels[query].tolist(), "queries", label_names=dict(enumerate(NAMES)), ids=ids[query])
+    gallery = Items(rows, labels.tolist(), "gallery", label_names=dict(enumerate(NAMES)), ids=ids)
+    written = write_report(tmp_path / "report.html", report, queries, gallery)
+    assert "eagle owl" in written.path.read_text(encoding="utf-8")
+
+
+def test_a_single_class_and_texts_instead_of_images(tmp_path):
+    rows = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    items = Items(rows, ["one"] * 12, picture=lambda index: f"text {index}")
+    written = write_report(tmp_path / "report.html", evaluate_retrieval(rows, ["one"] * 12), items)
+    assert any("Suspects are left out" in said for said in written.left_out)
+    assert "text 3" in written.path.read_text(encoding="utf-8")
+
+
+def test_an_estimate_has_no_report(example, tmp_path):
+    few = evaluate_retrieval(example.embeddings, example.labels, max_queries=50)
+    with pytest.raises(ValueError, match="leave max_queries out"):
+        write_report(tmp_path / "report.html", few, Items(example.embeddings, example.labels))
+
+
+def test_an_interrupt_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    path.write_text("old")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, b"new")
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("path", ["missing/report.html", "."])
+def test_a_path_that_cannot_be_written_is_refused_before_the_work(path, tmp_path, example):
+    with pytest.raises(OSError, match=r"cannot be written|is a folder"):
+        write_report(tmp_path / path, example.report, Items(None, []))
+
+
+# --------------------------------------------------------------------------------------------------------- the browser
+
+
+def test_nothing_is_fetched_and_nothing_fails(example, browser):
+    browser.get_log("performance")
+    browser.get(example.path.as_uri())
+    time.sleep(0.5)
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith(("file://", "data:"))] == []
+    assert browser.get_log("browser") == []
+
+
+def test_labels_are_text(page):
+    assert page.title.startswith("Report </script>")
+    assert "owned" not in page.title.partition("</script>")[0]
+    assert page.execute_script("return document.querySelectorAll('b b, img[src=\"x\"]').length") == 0
+    write(page, "filter", "{{ 7")
+    assert rows(page)[0][0] == "{{ 7 * 7 }}"
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6, 0.8, 0.95])
+def test_numbers_follow_the_threshold(page, example, share):
+    counts = example.report.pair_counts
+    index = int(share * (len(counts.thresholds) - 1))
+    to_threshold(page, index)
+    threshold = float(counts.thresholds[index])
+    exact = evaluate_retrieval(example.embeddings, example.labels, threshold=threshold, group_size=None)
+    assert float(text(page, "at-threshold")) == pytest.approx(threshold, abs=1e-4)
+    for name, value in (("precision", exact.precision), ("recall", exact.recall), ("f1", exact.f1)):
+        assert float(text(page, f"at-{name}")) == pytest.approx(value, abs=2e-3)
+    matches = exact.decision.false_positives / counts.irrelevant
+    assert float(text(page, "at-fmr")) == pytest.approx(matches, rel=0.01, abs=1e-5)
+    assert float(text(page, "at-fnmr")) == pytest.approx(1 - exact.recall, abs=2e-3)
+    time.sleep(0.5)
+    assert text(page, "at-precision") in text(page, "spoken")
+
+
+def test_operating_points_are_exact(page, example):
+    buttons = page.find_elements("css selector", "#points button")
+    assert [button.text for button in buttons] == ["best F1", "precision 0.5", "precision 0.9", "equal errors"]
+    buttons[1].click()
+    point = example.report.at_precision[0.5]
+    assert float(text(page, "at-recall")) == pytest.approx(point.recall, abs=5.1e-5)
+    assert buttons[1].get_attribute("aria-pressed") == "true"
+
+
+def test_the_threshold_moves_by_keyboard_and_by_dragging_the_figure(page):
+    slider = page.find_element("id", "slider")
+    before = text(page, "at-threshold")
+    slider.send_keys("\ue012")  # arrow to the left
+    assert float(text(page, "at-threshold")) < float(before)
+    figure = page.find_element("css selector", "#scores svg")
+    from selenium.webdriver import ActionChains
+
+    page.execute_script(
+        "arguments[0].scrollIntoView({block: 'end'})", figure
+    )  # not below the numbers, which stay in view
+    ActionChains(page).drag_and_drop_by_offset(figure, -60, 0).perform()
+    moved = float(text(page, "at-threshold"))
+    ActionChains(page).drag_and_drop_by_offset(figure, 40, 0).perform()
+    assert float(text(page, "at-threshold")) > moved
+
+
+def test_the_table_sorts_filters_and_grows(page, example):
+    assert len(rows(page)) == 50
+    values = [float(row[2]) for row in rows(page)]
+    assert values == sorted(values)
+    page.find_element("css selector", "#class-table th:nth-child(1) button").send_keys("\ue007")  # enter
+    head = page.find_element("css selector", "#class-table th:nth-child(1)")
+    assert head.get_attribute("aria-sort") == "ascending"
+    page.find_element("id", "more-classes").click()
+    assert len(rows(page)) == len(NAMES)
+    write(page, "filter", "EAGLE")
+    assert [row[0] for row in rows(page)] == ["eagle owl"]
+    label = example.report.label_names.index("eagle owl")
+    own = example.report.query_labels == label
+    assert float(rows(page)[0][2]) == pytest.approx(float(example.report.per_query["mAP"][own].mean()), abs=5.1e-4)
+
+
+def test_search_finds_queries_by_label_and_by_number(page, example):
+    shown = "return [...document.querySelectorAll('#panels .panel')].map(p => p.querySelector('h4').textContent)"
+    worst = page.execute_script(shown)
+    assert len(worst) == 12
+    write(page, "search", "eagle owl")
+    found = page.execute_script(shown)
+    assert found
+    assert all(head.startswith("eagle owl") for head in found)
+    query = example.data["panels"][-1]["query"].partition("-")[2]
+    write(page, "search", query)
+    assert any(f"{int(query):03}.png" in head for head in page.execute_script(shown))
+    write(page, "search", "no such label")
+    assert page.execute_script(shown) == []
+    assert text(page, "search-count").startswith("0 of")
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_no_width_scrolls_sideways(page, width):
+    resize(page, width, 844)
+    time.sleep(0.3)
+    wide, room = page.execute_script(
+        "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert wide <= room
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read(page, scheme):
+    emulate(page, scheme)
+    assert page.execute_script(CONTRAST) == []
+
+
+def test_pictures_and_fields_have_names(page):
+    assert page.execute_script("return [...document.images].filter(i => !i.alt).length") == 0
+    assert page.execute_script("return document.images.length") > 50
+    fields = "return [...document.querySelectorAll('input, button')]"
+    unnamed = f"{fields}.filter(e => !e.labels?.length && !e.textContent.trim()).length"
+    assert page.execute_script(unnamed) == 0
+    assert page.execute_script("return [...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
