@@ -9,13 +9,15 @@ principal components of their pixels (2,892 and 3,496 items, classes of up to 16
 labels. Precision and recall are those of what a method returns, as it comes; average precision is that of its order of all
 items, which needs no threshold. cleanlab (Northcutt, Jiang and Chuang 2021) gets the share of votes of the same neighbours
 as out-of-sample probabilities, as its Datalab does with features: `find_label_issues` with its default filter and with
-"both", ordered by the label quality score of self-confidence or of the normalised margin. Cells are means over seeds with
-the half width of a 95 % interval (Student's t).
+"both", ordered by the label quality score of self-confidence or of the normalised margin. Items none of whose neighbours
+has their label are ties of self-confidence zero; "no zeros" raises zeros to 1e-9 and normalises, which orders these ties by
+how many classes the votes name. Cells are means over seeds with the half width of a 95 % interval (Student's t).
 """
 
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -81,13 +83,16 @@ def ours(
     return order >= 0, np.maximum(order, -1e9)
 
 
-def cleanlab(filter_by: str, score: str) -> Method:
+def cleanlab(filter_by: str, score: str, least: float = 0.0) -> Method:
     def find(
         vectors: NDArray[np.float64], labels: NDArray[np.int64], k: int
     ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
         present, given = np.unique(labels, return_inverse=True)  # it wants labels without gaps
         votes = given[nearest(vectors, k=k).indices.numpy()]
         probabilities = np.stack([(votes == label).mean(axis=1) for label in range(len(present))], axis=1)
+        if least:
+            probabilities = np.maximum(probabilities, least)
+            probabilities /= probabilities.sum(axis=1, keepdims=True)
         issues = find_label_issues(given, probabilities, filter_by=filter_by, n_jobs=1)
         return issues, -get_label_quality_scores(given, probabilities, method=score)
 
@@ -97,6 +102,7 @@ def cleanlab(filter_by: str, score: str) -> Method:
 METHODS: dict[str, Method] = {
     "suspects": ours,
     "cleanlab, self-confidence": cleanlab("prune_by_noise_rate", "self_confidence"),
+    "the same, no zeros": cleanlab("prune_by_noise_rate", "self_confidence", least=1e-9),
     "cleanlab, both, margin": cleanlab("both", "normalized_margin"),
 }
 
@@ -124,6 +130,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10, help="draws of the flipped labels (default: %(default)s)")
     parser.add_argument("--k", type=int, default=10, help="neighbours that vote (default: %(default)s)")
     options = parser.parse_args()
+    warnings.filterwarnings("ignore", message="May not flag all label issues")  # for each of many small classes
     table = Table("set", "flipped", "method", "precision", "recall", "average precision")
     for name, vectors, labels in sets(options.small):
         for share in options.shares:

@@ -138,7 +138,6 @@ TESTED_WITH = {
     "engine/cpu/first_precision": "engine/pooled/test_recount",
     "engine/cpu/products": "engine/cpu/test_tiles",
     "engine/matrix": "engine/test_exchange",
-    "engine/neighbours/screen": "engine/neighbours/test_nearest",
     "engine/open_pass": "engine/test_ranking_pass",
     "engine/options": "engine/test_ranking_pass",
     "engine/pooled/bins": "engine/pooled/test_intervals",

@@ -1,4 +1,4 @@
-"""The first candidates of each query, by exact scores; ties by position, and told."""
+"""The first candidates of each query, by exact scores; ties are ordered by position and counted."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ class _Entries:
 
     @classmethod
     def of(cls, gallery: Tensor, positions: Tensor, codes: list[Tensor]) -> _Entries:
+        """Return the entries of a gallery; items of one entry have the same codes."""
         order = positions.argsort()
         number = row_numbers(gallery)
         if int(number.max()) + 1 > REPEATING_SHARE * len(number):
@@ -134,7 +135,7 @@ def nearest_items(
     """
     positions = torch.arange(len(scores.gallery)) if positions is None else positions
     entries = _Entries.of(scores.gallery, positions, [of_item for _, of_item in exclusions])
-    # an item's own entry is among the lists, and it is left out at last
+    # an item's own entry is listed as well, and the item is left out when lists are expanded
     same_set = scores.queries is scores.gallery
     listed = min(k + same_set, len(entries.index))
     threads = threads_for(scores, len(queries) * len(entries.index))

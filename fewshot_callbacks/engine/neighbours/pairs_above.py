@@ -81,6 +81,7 @@ class _Highest:
         return PairsAbove(*self._parts[0], self.total)
 
     def _compact(self) -> None:
+        """Drop all but the highest pairs that are wanted."""
         rows, columns, exact = (
             torch.cat([torch.empty(0, dtype=torch.float64 if place == 2 else torch.int64), *parts])
             for place, parts in enumerate(zip(*self._parts, strict=True) if self._parts else [()] * 3)

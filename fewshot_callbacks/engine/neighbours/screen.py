@@ -22,7 +22,7 @@ PAIR_BYTES = 120
 SHARE_OF_TILES, SHARE_OF_OPERANDS = 0.4, 0.4
 """Shares of the budget for tiles, and for operands that are kept."""
 EXACT_SECONDS = 2e-6
-"""What the exact score of a pair takes; measured: 2.7e-6 at 512 components on a busy core."""
+"""What the exact score of a pair takes, about; measured: 2.7e-6 at 512 components on a busy core."""
 SAMPLE = (128, 2048)
 """Rows and columns of the sample on which the precision is chosen."""
 

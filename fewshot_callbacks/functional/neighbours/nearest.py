@@ -78,7 +78,7 @@ def nearest(
 
     Candidates are those of `evaluate_retrieval`, and so are their exact scores (docs/exactness.md): with one set all other
     items, else the gallery, without what ids and groups exclude. Fast products of proved error only rule out who cannot be
-    among the first k; the others are compared by their exact scores. Equal scores are ordered by index, and told.
+    among the first k; the others are compared by their exact scores. Equal scores are ordered by index and marked as tied.
 
     Args:
         embeddings: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
@@ -231,6 +231,7 @@ def _labels(
 
 
 def _check_places(places: Int[Tensor, "gallery"], *, same_set: bool) -> None:
+    """Refuse places without a gallery, below 0, or given twice."""
     if same_set:
         raise ValueError(f"{_CALL}: gallery_places are those of a part of a gallery. Pass that part as gallery, too.")
     if bool((places < 0).any()) or len(places.unique()) < len(places):
