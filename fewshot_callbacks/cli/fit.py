@@ -27,6 +27,14 @@ DEFAULTS = Path(__file__).with_name("defaults.yaml")
 class FewshotParser(OneLineErrors, LightningArgumentParser):
     """LightningCLI's parser, which answers a mistake with one line."""
 
+    def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Parse a configuration; name the model's class, which Lightning 2.5 leaves among a checkpoint's arguments."""
+        for settings in obj.values():
+            model = settings.get("model") if isinstance(settings, dict) else None
+            if model and "_class_path" in model:
+                settings["model"] = {"class_path": model.pop("_class_path"), "dict_kwargs": model}
+        return super().parse_object(obj, *args, **kwargs)
+
 
 class FewshotCLI(LightningCLI):
     """LightningCLI for `ProtoNet`, where the data alone sets what model and data must agree on; or for any module."""

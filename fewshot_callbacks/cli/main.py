@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
 
     first = argparse.ArgumentParser(
         prog="fewshot",
-        description="Train few-shot embeddings and tell the truth about them.",
+        description="Train few-shot embeddings and evaluate them exactly.",
         epilog=f"'fewshot COMMAND --help' says more of each. With {DEBUG}=1 an error shows its traceback.",
     )
     first.add_argument("--version", action="version", version=f"fewshot_callbacks {__version__}")

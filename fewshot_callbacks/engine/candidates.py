@@ -106,7 +106,7 @@ def find_candidates(
     query_groups: Int[Tensor, "queries"] | None = None,
     gallery_groups: Int[Tensor, "gallery"] | None = None,
     query_part: Int[Tensor, "queries"] | None = None,
-    query_place: Int[Tensor, "queries"] | None = None,
+    query_position: Int[Tensor, "queries"] | None = None,
 ) -> Candidates:
     """Order the items by class and note who is excluded.
 
@@ -120,7 +120,7 @@ def find_candidates(
         gallery_groups: group of each gallery item.
         query_part: by default everything is searched; else each query searches the classes of its part alone. The
             part of a class is that of its queries: no class may have queries in two, or no query at all.
-        query_place: where the queries are some of the gallery's items: the index of each there.
+        query_position: where the queries are some of the gallery's items: the index of each there.
     """
     codes = torch.cat([query_labels, gallery_labels]).unique(return_inverse=True)[1]
     query_code, gallery_code = codes[: len(query_labels)], codes[len(query_labels) :]
@@ -142,8 +142,8 @@ def find_candidates(
     if same_set:
         itself = torch.arange(len(query_labels), device=codes.device)
         exclusions.append((itself, itself))
-    elif query_place is not None:
-        exclusions.append((query_place, torch.arange(len(gallery_labels), device=codes.device)))
+    elif query_position is not None:
+        exclusions.append((query_position, torch.arange(len(gallery_labels), device=codes.device)))
     for of_query, of_item in ((query_ids, gallery_ids), (query_groups, gallery_groups)):
         if of_query is not None and of_item is not None:
             exclusions.append((of_query, of_item))

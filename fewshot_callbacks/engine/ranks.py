@@ -36,7 +36,7 @@ class RankBlock:
     """relevant items with a strictly larger score"""
     relevant_tied: Int[Tensor, "queries columns"]
     """relevant items with an equal score, this one included"""
-    place_in_tie: Int[Tensor, "queries columns"]
+    position_in_tie: Int[Tensor, "queries columns"]
     """1 ... relevant_tied: a number for this item among those equal to it"""
 
     @classmethod

@@ -18,7 +18,7 @@ from tests.engine.cases import (
     prepared,
 )
 
-TABLES = ("negatives_above", "negatives_tied", "relevant_above", "relevant_tied", "place_in_tie")
+TABLES = ("negatives_above", "negatives_tied", "relevant_above", "relevant_tied", "position_in_tie")
 
 
 def counted(case, look=None):

@@ -213,7 +213,7 @@ def _measure(
         asked.query_labels.to(device),
         asked.gallery_labels.to(device),
         same_set=asked.same_set and not sample,
-        query_place=asked.drawn.to(device) if asked.same_set and asked.drawn is not None else None,
+        query_position=asked.drawn.to(device) if asked.same_set and asked.drawn is not None else None,
         **{name: None if code is None else code.to(device) for name, code in asked.codes.items()},
     )
     scores = compare(asked.queries, asked.gallery, settings.similarity, device, asked.processes)

@@ -396,7 +396,7 @@ class _TiedGroups(NamedTuple):
 
 
 def _tied_groups(ranks: RankBlock, tied: Bool[Tensor, "queries columns"]) -> _TiedGroups:
-    query, column = at = (tied & (ranks.place_in_tie == 1)).nonzero(as_tuple=True)
+    query, column = at = (tied & (ranks.position_in_tie == 1)).nonzero(as_tuple=True)
     relevant_above, relevant = ranks.relevant_above[at], ranks.relevant_tied[at]
     above, size = relevant_above + ranks.negatives_above[at], relevant + ranks.negatives_tied[at]
     return _TiedGroups(query, column, above, relevant_above, size, relevant)

@@ -101,7 +101,7 @@ def ranks_of(groups):
         columns += [(*counts, relevant - number) for number in range(relevant)]
     columns.reverse()  # ascending keys
     padded = [torch.tensor([[*values, -9]]) for values in zip(*columns, strict=True)]  # one column is not valid
-    negatives_above, negatives_tied, relevant_above, relevant_tied, place_in_tie = padded
+    negatives_above, negatives_tied, relevant_above, relevant_tied, position_in_tie = padded
     valid = torch.tensor([[*[True] * len(columns), False]])
     return RankBlock(
         queries=torch.tensor([0]),
@@ -111,7 +111,7 @@ def ranks_of(groups):
         negatives_tied=negatives_tied,
         relevant_above=relevant_above,
         relevant_tied=relevant_tied,
-        place_in_tie=place_in_tie,
+        position_in_tie=position_in_tie,
     )
 
 
@@ -124,7 +124,7 @@ def block_of(queries, columns=0):
         rows = [getattr(block, name) for block in blocks]
         return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[1]), value=0) for row in rows])
 
-    names = ("negatives_above", "negatives_tied", "relevant_above", "relevant_tied", "place_in_tie")
+    names = ("negatives_above", "negatives_tied", "relevant_above", "relevant_tied", "position_in_tie")
     return RankBlock(
         queries=torch.arange(len(blocks)),
         relevant=torch.cat([block.relevant for block in blocks]),
@@ -246,7 +246,7 @@ def test_large_ties_far_down_the_ranking(above, found_above, relevant, negatives
         negatives_tied=column * negatives,
         relevant_above=column * found_above,
         relevant_tied=column * relevant,
-        place_in_tie=torch.arange(1, relevant + 1)[None],
+        position_in_tie=torch.arange(1, relevant + 1)[None],
     )
     found = average_precision(ranks).item() * (found_above + relevant)
     assert found == pytest.approx(float(total), rel=1e-8)  # a difference of two digammas
@@ -384,7 +384,7 @@ def collapsed(queries, gallery, sizes):
         negatives_tied=(gallery - relevant)[:, None] * valid,
         relevant_above=zero,
         relevant_tied=relevant[:, None] * valid,
-        place_in_tie=(column + 1) * valid,
+        position_in_tie=(column + 1) * valid,
     )
 
 
