@@ -17,7 +17,7 @@ class ReportSettings:
     """Further queries, a seeded sample from all classes, that the search finds."""
     neighbours: int = 6
     """Items that are shown beside a query or a suspect."""
-    suspects: int = 60
+    suspects: int = 100
     """Items whose label is probably wrong, the most suspicious first."""
     duplicates: int = 60
     """Pairs of near duplicates, the most similar first, of each kind: inside the set, and between sets."""

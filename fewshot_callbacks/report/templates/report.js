@@ -218,7 +218,7 @@
   // --------------------------------------------------------------------------------------------------- classes
 
   const columns = [["class", false], ["queries", true], ["mAP", true], ["recall@1", true], ["confused with", false]];
-  if (data.models.length > 1) columns.push(["mAP of second", true]);
+  if (data.models.length > 1) columns.push([`mAP of ${data.models[1]}`, true]);
   const table = byId("class-table"), filter = byId("filter"), moreClasses = byId("more-classes");
   let sorted = { column: 2, up: true }, shownClasses = 50;
   columns.forEach(([name, right], column) => {
