@@ -4,8 +4,8 @@ from dataclasses import fields
 
 
 def shown(report):
-    """Everything in a report, to the last bit; but time, memory, and the curve, whose points are only enclosed."""
-    left_out = ("seconds", "memory_note", "curve")
+    """Everything in a report, to the last bit; but time, memory, and what lies at thresholds that the histogram chose."""
+    left_out = ("seconds", "memory_note", "curve", "pair_counts")
     values = {field.name: getattr(report, field.name) for field in fields(report) if field.name not in left_out}
     area = values.pop("auc_pr")
     values["per_query"] = {name: per_query.tolist() for name, per_query in report.per_query.items()}
@@ -18,4 +18,6 @@ def assert_same(report, other):
     mine, area = shown(report)
     theirs, other_area = shown(other)
     assert mine == theirs
+    counts, other_counts = report.pair_counts, other.pair_counts
+    assert (counts.relevant, counts.irrelevant) == (other_counts.relevant, other_counts.irrelevant)
     assert abs(area.value - other_area.value) <= area.error + other_area.error + 1e-12
