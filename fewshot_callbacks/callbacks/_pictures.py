@@ -51,6 +51,11 @@ class PictureCallback(Viewer):
         self._is_due, self._has_told, self._last_epoch = False, False, -1
         self._loaders: dict[str, Any] = {}
 
+    @property
+    def seconds(self) -> float:
+        """Seconds that the pictures of all such callbacks of the Trainer have taken in this run."""
+        return self._watch.seconds
+
     # ------------------------------------------------------------------------------------ to be implemented by subclasses
 
     @abstractmethod
