@@ -135,7 +135,8 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _summary(report: RetrievalReport) -> str:
-    return f"mAP {report.mAP:.4f} of {report.queries:,} queries, {report.classes:,} classes:"
+    classes = "1 class" if report.classes == 1 else f"{report.classes:,} classes"
+    return f"mAP {report.mAP:.4f} of {report.queries:,} queries, {classes}:"
 
 
 def items_of(
@@ -182,6 +183,8 @@ def items_of(
 
 def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | None, start: str) -> list[Path] | None:
     """Return the image file of each item; None where nothing is known of them."""
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"{folder} is no folder. Pass the folder that holds the images.")
     if paths is not None:
         base = file.parent if folder is None else folder
         found = [base / str(path) for path in paths.tolist()]

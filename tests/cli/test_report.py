@@ -55,6 +55,11 @@ def test_paths_in_the_file_start_from_its_folder(folder):
     assert data["images"]
 
 
+def test_a_folder_that_is_missing_is_refused_also_beside_paths(folder, capsys):
+    assert main(["report", str(folder / "paths.npz"), "--images", str(folder / "missing")]) == 1
+    assert "is no folder" in capsys.readouterr().err
+
+
 def test_two_models_and_another_split(folder):
     html, data = report(folder, "one.npz", "--against", folder / "two.npz", "--train", folder / "two.npz")
     assert data["models"] == ["one", "two"]
