@@ -37,13 +37,13 @@ class Noted(PictureCallback):
 
     def __init__(self, seconds: float = 0, every_n_epochs: int = 1, max_share: Any = None, prefix: Any = None) -> None:
         super().__init__(every_n_epochs, max_share, prefix)
-        self.seconds = seconds
+        self.takes = seconds
         self.seen: list[tuple[int, str]] = []
 
     def _figures(self, trainer: Any, evaluated: EvaluatedSet, processes: Processes) -> Mapping[str, FigureDrawing]:
         self.seen.append((trainer.current_epoch, evaluated.key("x")))
         self._watch._began -= 0.001  # a clock of steps, so that the machine's load changes nothing
-        self._watch.seconds += self.seconds
+        self._watch.seconds += self.takes
         return {}
 
 
