@@ -42,6 +42,9 @@ def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int]
             done(task.size)
         return
     busy, free = set[int](), threading.Condition()
+    inference = (
+        torch.is_inference_mode_enabled()
+    )  # each thread has a mode of its own; the caller's tensors need the caller's
     finished: SimpleQueue[int | BaseException | None] = SimpleQueue()
 
     def next_task() -> Task | None:
@@ -63,7 +66,7 @@ def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int]
     def work(space: Any) -> None:
         torch.set_num_threads(1)  # of this thread's own products; the caller has set its own
         try:
-            with torch.no_grad():
+            with torch.inference_mode(inference), torch.no_grad():
                 while (task := next_task()) is not None:
                     task.work(space)
                     with free:

@@ -239,3 +239,13 @@ def test_an_error_while_tasks_are_made_reaches_the_caller(spaces):
     with pytest.raises(ValueError, match="of the list"):
         run_tasks(tasks(), [None] * spaces, nothing)
     assert alive() <= before
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_threads_write_into_the_callers_tensors_in_its_inference_mode(inference):
+    """Lightning validates and tests in inference mode, which is a thread's own in PyTorch."""
+    with torch.inference_mode(inference):
+        written = torch.zeros(8)
+        tasks = [Task(frozenset(), lambda _, n=number: written[n : n + 1].fill_(n), 1) for number in range(8)]
+        run_tasks(tasks, [None, None], nothing)
+        assert written.tolist() == list(range(8))
