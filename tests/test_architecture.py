@@ -168,6 +168,7 @@ TESTED_WITH = {
     "metrics/_class_moments": "metrics/test_discriminant_ratio",
     "metrics/_sync": "metrics/test_embedding_store",
     "metrics/_words": "metrics/test_labels",
+    "plots/operating_marks": "callbacks/test_score_plots",
     "protonet/_divergence": "protonet/test_module",
     "protonet/evaluation": "protonet/test_module",
     "protonet/pieces": "protonet/test_embedding_module",

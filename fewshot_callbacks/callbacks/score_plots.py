@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-import numpy as np
-import torch
 from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
@@ -19,10 +17,11 @@ from fewshot_callbacks.callbacks._retrieved import positions_of
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.functional.retrieval import MultilabelReport, RetrievalReport
+from fewshot_callbacks.functional.statistics import class_means
+from fewshot_callbacks.plots.operating_marks import operating_marks
 from fewshot_callbacks.plots.scores import (
     ClassScore,
     Confusion,
-    Mark,
     confused_classes,
     error_tradeoff_curve,
     precision_recall_curve,
@@ -117,7 +116,7 @@ class ScorePlots(PictureCallback):
         return {evaluated.key(name): drawings[name] for name in self.figures if name in drawings}
 
     def _of_pairs(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
-        counts, marks, errors = report.pair_counts, *operating_points(report)
+        counts, marks, errors = report.pair_counts, *operating_marks(report)
         area = report.auc_pr.value if report.auc_pr.error < 5e-5 else None
         found: dict[str, Callable[[], Figure]] = {}
         if counts.relevant:
@@ -134,15 +133,12 @@ class ScorePlots(PictureCallback):
 
     def _class_scores(self, report: RetrievalReport, evaluated: EvaluatedSet) -> list[ClassScore]:
         """Return the mean average precision of each class that has a query with a match."""
-        precision, labels = report.per_query["mAP"].numpy(), report.query_labels.numpy()
-        known = ~np.isnan(precision)
-        kinds, inverse, counts = np.unique(labels[known], return_inverse=True, return_counts=True)
-        means = np.bincount(inverse, precision[known], minlength=len(kinds)) / counts
+        kinds, means, counts = class_means(report.per_query["mAP"], report.query_labels)
         words, (_, loader) = report.label_names, self._loader_of(evaluated.queries)
         named = [label if words is None else words[label] for label in kinds.tolist()]
         return [
-            ClassScore(class_name(label, self.names, loader), float(mean), int(count))
-            for label, mean, count in zip(named, means, counts, strict=True)
+            ClassScore(class_name(label, self.names, loader), mean, count)
+            for label, mean, count in zip(named, means.tolist(), counts.tolist(), strict=True)
         ]
 
     def _confusions(self, evaluated: EvaluatedSet, processes: Processes) -> list[Confusion]:
@@ -159,24 +155,6 @@ class ScorePlots(PictureCallback):
             return class_name(label, self.names, loader)
 
         return [Confusion(name(one), name(other), count) for (one, other), count in pairs.items()]
-
-
-def operating_points(report: RetrievalReport) -> tuple[list[Mark], list[Mark]]:
-    """List the operating points of a report: by recall and precision, and by false match and false non-match rate."""
-    counts = report.pair_counts
-    pooled = {f"decision, F1 {report.decision.f1:.3g}": report.decision}
-    pooled |= {f"precision {precision:g}": point for precision, point in report.at_precision.items()}
-    marks = [Mark(name, point.threshold, point.recall, point.precision) for name, point in pooled.items()]
-    errors = [
-        Mark(name, point.threshold, point.false_positives / max(counts.irrelevant, 1), 1 - point.recall)
-        for name, point in pooled.items()
-    ]
-    for rate, at in report.at_false_match_rate.items():
-        accepted, wrong = (1 - at.false_non_match_rate) * counts.relevant, at.false_match_rate * counts.irrelevant
-        precision = accepted / (accepted + wrong) if accepted + wrong else torch.nan
-        marks.append(Mark(f"FMR {rate:g}", at.threshold, 1 - at.false_non_match_rate, precision))
-        errors.append(Mark(f"FMR {rate:g}", at.threshold, at.false_match_rate, at.false_non_match_rate))
-    return marks, errors
 
 
 def _recalls(report: RetrievalReport | MultilabelReport) -> dict[str, dict[int, float]]:

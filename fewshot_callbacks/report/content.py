@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
+from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.report.findings import Findings, Model, Neighbour
 from fewshot_callbacks.report.items import Items
 from fewshot_callbacks.report.settings import ReportSettings
@@ -51,7 +54,7 @@ class Figure:
     Attributes:
         name: of the metric.
         value: as a text.
-        interval: its 95 % interval as a text, or nothing.
+        interval: its confidence interval as a text, or nothing.
         meaning: one sentence.
     """
 
@@ -163,34 +166,31 @@ def _best_f1(counts: PairCounts) -> float:
 def class_table(model: Model, other: Model | None, findings: Findings) -> list[list[Any]]:
     """Write a row for each class: its name, number of queries, mAP, recall@1, the class it is most confused with."""
     report, items = model.report, model.queries
-    labels, inverse = np.unique(report.query_labels.numpy(), return_inverse=True)
-    sizes = np.bincount(inverse)
+    labels, sizes = report.query_labels.unique(return_counts=True)
     columns = [report.per_query["mAP"], report.per_query.get("recall@1")]
     columns += [None if other is None else other.report.per_query["mAP"]]
-    means = [None if column is None else _means(column.numpy(), inverse, len(labels)) for column in columns]
+    means = [None if column is None else _means(column, report.query_labels) for column in columns]
     rows = []
-    for number, code in enumerate(labels.tolist()):
+    for code, size in zip(labels.tolist(), sizes.tolist(), strict=True):
         label = code if report.label_names is None else report.label_names[code]
         most, share = findings.confused.get(label, (None, 0.0))
         rows.append(
             [
                 items.label(label),
-                int(sizes[number]),
-                *(None if mean is None else _short(mean[number]) for mean in means[:2]),
+                size,
+                *(None if mean is None else _short(mean.get(code)) for mean in means[:2]),
                 "" if most is None else items.label(most),
                 _short(share),
-                *([] if means[2] is None else [_short(means[2][number])]),
+                *([] if means[2] is None else [_short(means[2].get(code))]),
             ]
         )
     return rows
 
 
-def _means(values: np.ndarray, inverse: np.ndarray, classes: int) -> np.ndarray:
-    """Mean of each class over its queries with a match; NaN where it has none."""
-    present = ~np.isnan(values)
-    sums = np.bincount(inverse[present], values[present], classes)
-    counts = np.bincount(inverse[present], minlength=classes)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+def _means(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"]) -> dict[int, float]:
+    """Average over the queries of each class that has one with a match."""
+    present, means, _ = class_means(values, labels)
+    return dict(zip(present.tolist(), means.tolist(), strict=True))
 
 
 def _short(value: float | None, digits: int = 4) -> float | None:

@@ -209,6 +209,7 @@ def _render(
         other=None if other is None else other.name,
         headline=content.headline(report),
         figures=content.figures(report),
+        confidence=f"{100 * report.confidence:g} %",
         comparison=[] if other is None else content.comparison(report, other.report),
         suspects=findings.suspects,
         duplicates=findings.duplicates,

@@ -11,7 +11,8 @@ import torch
 from matplotlib.figure import Figure
 
 from fewshot_callbacks.callbacks import ScorePlots, score_plots
-from fewshot_callbacks.callbacks.score_plots import FIGURES, operating_points
+from fewshot_callbacks.callbacks.score_plots import FIGURES
+from fewshot_callbacks.plots.operating_marks import operating_marks
 from tests.callbacks.models import items, loader, retrieval, tagged, trainer
 from tests.callbacks.pictured import AsGiven, brute_force
 
@@ -59,7 +60,7 @@ def test_operating_points_are_those_of_the_report(drawn: dict[str, Any]) -> None
     trainer(monitor, ScorePlots()).validate(AsGiven(), loader(DATA), verbose=False)
     scores, relevant, _ = brute_force(*AsGiven().by_hand(DATA))
     pairs = ~torch.eye(len(scores), dtype=torch.bool)
-    marks, errors = operating_points(monitor.report)
+    marks, errors = operating_marks(monitor.report)
     assert [mark.name.split(",")[0] for mark in marks] == ["decision", "precision 0.5", "FMR 0.1"]
     for mark, error in zip(marks, errors, strict=True):
         accepted = (scores >= mark.threshold - 1e-9) & pairs

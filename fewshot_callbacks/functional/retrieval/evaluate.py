@@ -268,6 +268,7 @@ def _summarised(
         pair_counts=pooled.pair_counts,
         grouped=grouped,
         intervals=intervals,
+        confidence=confidence,
         queries=len(labels),
         gallery=len(asked.gallery_labels),
         classes=len(inputs.query_labels.unique()),

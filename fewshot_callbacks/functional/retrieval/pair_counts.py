@@ -62,17 +62,17 @@ class PairCounts:
 
     @property
     def recall(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs that are accepted."""
-        return self.true_positives / max(self.relevant, 1)
+        """Share of relevant pairs that are accepted; NaN where there are none."""
+        return self.true_positives / (self.relevant or math.nan)
 
     @property
     def false_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of irrelevant pairs that are accepted."""
-        return self.false_positives / max(self.irrelevant, 1)
+        """Share of irrelevant pairs that are accepted; NaN where there are none."""
+        return self.false_positives / (self.irrelevant or math.nan)
 
     @property
     def false_non_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs that are rejected."""
+        """Share of relevant pairs that are rejected; NaN where there are none."""
         return 1 - self.recall
 
     def at(self, threshold: float) -> tuple[float, float, float]:

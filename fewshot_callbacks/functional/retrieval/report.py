@@ -120,6 +120,8 @@ class RetrievalReport(QueryMeans):
     """Grouped Recall@K; None where there are fewer labels than one group needs"""
     intervals: dict[str, Interval]
     """metric -> confidence interval of its mean, robust to the dependence of queries of one class"""
+    confidence: float
+    """confidence level of the intervals"""
     queries: int
     """number of queries, or of those drawn"""
     gallery: int

@@ -9,6 +9,7 @@ import torch
 from fewshot_callbacks import evaluate_retrieval
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 
 
 def embeddings(items: int = 600, noise: float = 0.8, seed: int = 0):
@@ -97,3 +98,11 @@ def test_collapsed_embeddings_have_one_score():
     counts = evaluate_retrieval(torch.ones(20, 4), torch.arange(20) % 4).pair_counts
     assert counts.true_positives[0] == counts.relevant
     assert (np.diff(counts.edges) > 0).all()
+
+
+def test_rates_of_no_pairs_are_not_numbers():
+    empty = np.array([0])
+    counts = PairCounts(np.array([0.5]), empty, empty, 0, 0, np.array([0.0, 1.0]), empty, empty)
+    for rates in (counts.recall, counts.precision, counts.false_match_rate, counts.false_non_match_rate):
+        assert np.isnan(rates).all()
+    assert np.isnan(counts.at(0.5)).all()
