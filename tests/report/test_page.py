@@ -331,3 +331,12 @@ def test_pictures_and_fields_have_names(page):
     unnamed = f"{fields}.filter(e => !e.labels?.length && !e.textContent.trim()).length"
     assert page.execute_script(unnamed) == 0
     assert page.execute_script("return [...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
+
+
+def test_intervals_are_named_by_their_confidence(tmp_path):
+    embeddings, labels = torch.randn(40, 8, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 5
+    report = evaluate_retrieval(embeddings, labels, confidence=0.9)
+    path = write_report(tmp_path / "report.html", report, Items(embeddings, labels.tolist(), "items")).path
+    page = path.read_text(encoding="utf-8")
+    assert "90 % interval" in page
+    assert "95 % interval" not in page
