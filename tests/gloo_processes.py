@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import traceback
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,10 @@ def _work(rank: int, module: str, shared: str, count: int, backend: str) -> None
     torch.save(found, folder / f"{rank}.pt")
     if backend == "gloo":
         torch.distributed.barrier()
+    group = weakref.ref(torch.distributed.group.WORLD)
     torch.distributed.destroy_process_group()
+    if group() is not None:
+        (folder / f"{rank} holds its group").touch()
 
 
 def main(module: str, shared: str) -> None:
