@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.cpu.count_kernels import RUN, _any_order, _kernel, _resolve, _span
 
 
+EXCLUDED = -(2**31)
+"""Stands for the product of an excluded pair: no product of bytes is that low."""
+
+
 class ByteRows(NamedTuple):
     """What belongs to the codes of some rows."""
 
@@ -64,7 +68,7 @@ def screen_bytes(
     """Count as `count_kernels.screen` does, of products of codes.
 
     Args:
-        products: (tile rows, columns) of codes.
+        products: (tile rows, columns) of codes, or `EXCLUDED`.
         first_row: as in `screen`, like what is not named here.
         rows: the queries.
         row_bytes: what belongs to their codes.
@@ -96,7 +100,7 @@ def screen_bytes(
                 for c in range(stop - start):
                     error = residual * others_norm[c] + reach * others_residual[c]
                     highest = scale * (np.float32(product[c]) * others_scale[c]) + error + others_offset[c]
-                    surplus[c] = highest - (min(low, others_low[c]) - offset)
+                    surplus[c] = -1 if product[c] == EXCLUDED else highest - (min(low, others_low[c]) - offset)
                     passing += surplus[c] >= 0
                 if passing == 0:
                     continue
