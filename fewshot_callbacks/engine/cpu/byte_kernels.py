@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.cpu.count_kernels import RUN, _any_order, _kernel, _resolve, _span
 
-
 EXCLUDED = -(2**31)
 """Stands for the product of an excluded pair: no product of bytes is that low."""
 

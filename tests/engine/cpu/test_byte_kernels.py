@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.engine.blocks import Block
@@ -43,6 +43,7 @@ def encoded(operand: np.ndarray, largest: int) -> tuple[np.ndarray, ByteRows]:
     return codes, some
 
 
+@settings(deadline=None)  # the first compiles
 @given(st.sampled_from(ODD), st.sampled_from(ODD), st.sampled_from([1, 2, 7, 130]), st.integers(0, 99))
 def test_no_product_is_above_its_bound(kind, other, dim, seed):
     for largest in (127, 63):
@@ -57,6 +58,7 @@ def test_no_product_is_above_its_bound(kind, other, dim, seed):
         assert (mirrored <= exact + 1e-6 * sizes + 2.0**-120).all()
 
 
+@settings(deadline=None)  # the first compiles
 @given(st.sampled_from(ODD), st.sampled_from([1, 7, 130]), st.integers(0, 99))
 def test_norms_are_no_smaller_than_they_are(kind, dim, seed):
     left = rows(kind, 11, dim, seed)
