@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -68,7 +69,8 @@ def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles
     for axes in panels[-1]:
         axes.set_xlabel("training steps")
     note = f"training batches: exponential mean, factor {SMOOTHING:g}"
-    handles, names = list(lines.values()), list(lines)
+    handles: list[Artist] = list(lines.values())
+    names = list(lines)
     if seeds > 1:
         handles.append(Patch(color=GREY, alpha=0.25, linewidth=0))
         names.append(BAND.format(seeds=seeds))
