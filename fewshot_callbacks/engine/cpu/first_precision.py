@@ -69,6 +69,8 @@ class Pilot:
             self._zoom(scores, rows, columns)
         if named is None:
             scores, named = self._fastest(rows, columns, cost, int(record.filled[1]))
+        if self.pooled is not None and named == Precision.FLOAT32:
+            self.pooled.refine(scores)
         return Choice(named, scores.chunk, None if self.pooled is None else self.pooled.forecast)
 
     def _fastest(self, rows: Block, columns: Block, cost: float, opened: int) -> tuple[ScoreTiles, Precision]:
@@ -83,7 +85,9 @@ class Pilot:
         scores, costs, pairs = self.matrix.scores, {Precision.FLOAT32: cost}, len(rows) * len(columns)
         # many small products leave fewer pairs open than one large
         whole = scores.with_chunk(scores.dim + 2)
-        if opened <= OPEN_SHARE_FOR_CHUNKS * pairs and self._try(whole, Precision.FLOAT32, rows, columns)[0] <= cost:
+        exact_bins = self.pooled is not None and self.pooled.forecast.beyond_budget
+        few_open = opened <= OPEN_SHARE_FOR_CHUNKS * pairs and not exact_bins
+        if few_open and self._try(whole, Precision.FLOAT32, rows, columns)[0] <= cost:
             scores = whole
         if opened > OPEN_SHARE_FOR_FLOAT64 * pairs:
             costs[Precision.FLOAT64], _ = self._try(scores, Precision.FLOAT64, rows, columns)
