@@ -47,7 +47,7 @@ class Thresholds:
         return RelevantScores(scores, candidates, matrix.free_bytes, matrix.threads, repeats=matrix.repeats)
 
     def query_blocks(self, batch: range, *, hold: bool = False) -> list[Block]:
-        """Return the blocks of a batch of queries, with thresholds and empty counters; `hold` them until they are released."""
+        """Return the blocks of a batch of queries, with thresholds and empty counters; `hold` them until released."""
         if self.held is not None:
             return self.held
         bare = self.matrix.query_blocks(batch)
