@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
+from functools import lru_cache
+from operator import itemgetter
 
 import torch
 
@@ -27,6 +30,8 @@ MANY_PAIRS = 2**25
 """Pairs below which a quarter of that piece has to do."""
 EXACT_PRICE = 30.0
 """What the exact score of one pair costs, in float32 products of a pair."""
+CLOSE_PRICE = 6.0
+"""What its float64 product of float32 operands costs."""
 OPEN_SHARE_FOR_FLOAT64 = 0.05
 """Share of open pairs from which float64 products may pay."""
 SURVIVING_SHARE = 0.05
@@ -176,18 +181,39 @@ def precision_for_recount(
 
     Args:
         rectangle: the pairs.
-        precision: in which they were counted; half precision is not taken if that did not pay.
+        precision: in which they were counted. If not in half precision, its products are timed where these may pay.
         named: what the options ask for.
         recount: the thresholds.
     """
     if named is not None:
         return named
 
-    def cost(precision: Precision) -> float:
-        error = rectangle.scores.largest_error(precision)
-        return PRODUCT_PRICE[precision] + EXACT_PRICE * recount.share_near(error)
+    def near(precision: Precision) -> float:
+        return recount.share_near(rectangle.scores.largest_error(precision))
 
-    choices = [Precision.FLOAT32, Precision.FLOAT64]
-    if precision == Precision.HALF:
-        choices.append(Precision.HALF)
-    return min(choices, key=cost)
+    exact = (Precision.FLOAT32, Precision.FLOAT64)
+    fastest, cost = min(
+        ((choice, PRODUCT_PRICE[choice] + EXACT_PRICE * near(choice)) for choice in exact), key=itemgetter(1)
+    )
+    after_half = CLOSE_PRICE * near(Precision.HALF) + EXACT_PRICE * near(Precision.FLOAT64_OF_FLOAT32)
+    price = PRODUCT_PRICE[Precision.HALF]
+    if after_half + price < cost and precision != Precision.HALF:
+        price = half_price(rectangle.scores.dim, rectangle.scores.half) if rectangle.pairs >= MANY_PAIRS else math.inf
+    if after_half + price < cost:
+        return Precision.HALF
+    return fastest
+
+
+@lru_cache
+def half_price(dim: int, half: torch.dtype) -> float:
+    """Return what a product in half precision costs here, in float32 products: much where the processor has none."""
+    times = []
+    for dtype in (half, torch.float32):
+        left, right = torch.ones(64, dim, dtype=dtype), torch.ones(1024, dim, dtype=dtype)
+        best = math.inf
+        for _ in range(3):  # the first one may compile
+            started = time.perf_counter()
+            torch.mm(left, right.T)
+            best = min(best, time.perf_counter() - started)
+        times.append(best)
+    return times[0] / times[1]
