@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import gc
 import os
 import sys
@@ -121,10 +120,6 @@ def _run_of(module: str, *, owns_process: bool) -> Callable[[Sequence[str]], int
         run: Callable[[Sequence[str]], int | None] = import_module(f"fewshot_callbacks.cli.{module}").run
     finally:
         if owns_process:
-            gc.freeze()  # later collections leave out what was imported
-            atexit.register(
-                gc.unfreeze
-            )  # but for the last: nanobind, of Triton, prints what that does not find as leaked
             gc.enable()
     return run
 
