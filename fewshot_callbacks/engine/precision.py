@@ -13,7 +13,7 @@ class Precision(IntEnum):
     """How the score of a pair is made, from the fastest estimate to the exact score."""
 
     HALF = 0
-    """A product of bfloat16 or float16 operands."""
+    """A product of bfloat16, float16 or TF32 operands."""
     FLOAT32 = 1
     """A product of float32 operands."""
     FLOAT64 = 2
