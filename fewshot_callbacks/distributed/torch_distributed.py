@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -14,10 +15,12 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes, to_the_end
 
 T = TypeVar("T")
 
-_made: list[tuple[Any, Any]] = []
-"""the group of all processes, and the one made beside it to talk on the CPU"""
-_all: list[tuple[Any, Processes]] = []
-"""the group of all processes, and the words in which it talks"""
+# Weak references: a group that something still held after `destroy_process_group` would keep its threads until the
+# interpreter ends, where a thread that releases a tensor aborts the process.
+_beside: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""The group of all processes -> the one made beside it to talk on the CPU."""
+_talking: WeakKeyDictionary[Any, ref[TorchProcesses]] = WeakKeyDictionary()
+"""A group -> its `TorchProcesses`, of which there is one as long as it is used: it knows who has failed."""
 
 
 class TorchProcesses(Processes):
@@ -84,10 +87,13 @@ def all_processes() -> Processes:
     """
     if process_count() == 1:
         return ALONE
-    everyone = torch.distributed.group.WORLD
-    if not _all or _all[0][0] is not everyone:  # another training has begun
-        _all[:] = [(everyone, TorchProcesses())]
-    return _all[0][1]
+    group = cpu_group()
+    known = _talking.get(group)
+    processes = known() if known is not None else None
+    if processes is None:
+        processes = TorchProcesses(group)
+        _talking[group] = ref(processes)
+    return processes
 
 
 def cpu_group() -> Any:
@@ -95,9 +101,9 @@ def cpu_group() -> Any:
     everyone = torch.distributed.group.WORLD
     if "cpu" in torch.distributed.get_backend_config(everyone):
         return everyone
-    if not _made or _made[0][0] is not everyone:  # another training has begun
-        _made[:] = [(everyone, torch.distributed.new_group(backend="gloo"))]
-    return _made[0][1]
+    if everyone not in _beside:
+        _beside[everyone] = torch.distributed.new_group(backend="gloo")
+    return _beside[everyone]
 
 
 def process_count() -> int:

@@ -1,5 +1,6 @@
 """Real processes over gloo, and over a backend that knows no CPU: the report of one process, on every rank."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,12 @@ def test_an_error_of_one_is_heard_by_all(on_ranks: list[dict[str, Any]]) -> None
             ("ArithmeticError", "no more numbers") if rank == 0 else ("RemoteError", "ArithmeticError: no more numbers")
         )
         assert answers["failing"]["afterwards"] == list(range(len(on_ranks)))
+
+
+@pytest.mark.usefixtures("on_ranks")
+def test_nothing_holds_a_destroyed_group(gloo_folder: Path) -> None:
+    """Its threads would live until the interpreter ends, and could abort the process there."""
+    assert list((gloo_folder / "tests.metrics.gloo_jobs").glob("*/* holds its group")) == []
 
 
 def test_this_one_alone() -> None:

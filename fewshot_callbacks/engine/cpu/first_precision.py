@@ -51,14 +51,11 @@ class Pilot:
 
     def __init__(self, matrix: ScoreMatrix, thresholds: Thresholds, pooled: PooledCounts | None) -> None:
         self.matrix, self.thresholds, self.pooled = matrix, thresholds, pooled
-        self.across = matrix.candidates.across_classes
 
     def choose(self) -> Choice:
         """Return the fastest precision, unless the options name one."""
         matrix, scores = self.matrix, self.matrix.scores
         named, pairs = matrix.options.first_precision, matrix.everyone.pairs
-        if named == Precision.HALF and self.across:
-            named = Precision.FLOAT32  # a screen cannot tell who is excluded
         queries, items = matrix.duplicates.queries, matrix.duplicates.items
         nothing_here = not len(queries) * len(items)  # queries in one process, and the gallery in another
         if pairs < matrix.options.pilot_pairs or nothing_here or (named is not None and self.pooled is None):
@@ -90,7 +87,7 @@ class Pilot:
             scores = whole
         if opened > OPEN_SHARE_FOR_FLOAT64 * pairs:
             costs[Precision.FLOAT64], _ = self._try(scores, Precision.FLOAT64, rows, columns)
-        elif not self.across and self._surviving(scores, rows, columns) < SURVIVING_SHARE:
+        elif self._surviving(scores, rows, columns) < SURVIVING_SHARE:
             costs[Precision.HALF], _ = self._try(scores, Precision.HALF, rows, columns)
         fastest = min(costs, key=lambda precision: costs[precision])
         if fastest == Precision.FLOAT64:
@@ -119,7 +116,7 @@ class Pilot:
 
     def _zoom(self, scores: ScoreTiles, rows: Block, columns: Block) -> None:
         """Where float64 products are made, let the histogram see as finely as they tell pairs apart."""
-        if self.pooled is None or self.across:  # what is excluded would be taken for very low
+        if self.pooled is None:
             return
         assert rows.counts is not None
         estimates, _ = scores.tile(rows.index, columns.index, Precision.FLOAT64)
@@ -179,7 +176,7 @@ def precision_for_recount(
         named: what the options ask for.
         recount: the thresholds.
     """
-    if named is not None and not (named == Precision.HALF and rectangle.candidates.across_classes):
+    if named is not None:
         return named
 
     def cost(precision: Precision) -> float:

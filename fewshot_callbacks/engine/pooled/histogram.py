@@ -199,7 +199,7 @@ class PooledCounts:
             positives,
             negatives,
             self.highest,
-            int(negatives[1:].sum()) if matrix.candidates.across_classes else everyone.pairs - everyone.relevant_pairs,
+            everyone.negative_pairs,
             matrix.scores.largest_error(coarsest),
             self.forecast.floor if self._precision == Precision.HALF else -math.inf,
             matrix.scores.score_range,
