@@ -137,7 +137,6 @@ TESTED_WITH = {
     "engine/cpu/counter": "engine/cpu/test_tiles",
     "engine/cpu/first_precision": "engine/pooled/test_recount",
     "engine/cpu/products": "engine/cpu/test_tiles",
-    "engine/cuda/count_kernels": "engine/cuda/test_tiles",
     "engine/cuda/counter": "engine/cuda/test_tiles",
     "engine/matrix": "engine/test_exchange",
     "engine/open_pass": "engine/test_ranking_pass",

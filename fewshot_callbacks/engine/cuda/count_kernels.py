@@ -16,6 +16,8 @@ multiplies in full float32, whatever `input_precision` says. Operands of TF32 pr
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 import triton
 import triton.language as tl
@@ -185,6 +187,7 @@ def _add_one(counter):
 def try_out(device: torch.device) -> None:
     """Raise if Triton cannot compile, or run, a kernel for this device."""
     counter = torch.zeros(1, dtype=torch.int32, device=device)
-    _add_one[(1,)](counter)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        _add_one[(1,)](counter)
     if int(counter) != 1:
         raise RuntimeError("a kernel that adds 1 to 0 did not return 1")

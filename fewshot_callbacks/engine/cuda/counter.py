@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from types import ModuleType
 from typing import NamedTuple
 
@@ -103,6 +104,11 @@ class PartCounter:
             twice: which are counted for their columns, too.
         """
         todo = torch.full_like(twice, self.kernels.ROWS + self.everything) + self.kernels.COLUMNS * twice
+        device = tiles.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():  # where Triton starts kernels
+            self._count(tiles, todo)
+
+    def _count(self, tiles: Tensor, todo: Tensor) -> None:
         while len(tiles):
             for listed in self.lists:
                 listed.clear()

@@ -57,14 +57,14 @@ def test_all_of_this_file_in_a_process_of_its_own():
 @pytest.fixture
 def seen(monkeypatch):
     """What each call of a kernel was given, and what it returned in `todo` and `filled`."""
-    calls = SimpleNamespace(parts=[], rounds=0, listed=0, decided=0)
+    calls = SimpleNamespace(parts=[], listed={}, decided=0)
     make, decide = counter.PartCounter._make, counter.PartCounter._decide
 
     def noted(self, tiles, todo):
         calls.parts.append(self)
-        calls.rounds += 1
         make(self, tiles, todo)
-        calls.listed += int(sum(part.filled[0].clamp(max=part.filled[1]) for part in self.lists))
+        listed = sum(part.filled[0].clamp(max=part.filled[1]) for part in self.lists)
+        calls.listed[self] = calls.listed.get(self, 0) + int(listed)
 
     def noted_decision(self, side, other, items, others):
         calls.decided += len(items)
@@ -97,7 +97,7 @@ def settings_of_the_kernels(draw):
 
 
 @interpreted
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(), settings_of_the_kernels(), st.booleans())
 def test_counts_are_those_of_the_keys(case, setting, half):
     with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +108,7 @@ def test_counts_are_those_of_the_keys(case, setting, half):
 
 
 @interpreted
-@pytest.mark.parametrize(("kind", "similarity"), sampled_product(KINDS, SIMILARITIES, count=16))
+@pytest.mark.parametrize(("kind", "similarity"), sampled_product(KINDS, SIMILARITIES, count=15))
 def test_all_kinds_of_rows_and_precisions_count_alike(kind, similarity, monkeypatch):
     case = {
         "queries": torch.from_numpy(vectors(kind, 70, 24)).float(),
@@ -134,22 +134,23 @@ class TestRoads:
         return {"queries": queries, "query_labels": labels, "similarity": "cosine"} | others
 
     def setting(self, precision="bfloat16", rows=64):
-        return engine("triton", precision, layout=(rows, rows, ALL), part_rows=16)
+        return engine("triton", precision, layout=(rows, rows, ALL), part_rows=32)
 
     def test_what_reaches_the_lowest_threshold_is_listed(self, seen):
         case = self.case(1.0)
         with self.setting():
             assert counted(case) == expected(case)
         passing = sum(table[0][0] + table[1][0] for table in expected(case).values())
-        assert passing <= seen.listed < 1.1 * passing + 100
-        assert seen.decided < 0.01 * seen.listed
+        listed = seen.listed[seen.parts[-1]]  # those before are samples
+        assert passing <= listed < 1.1 * passing + 100
+        assert seen.decided < 0.01 * listed
 
     def test_a_list_that_is_full_begins_another_round(self, seen, monkeypatch):
         case = self.case(3.0)
-        with self.setting(rows=17):  # lists as long as one tile, which holds 256 pairs
+        with self.setting(rows=17):  # lists as long as one tile, which holds 1,024 pairs
             assert counted(case) == expected(case)
-        assert seen.rounds > 2 * len({id(part) for part in seen.parts})
-        assert {len(part.lists[0].items) for part in seen.parts} >= {17 * 17}
+        assert {len(part.lists[0].items) for part in seen.parts} == {32 * 32}
+        assert sum(part is seen.parts[-1] for part in seen.parts) > 3
 
     def test_what_products_leave_open_is_decided_exactly(self, seen):
         queries = torch.nn.functional.one_hot(torch.arange(60) % 6, 24).float()
@@ -209,10 +210,11 @@ class TestRoads:
 
 @interpreted
 class TestPool:
-    @pytest.mark.parametrize("kind", ["separated", "hard", "few-values", "repeated"])
-    @pytest.mark.parametrize("similarity", SIMILARITIES)
+    @pytest.mark.parametrize(
+        ("kind", "similarity"), sampled_product(["separated", "hard", "few-values", "repeated"], SIMILARITIES, count=5)
+    )
     def test_reports_are_the_same(self, kind, similarity):
-        case = pooled_case(kind, similarity, n=100)
+        case = pooled_case(kind, similarity, n=80)
         of_reference = report(case, group_size=3)
         for precision in (None, "bfloat16", "float32"):
             with engine("triton", precision, layout=(64, 64, ALL), part_rows=32):
@@ -220,7 +222,7 @@ class TestPool:
 
     @pytest.mark.parametrize("groups", [False, True])
     def test_the_histogram_counts_each_candidate_once(self, groups):
-        case = pooled_case("few-values", "cosine", n=100)
+        case = pooled_case("few-values", "cosine", n=80)
         if groups:
             case["query_groups"] = torch.arange(100) // 7
 
@@ -241,7 +243,7 @@ class TestPool:
         assert triton[0] == 0
 
     def test_where_few_pairs_matter_only_these_are_recorded(self):
-        embeddings, labels = made(200, 20, 24, noise=0.3)
+        embeddings, labels = made(100, 10, 24, noise=0.3)
 
         def pooled(kernel):
             with engine(kernel, layout=(64, 64, ALL), part_rows=32):
@@ -259,12 +261,6 @@ class TestPool:
         assert ours.negatives.sum() < 0.2 * every.negatives[1:].sum()
         # estimates are off by fewer than two bins of these
         assert ours.negatives[above - 60 :].sum() >= every.negatives[above:].sum()
-        assert evaluated("triton", embeddings, labels) == evaluated("compiled", embeddings, labels)
-
-
-def evaluated(kernel, embeddings, labels):
-    with engine(kernel, layout=(64, 64, ALL), part_rows=32):
-        return evaluate_retrieval(embeddings, labels)
 
 
 @interpreted
