@@ -45,7 +45,20 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process of
 @pytest.mark.skipif(INTERPRETED, reason="is that process")
 def test_all_of_this_file_in_a_process_of_its_own():
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-m",
+        "not exhaustive",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        __file__,
+    ]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3],
@@ -224,7 +237,7 @@ class TestPool:
     def test_the_histogram_counts_each_candidate_once(self, groups):
         case = pooled_case("few-values", "cosine", n=80)
         if groups:
-            case["query_groups"] = torch.arange(100) // 7
+            case["query_groups"] = torch.arange(80) // 7
 
         def histogram(kernel):
             with engine(kernel, "float32", layout=(64, 64, ALL), part_rows=16):
