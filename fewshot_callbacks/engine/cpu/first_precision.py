@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
+from functools import lru_cache
+from operator import itemgetter
 
 import torch
 
 from fewshot_callbacks.engine.blocks import Block, ScoreRectangle
 from fewshot_callbacks.engine.budget import COUNTER_BYTES, LEAST_ROWS, SHARE_OF_BLOCKS, block_bytes
+from fewshot_callbacks.engine.cpu.byte_kernels import upper_bounds
 from fewshot_callbacks.engine.cpu.counter import Kept, Space, TileCounter
+from fewshot_callbacks.engine.cpu.products import ProductSpace, bytes_possible
 from fewshot_callbacks.engine.duplicates import DistinctItems
 from fewshot_callbacks.engine.matrix import ScoreMatrix
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
@@ -27,10 +32,12 @@ MANY_PAIRS = 2**25
 """Pairs below which a quarter of that piece has to do."""
 EXACT_PRICE = 30.0
 """What the exact score of one pair costs, in float32 products of a pair."""
+CLOSE_PRICE = 6.0
+"""What its float64 product of float32 operands costs."""
 OPEN_SHARE_FOR_FLOAT64 = 0.05
 """Share of open pairs from which float64 products may pay."""
 SURVIVING_SHARE = 0.05
-"""Share of pairs that a screen in half precision lets pass, from which on it does not pay."""
+"""Share of pairs that a screen lets pass, from which on it does not pay."""
 OPEN_SHARE_FOR_CHUNKS = 0.01
 """Share of open pairs from which an estimate with a larger error does not pay."""
 PRODUCT_PRICE = {Precision.HALF: 0.45, Precision.FLOAT32: 1.0, Precision.FLOAT64: 2.0}
@@ -56,6 +63,8 @@ class Pilot:
         """Return the fastest precision, unless the options name one."""
         matrix, scores = self.matrix, self.matrix.scores
         named, pairs = matrix.options.first_precision, matrix.everyone.pairs
+        if named == Precision.BYTES and not bytes_possible(scores):
+            named = Precision.HALF
         queries, items = matrix.duplicates.queries, matrix.duplicates.items
         nothing_here = not len(queries) * len(items)  # queries in one process, and the gallery in another
         if pairs < matrix.options.pilot_pairs or nothing_here or (named is not None and self.pooled is None):
@@ -69,6 +78,8 @@ class Pilot:
             self._zoom(scores, rows, columns)
         if named is None:
             scores, named = self._fastest(rows, columns, cost, int(record.filled[1]))
+        if self.pooled is not None and named == Precision.FLOAT32:
+            self.pooled.refine(scores)
         return Choice(named, scores.chunk, None if self.pooled is None else self.pooled.forecast)
 
     def _fastest(self, rows: Block, columns: Block, cost: float, opened: int) -> tuple[ScoreTiles, Precision]:
@@ -83,12 +94,19 @@ class Pilot:
         scores, costs, pairs = self.matrix.scores, {Precision.FLOAT32: cost}, len(rows) * len(columns)
         # many small products leave fewer pairs open than one large
         whole = scores.with_chunk(scores.dim + 2)
-        if opened <= OPEN_SHARE_FOR_CHUNKS * pairs and self._try(whole, Precision.FLOAT32, rows, columns)[0] <= cost:
+        exact_bins = self.pooled is not None and self.pooled.forecast.beyond_budget
+        few_open = opened <= OPEN_SHARE_FOR_CHUNKS * pairs and not exact_bins
+        if few_open and self._try(whole, Precision.FLOAT32, rows, columns)[0] <= cost:
             scores = whole
         if opened > OPEN_SHARE_FOR_FLOAT64 * pairs:
             costs[Precision.FLOAT64], _ = self._try(scores, Precision.FLOAT64, rows, columns)
-        elif self._surviving(scores, rows, columns) < SURVIVING_SHARE:
-            costs[Precision.HALF], _ = self._try(scores, Precision.HALF, rows, columns)
+        else:
+            for screen in (Precision.BYTES, Precision.HALF):
+                possible = screen == Precision.HALF or bytes_possible(scores)
+                if possible and self._surviving(scores, screen, rows, columns) < SURVIVING_SHARE:
+                    costs[screen], _ = self._try(scores, screen, rows, columns)
+                    if costs[screen] < costs[Precision.FLOAT32]:
+                        break
         fastest = min(costs, key=lambda precision: costs[precision])
         if fastest == Precision.FLOAT64:
             self._zoom(scores, rows, columns)
@@ -126,16 +144,18 @@ class Pilot:
             self.pooled.zoom(float(some.min()), float(some.max()))
             self.pooled.expect(self._try(scores, Precision.FLOAT64, rows, columns)[1], rows, columns)
 
-    def _surviving(self, scores: ScoreTiles, rows: Block, columns: Block) -> float:
-        """Return the share of a sample that a screen in half precision lets pass."""
+    def _surviving(self, scores: ScoreTiles, screen: Precision, rows: Block, columns: Block) -> float:
+        """Return the share of a sample that a screen lets pass."""
+        counter, space = TileCounter(self._rectangle(scores, rows, columns), screen, Kept(), 0), ProductSpace()
         left, right = (
-            scores.operand(block.index, Precision.HALF, of_query=of_query)
+            counter.products.operands(block, space, of_query=of_query)
             for block, of_query in ((rows, True), (columns, False))
         )
+        estimates = counter.products.make(left, right, space)[0]
+        if left.bytes is not None and right.bytes is not None:
+            estimates = upper_bounds(estimates, left.bytes, right.bytes)
         record = PairRecord.nothing() if self.pooled is None else self.pooled.new_record(1)
-        counter = TileCounter(self._rectangle(scores, rows, columns), Precision.HALF, Kept(), 0)
-        low = torch.from_numpy(counter.lowest(rows, record, of_query=True))
-        passing = scores.half_product(left, right) >= low[:, None]
+        passing = torch.from_numpy(estimates >= counter.lowest(rows, record, of_query=True)[:, None])
         passing &= rows.classes[:, None] != columns.classes
         return float(passing.count_nonzero()) / passing.numel()
 
@@ -172,18 +192,39 @@ def precision_for_recount(
 
     Args:
         rectangle: the pairs.
-        precision: in which they were counted; half precision is not taken if that did not pay.
+        precision: in which they were counted. If not in half precision, its products are timed where these may pay.
         named: what the options ask for.
         recount: the thresholds.
     """
     if named is not None:
-        return named
+        return max(named, Precision.HALF)
 
-    def cost(precision: Precision) -> float:
-        error = rectangle.scores.largest_error(precision)
-        return PRODUCT_PRICE[precision] + EXACT_PRICE * recount.share_near(error)
+    def near(precision: Precision) -> float:
+        return recount.share_near(rectangle.scores.largest_error(precision))
 
-    choices = [Precision.FLOAT32, Precision.FLOAT64]
-    if precision == Precision.HALF:
-        choices.append(Precision.HALF)
-    return min(choices, key=cost)
+    exact = (Precision.FLOAT32, Precision.FLOAT64)
+    fastest, cost = min(
+        ((choice, PRODUCT_PRICE[choice] + EXACT_PRICE * near(choice)) for choice in exact), key=itemgetter(1)
+    )
+    after_half = CLOSE_PRICE * near(Precision.HALF) + EXACT_PRICE * near(Precision.FLOAT64_OF_FLOAT32)
+    price = PRODUCT_PRICE[Precision.HALF]
+    if after_half + price < cost and precision != Precision.HALF:
+        price = half_price(rectangle.scores.dim, rectangle.scores.half) if rectangle.pairs >= MANY_PAIRS else math.inf
+    if after_half + price < cost:
+        return Precision.HALF
+    return fastest
+
+
+@lru_cache
+def half_price(dim: int, half: torch.dtype) -> float:
+    """Return what a product in half precision costs here, in float32 products: much where the processor has none."""
+    times = []
+    for dtype in (half, torch.float32):
+        left, right = torch.ones(64, dim, dtype=dtype), torch.ones(1024, dim, dtype=dtype)
+        best = math.inf
+        for _ in range(3):  # the first one may compile
+            started = time.perf_counter()
+            torch.mm(left, right.T)
+            best = min(best, time.perf_counter() - started)
+        times.append(best)
+    return times[0] / times[1]

@@ -70,7 +70,9 @@ class TritonTiles(TileMaker):
                 chosen = Precision.FLOAT64 if still > OPEN_SHARE else chosen
             elif self.trusted and passing < PASSING_SHARE and not matrix.candidates.across_classes:
                 forecast = _forecast(pooled, sample, histogram)
-        return Choice(Precision.HALF if chosen is None else chosen, matrix.scores.dim + 2, forecast)
+        return Choice(
+            Precision.HALF if chosen is None else max(chosen, Precision.HALF), matrix.scores.dim + 2, forecast
+        )
 
     def count(
         self, rectangle: ScoreRectangle, precision: Precision, pooled: PooledCounts | None, done: Done
