@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.engine.cpu.count_kernels import RUN, _any_order, _kernel, _resolve, _span
+from fewshot_callbacks.engine.cpu.count_kernels import RUN, _allocating, _any_order, _resolve, _span
 
 EXCLUDED = -(2**31)
 """Stands for the product of an excluded pair: no product of bytes is that low."""
@@ -60,7 +60,7 @@ def upper_bounds(products: NDArray[np.int32], rows: ByteRows, columns: ByteRows)
     return found + rows.offset[:, None] + columns.offset
 
 
-@_kernel
+@_allocating
 def screen_bytes(
     products, first_row, rows, row_bytes, row_low, columns, column_bytes, column_low, spans, both, pairs, pooled
 ):
