@@ -28,9 +28,10 @@ def data_of(name):
     return json.loads((ROOT / "docs" / "figures" / "data" / f"{DATA[name]}.json").read_text())
 
 
-@pytest.fixture(
-    scope="module", params=[name for name in DATA if (ROOT / "docs/figures/data" / f"{DATA[name]}.json").exists()]
-)
+DRAWN = [name for name in DATA if (ROOT / "docs/figures/data" / f"{DATA[name]}.json").exists()]
+
+
+@pytest.fixture(scope="module", params=DRAWN)
 def figure(request):
     return studies.FIGURES[request.param](data_of(request.param))
 
