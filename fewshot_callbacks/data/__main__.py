@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 1 where too few icon themes are installed.
 
-    Example:
+    Examples:
         >>> main(["--help"])
         Traceback (most recent call last):
         SystemExit: 0

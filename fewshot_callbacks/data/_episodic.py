@@ -51,7 +51,7 @@ def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split
     Returns:
         "test" where `seeded_draw` is below `test_share`, "val" for the next `val_share`, "train" for the rest.
 
-    Example:
+    Examples:
         >>> [split_of(name, 0, 0.2, 0.25) for name in ("edit-cut", "firefox", "weather-snow")]
         ['test', 'train', 'val']
     """

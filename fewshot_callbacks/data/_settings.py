@@ -25,7 +25,7 @@ def with_settings(cls: type[AnyClass]) -> type[AnyClass]:
     Returns:
         The same class.
 
-    Example:
+    Examples:
         >>> @with_settings
         ... class Episodes:
         ...     '''Episodes.

@@ -42,7 +42,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         ValueError: A number is too small; there are fewer than P classes, or a class has fewer than K items; or, when it is
             iterated, P is smaller than the number of processes.
 
-    Example:
+    Examples:
         >>> labels = ["owl", "wren", "owl", "wren", "heron", "heron", "heron", "owl"]
         >>> sampler = ClassBalancedBatchSampler(labels, classes_per_batch=2, items_per_class=2)
         >>> [len(batch) for batch in sampler]
@@ -115,7 +115,7 @@ def check_batch_sizes(classes_per_batch: int, items_per_class: int) -> None:
     Raises:
         ValueError: A number is too small.
 
-    Example:
+    Examples:
         >>> check_batch_sizes(4, 1)
         Traceback (most recent call last):
         ValueError: items_per_class=1: an item alone of its class has nothing to be ranked for. Use items_per_class >= 2.
@@ -143,7 +143,7 @@ def check_class_balance(
     Raises:
         ValueError: A number is too small, there are too few classes, or a class has too few items.
 
-    Example:
+    Examples:
         >>> check_class_balance(torch.tensor([0, 0, 0, 1, 1]), 2, 3, ("heron", "owl"))
         Traceback (most recent call last):
         ValueError: items_per_class=3, but class 'owl' has 2 items. Use items_per_class <= 2 or drop the class.

@@ -40,7 +40,7 @@ def cub_split(class_id: int) -> Split:
     References:
         Chen, Liu, Kira, Wang, Huang, "A Closer Look at Few-shot Classification", ICLR 2019.
 
-    Example:
+    Examples:
         >>> [cub_split(class_id) for class_id in (1, 2, 3, 4)]
         ['train', 'val', 'train', 'test']
     """
@@ -80,7 +80,7 @@ class CUBDataModule(PhotoDataModule):
         Wah, Branson, Welinder, Perona, Belongie, "The Caltech-UCSD Birds-200-2011 Dataset", CNS-TR-2011-001, 2011.
         Chen, Liu, Kira, Wang, Huang, "A Closer Look at Few-shot Classification", ICLR 2019.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as root:

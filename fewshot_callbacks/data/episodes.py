@@ -38,7 +38,7 @@ class SeededBatchSampler(BatchSampler):
         Args:
             epoch: From 0. Fixed episodes do not depend on it.
 
-        Example:
+        Examples:
             >>> import torch
             >>> sampler = EpisodicBatchSampler(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
             >>> first = list(sampler)
@@ -98,7 +98,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         ValueError: See `fewshot_callbacks.functional.episodes.sampling.sample_episodes`; or fewer training episodes than
             processes need for a batch each.
 
-    Example:
+    Examples:
         >>> import torch
         >>> labels = torch.arange(40) % 4
         >>> sampler = EpisodicBatchSampler(labels, ways=2, shots=1, queries=2, episodes=3)
@@ -157,7 +157,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
     def episode_list(self) -> EpisodeList:
         """The whole list, of all processes: the fixed one, or that of the epoch that comes next.
 
-        Example:
+        Examples:
             >>> import torch
             >>> sampler = EpisodicBatchSampler(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
             >>> sampler.episode_list[0].flatten().tolist() == next(iter(sampler))

@@ -26,7 +26,7 @@ class ImageFolderSet(ImageSet):
         FileNotFoundError: There is no such folder.
         ValueError: There is no class in it, or a class without an image.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as root:
@@ -98,7 +98,7 @@ class ImageFolderDataModule(PhotoDataModule):
         ValueError: A setting is out of range. Folders are checked in `setup`: a missing one is a FileNotFoundError; a
             class without images, or one that two splits share, a ValueError.
 
-    Example:
+    Examples:
         >>> data = ImageFolderDataModule("birds", image_size=84, val_folder=None)
         >>> data.resize
         96

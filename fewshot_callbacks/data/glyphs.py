@@ -49,7 +49,7 @@ class GlyphSet(Dataset[tuple[Tensor, int]]):
         scripts: For each class, its script.
         face_names: All typefaces, whether they occur in the split or not.
 
-    Example:
+    Examples:
         >>> glyphs = GlyphSet.load("test")
         >>> image, label = glyphs[0]
         >>> tuple(image.shape), glyphs.scripts[label], sorted(set(glyphs.scripts))
@@ -92,7 +92,7 @@ class GlyphSet(Dataset[tuple[Tensor, int]]):
         Raises:
             ValueError: An unknown split, or a size or a number of faces out of range.
 
-        Example:
+        Examples:
             >>> GlyphSet.load("val").scripts[0]
             'Greek'
             >>> GlyphSet.load("test", min_faces=17)
@@ -117,7 +117,7 @@ def load_splits(size: int = 32, min_faces: int = 10) -> dict[Split, GlyphSet]:
     Raises:
         ValueError: A size or a number of faces out of range.
 
-    Example:
+    Examples:
         >>> list(load_splits())
         ['train', 'val', 'test']
     """
@@ -157,7 +157,7 @@ def cache_file(size: int = 32, min_faces: int = 10) -> Path:
     Returns:
         The path, whether the file exists or not.
 
-    Example:
+    Examples:
         >>> cache_file(size=32, min_faces=10).name
         'glyphs-32px-10faces-....pt'
     """
@@ -176,7 +176,7 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
     Returns:
         The drawing, and how many look-alikes were left out of it.
 
-    Example:
+    Examples:
         >>> drawn = load_drawing()
         >>> len(drawn.images) == len(drawn.classes)
         True
@@ -208,7 +208,7 @@ def augment_glyphs(
     Returns:
         Images of the same shape and type, clamped to [0, 1].
 
-    Example:
+    Examples:
         >>> images = torch.zeros(2, 1, 32, 32)
         >>> images[:, :, 12:20, 12:20] = 1
         >>> moved = augment_glyphs(images, torch.Generator().manual_seed(0))
@@ -248,7 +248,7 @@ class GlyphDataModule(EpisodicDataModule):
     Raises:
         ValueError: A setting is out of range.
 
-    Example:
+    Examples:
         >>> data = GlyphDataModule(ways=5, shots=1, queries=4, episodes=2)
         >>> images, labels = next(iter(data.train_dataloader()))
         >>> tuple(images.shape), labels.unique().numel()
@@ -279,7 +279,7 @@ class GlyphDataModule(EpisodicDataModule):
     def num_classes(self) -> int:
         """Classes to train on; loads the glyphs if they are not yet.
 
-        Example:
+        Examples:
             >>> GlyphDataModule().num_classes > 1000
             True
         """
@@ -294,7 +294,7 @@ class GlyphDataModule(EpisodicDataModule):
         Returns:
             The whole split, not augmented.
 
-        Example:
+        Examples:
             >>> GlyphDataModule().glyphs("val").scripts[0]
             'Greek'
         """
@@ -355,7 +355,7 @@ def glyph_sheet(
         size: Height and width of the glyphs, in pixels.
         dpi: Resolution of the page.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     glyph_sheet(Path(folder) / "glyphs.png", "val", rows_per_script=2)

@@ -60,7 +60,7 @@ def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> 
     Returns:
         "train", "val" or "test".
 
-    Example:
+    Examples:
         >>> {logo_split(f"lexus-{i}", val_share=0.2, test_share=0.2, seed=0) for i in range(9)}
         {'test'}
     """
@@ -92,7 +92,7 @@ class LogoCounts:
     def in_words(self) -> str:
         """One sentence.
 
-        Example:
+        Examples:
             >>> LogoCounts(3, 70, 2, 1, 5, 0, 0).in_words()
             'LogoDet-3K: 70 boxes of 3 classes; left out are 2 broken boxes and 1 small class with 5 boxes.'
         """
@@ -197,7 +197,7 @@ class LogoDet3KDataModule(PhotoDataModule):
         Wang, Min, Hou, Ma, Zheng, Jiang, "LogoDet-3K: A Large-Scale Image Dataset for Logo Detection", ACM TOMM 18(1),
         2022.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> box = "<bndbox><xmin>2</xmin><ymin>2</ymin><xmax>18</xmax><ymax>6</ymax></bndbox>"

@@ -56,7 +56,7 @@ class MiniImageNetDataModule(PhotoDataModule):
         Vinyals, Blundell, Lillicrap, Kavukcuoglu, Wierstra, "Matching Networks for One Shot Learning", NeurIPS 2016.
         Ravi, Larochelle, "Optimization as a Model for Few-Shot Learning", ICLR 2017: the lists.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as root:

@@ -62,7 +62,7 @@ class OmniglotDataModule(ImageDataModule):
         Lake, Salakhutdinov, Tenenbaum, "Human-level concept learning through probabilistic program induction",
         Science 350(6266), 2015.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as root:

@@ -61,7 +61,7 @@ def embedding_map(
     Raises:
         ValueError: no item, or more or fewer classes to name than 1 to 12.
 
-    Example:
+    Examples:
         >>> from fewshot_callbacks.plots.projection import project
         >>> figure = embedding_map(project(np.eye(4), ["cat", "cat", "dog", "dog"]), title="epoch 3")
     """

@@ -124,7 +124,7 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
     Raises:
         ValueError: no row.
 
-    Example:
+    Examples:
         >>> cat = Item("a cat on a mat", "cat")
         >>> figure = retrieval_panels([PanelRow(cat, [Neighbour(Item(None, "dog"), 0.8, relevant=False)], "AP 0.25")])
         >>> figure.get_size_inches().round(2).tolist()
@@ -240,7 +240,7 @@ def _explain_marks(axes: Axes, level: float) -> None:
 def score_text(score: float) -> str:
     """Write a score in few characters.
 
-    Example:
+    Examples:
         >>> score_text(0.91234), score_text(-123.456), score_text(2.5e7)
         ('0.912', '-123.5', '2.5e+07')
     """

@@ -35,7 +35,7 @@ def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, 
     Raises:
         ValueError: no image, or a number of values in `mean` or `std` that is neither one nor that of the channels.
 
-    Example:
+    Examples:
         >>> import torch
         >>> to_picture(torch.full((1, 2, 2), 51, dtype=torch.uint8))[0, 0], to_picture(torch.rand(7, 8, 9)).shape
         (array([0.2], dtype=float32), (8, 9, 3))

@@ -85,7 +85,7 @@ def project(
         ValueError: no item, an unknown method, or not as many labels or ids as embeddings.
         ImportError: the package of the method is not installed.
 
-    Example:
+    Examples:
         >>> map_ = project(np.array([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0], [4.0, 1.0, 1.0]]), ["a", "a", "b"])
         >>> map_.axes
         ('first principal component, 98 % of the variance', 'second principal component, 2 % of the variance')

@@ -97,7 +97,7 @@ def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) ->
     Returns:
         A figure with a canvas for pixels.
 
-    Example:
+    Examples:
         >>> new_figure(4).get_size_inches().tolist()
         [6.0, 4.0]
     """
@@ -120,7 +120,7 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
     Raises:
         ValueError: another format.
 
-    Example:
+    Examples:
         >>> encode(new_figure(1))[1:4]
         b'PNG'
     """
@@ -158,7 +158,7 @@ def save(figure: Figure, path: str | Path, resolution: float | None = None) -> N
 def pixels(figure: Figure, resolution: float = 100) -> np.ndarray:
     """Draw a figure as an array of uint8 with the axes height, width, (red, green, blue).
 
-    Example:
+    Examples:
         >>> pixels(new_figure(1)).shape
         (100, 600, 3)
     """

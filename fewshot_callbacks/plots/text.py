@@ -56,7 +56,7 @@ def readable(text: object) -> str:
     Returns:
         The text, in which a dollar sign starts no formula.
 
-    Example:
+    Examples:
         >>> readable("two\nlines"), readable("price $5"), readable("cat \U00013000"), readable("\U00013000")
         ('two lines', 'price \\$5', 'cat □', 'U+13000')
     """
@@ -96,7 +96,7 @@ def shorten(text: object, width: float, size: float) -> str:
     Returns:
         The text, or its beginning and its end with an ellipsis between them.
 
-    Example:
+    Examples:
         >>> shorten("Black_footed_Albatross_0046", 1.0, 8)
         'Black_fo…_0046'
     """
@@ -128,7 +128,7 @@ def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
     Returns:
         At most so many lines; the last one ends with an ellipsis if there was more.
 
-    Example:
+    Examples:
         >>> wrap("where is the nearest station, please?", 0.8, 2, 8)
         ['where is the', 'nearest…']
     """

@@ -87,7 +87,7 @@ def headline(report: RetrievalReport) -> list[Figure]:
 def meaning(name: str) -> str:
     """Say what a metric means, in one sentence.
 
-    Example:
+    Examples:
         >>> meaning("recall@5")
         'Share of queries with a relevant item among the first 5.'
     """

@@ -44,7 +44,7 @@ class IconThemesDataModule(EpisodicDataModule):
         ValueError: A setting is out of range, or the classes are too small for the episodes. Themes are looked for in
             `prepare_data`: too few of them are a ValueError that says which packages hold some.
 
-    Example:
+    Examples:
         >>> IconThemesDataModule(shots=1).queries, IconThemesDataModule(split="themes").test_queries
         (5, 2)
         >>> IconThemesDataModule(shots=5, queries=5)

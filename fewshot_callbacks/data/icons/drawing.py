@@ -191,7 +191,7 @@ def draw_file(path: Path, size: int) -> Picture | None:
 def is_of_one_colour(picture: Picture) -> bool:
     """Whether all visible pixels have one colour, regardless of their transparency.
 
-    Example:
+    Examples:
         >>> square = np.zeros((4, 8, 8), dtype=np.uint8)
         >>> square[:, 2:6, 2:6] = np.array([200, 0, 0, 255])[:, None, None]
         >>> is_of_one_colour(square)

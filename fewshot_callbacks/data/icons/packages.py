@@ -80,7 +80,7 @@ def described(packages: Sequence[Package]) -> tuple[str, str]:
     Returns:
         `name version, ...` and `licence, ...`.
 
-    Example:
+    Examples:
         >>> described([Package("art-icons", "1.2-3", ("GPL-3",)), Package("art-icons", "1.2-3", ("GPL-3",))])
         ('art-icons 1.2-3', 'GPL-3')
     """

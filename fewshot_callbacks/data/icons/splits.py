@@ -35,7 +35,7 @@ class IconThemes(Dataset[tuple[Tensor, int]]):
         family_names: All families of themes, whether they occur in the split or not.
         augmentation: What is done to images that are handed out; None for nothing.
 
-    Example:
+    Examples:
         >>> images = torch.zeros(2, 4, 8, 8, dtype=torch.uint8)  # nothing but transparent pixels
         >>> icons = IconThemes(images, torch.tensor([0, 0]), torch.tensor([0, 1]), ("cut",), ("Actions",), ("A", "B"))
         >>> image, label = icons[1]
@@ -94,7 +94,7 @@ class IconThemes(Dataset[tuple[Tensor, int]]):
         Raises:
             ValueError: A setting is out of range, or too few themes are installed; says which packages hold some.
 
-        Example:
+        Examples:
             >>> IconThemes.load("test", size=4)
             Traceback (most recent call last):
             ValueError: size is 4; icons cannot be distinguished below 8 pixels. Use an even size >= 8.

@@ -37,7 +37,7 @@ class EpisodeAccuracy:
             looks at all queries together and must not be compared with one that does not.
         per_episode: The accuracy of each episode, float64, for `minus`; None where it was not kept.
 
-    Example:
+    Examples:
         >>> result = EpisodeAccuracy(0.5713, 0.1187, 0.0095, 600, 5, 1, 15, "1a2b3c4d5e6f")
         >>> print(result)
         57.13 ± 0.95 % (600 episodes, 5-way 1-shot, hash 1a2b3c4d5e6f)
@@ -77,7 +77,7 @@ class EpisodeAccuracy:
         Raises:
             ValueError: One used batch statistics and the other did not.
 
-        Example:
+        Examples:
             >>> from fewshot_callbacks.functional import sample_episodes
             >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=5, episodes=3)
             >>> better = summarize_accuracies(torch.tensor([0.5, 0.7, 0.9]), episodes)
@@ -126,7 +126,7 @@ def summarize_accuracies(
     Raises:
         ValueError: There is no accuracy, not exactly one per episode, or one that is not a number in [0, 1].
 
-    Example:
+    Examples:
         >>> from fewshot_callbacks.functional import sample_episodes
         >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=5, episodes=4)
         >>> result = summarize_accuracies(torch.tensor([0.5, 0.7, 0.6, 0.6]), episodes)

@@ -34,7 +34,7 @@ class EpisodeList:
     Raises:
         ValueError: The sizes of `indices` are not `ways` and `shots + queries`.
 
-    Example:
+    Examples:
         >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
         >>> len(episodes), tuple(episodes[0].shape)
         (3, (2, 3))
@@ -65,7 +65,7 @@ class EpisodeList:
         Raises:
             ValueError: `n` is negative.
 
-        Example:
+        Examples:
             >>> len(sample_episodes(torch.arange(40) % 4, ways=2, queries=2, episodes=9).first(5))
             5
         """
@@ -80,7 +80,7 @@ class EpisodeList:
         The start of the SHA-256 of the sizes (episodes, ways, shots, queries) and the positions, both as little-endian
         int64; the same on every machine.
 
-        Example:
+        Examples:
             >>> labels = torch.arange(40) % 4
             >>> one, same = (sample_episodes(labels, ways=2, queries=2, episodes=9, seed=1) for _ in range(2))
             >>> one.hash == same.hash, one.hash == one.first(8).hash
@@ -126,7 +126,7 @@ def sample_episodes(
         ValueError: Labels are not one integer or word for each item; a number is not positive; there are fewer than `ways`
             classes; or a class has fewer than `shots + queries` images. No class is skipped in silence.
 
-    Example:
+    Examples:
         >>> labels = torch.tensor([7, 7, 7, -1, -1, -1])
         >>> episode = sample_episodes(labels, ways=2, shots=1, queries=2, episodes=1)[0]
         >>> sorted(episode.flatten().tolist())
@@ -179,7 +179,7 @@ def check_episode_sizes(**sizes: int) -> None:
     Raises:
         ValueError: A number is not positive.
 
-    Example:
+    Examples:
         >>> check_episode_sizes(ways=5, shots=0)
         Traceback (most recent call last):
         ValueError: shots is 0; an episode needs at least one. Use shots >= 1.
@@ -204,7 +204,7 @@ def check_classes_suffice(
     Raises:
         ValueError: As `sample_episodes` does.
 
-    Example:
+    Examples:
         >>> check_classes_suffice(torch.arange(4) % 2, ways=2, shots=1, queries=2, class_names=("heron", "owl"))
         Traceback (most recent call last):
         ValueError: 2-way 1-shot with 2 queries needs 3 images per class; class 'heron' has 2, the smallest of 2 classes

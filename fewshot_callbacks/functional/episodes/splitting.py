@@ -31,7 +31,7 @@ def split_episode(
         ValueError: Labels are not one integer or word for each row; there is no row; classes have
             different numbers of rows; or no row is left for a query.
 
-    Example:
+    Examples:
         >>> embeddings = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
         >>> support, query = split_episode(embeddings, torch.tensor([9, 4, 9, 4]), shots=1)
         >>> support.flatten().tolist(), query.flatten().tolist()  # class 4, then class 9
@@ -82,7 +82,7 @@ def split_episodes(
         ValueError: When `split_episode` does for one of them (it says for which); or the episodes are not of the same
             sizes.
 
-    Example:
+    Examples:
         >>> embeddings = torch.arange(8.0)[:, None]
         >>> labels = torch.tensor([9, 4, 9, 4, 1, 1, 4, 4])
         >>> support, query = split_episodes(embeddings, labels, shots=1, episodes=2)

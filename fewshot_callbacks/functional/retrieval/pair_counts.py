@@ -36,7 +36,7 @@ class PairCounts:
         sampled_below: the false positives of lower thresholds, and the bins there, are estimated from a sample of the
             irrelevant pairs; -inf where all were counted.
 
-    Example:
+    Examples:
         >>> counts = PairCounts(np.array([0.2, 0.8]), np.array([4, 2]), np.array([6, 1]), 4, 20,
         ...                     np.array([0.0, 0.5, 1.0]), np.array([1, 3]), np.array([18, 2]))
         >>> counts.recall, counts.precision.round(2), counts.false_match_rate
