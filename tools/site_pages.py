@@ -1,7 +1,7 @@
 """A hook of MkDocs: pages of the site that lie outside of docs/, and links that leave it.
 
-Every page reads well in the repository, too, so its links are those of the repository: `../benchmarks/README.md`. On the site such a
-link leads to the page that shows this file, if there is one, and else to the file in the repository.
+Every page reads well in the repository, too, so its links are those of the repository, such as `../benchmarks/README.md`. On the
+site such a link leads to the page that shows this file, if there is one, and else to the file in the repository.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = {
+    "index.md": "README.md",
     "benchmarks.md": "benchmarks/README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
@@ -54,8 +55,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         in_repository = posixpath.normpath(posixpath.join(posixpath.dirname(here), path))
         if in_repository in shown:
             on_site = shown[in_repository]
-        elif in_repository == "README.md":
-            on_site, anchor = "index.md", ""
         elif in_repository.startswith("docs/"):
             on_site = in_repository.removeprefix("docs/")
         elif (ROOT / in_repository).exists():

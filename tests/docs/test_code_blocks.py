@@ -32,7 +32,7 @@ PARSERS = [
     CodeBlockParser(language="bash", evaluator=check_shell),
     SkipParser(),
 ]
-"""A block before which `<!--- skip: next, "reason" -->` stands is left out; `<!--- invisible-code-block: python ... -->` runs unseen."""
+"""`<!--- skip: next, "reason" -->` leaves the next block out; `<!--- invisible-code-block: python ... -->` runs unseen."""
 
 
 @pytest.mark.filterwarnings("ignore")  # what a page shows may warn; that it works is what counts here
