@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from sybil import Document, Example
-from sybil.evaluators.python import PythonEvaluator
-from sybil.parsers.markdown import CodeBlockParser, SkipParser
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 from tests.docs import pages
 
@@ -18,17 +17,8 @@ def check_shell(example: Example) -> None:
         pages.check_command(words)
 
 
-def run_python(example: Example) -> None:
-    """Run a block; one that includes a file shows a recipe, which `test_recipes.py` runs."""
-    if example.parsed.lstrip().startswith("--8<--"):
-        included = example.parsed.split('"')[1]
-        assert (pages.ROOT / included).parent == pages.ROOT / "examples" / "recipes", included
-    else:
-        PythonEvaluator()(example)
-
-
 PARSERS = [
-    CodeBlockParser(language="python", evaluator=run_python),
+    PythonCodeBlockParser(),
     CodeBlockParser(language="bash", evaluator=check_shell),
     SkipParser(),
 ]
@@ -51,8 +41,18 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_every_language_is_checked() -> None:
     """A block of a language that nobody runs would be a promise that nobody holds."""
-    known = {"python", "bash", "", "text", "mermaid", "yaml", "toml", "console"}
+    known = {
+        "python",
+        "bash",
+        "",
+        "text",
+        "mermaid",
+        "yaml",
+        "toml",
+        "console",
+    }  # and recipes, which `test_recipes.py` runs
     for page in pages.PAGES:
         fences = [line.strip() for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("```")]
         for opening in fences[::2]:
-            assert opening.strip("`").split(" ")[0] in known, f"{page}: {opening}"
+            language = opening.strip("`").partition(" ")
+            assert language[0] in known, f"{page}: {opening}"
