@@ -63,7 +63,8 @@ def _work(rank: int, module: str, shared: str, count: int, backend: str) -> None
     if backend == "without CPU":
         torch.distributed.Backend.register_backend("standin", torch.distributed.ProcessGroupGloo, devices=["cuda"])
         name = "standin"
-    torch.distributed.init_process_group(name, init_method=f"file://{folder}/meeting", rank=rank, world_size=count)
+    meeting = f"file:///{folder.as_posix().lstrip('/')}/meeting"  # of Windows, too: file:///C:/...
+    torch.distributed.init_process_group(name, init_method=meeting, rank=rank, world_size=count)
     found = importlib.import_module(module).answers(rank, folder)
     torch.save(found, folder / f"{rank}.pt")
     if backend == "gloo":
@@ -76,7 +77,7 @@ def _work(rank: int, module: str, shared: str, count: int, backend: str) -> None
 
 def main(module: str, shared: str) -> None:
     """Run all groups of a module, one after the other, also when one of them fails."""
-    method = "fork" if "fork" in torch.multiprocessing.get_all_start_methods() else "spawn"
+    method = "fork" if sys.platform == "linux" else "spawn"  # libraries of macOS do not survive a fork
     for count, backend in importlib.import_module(module).GROUPS:
         folder_of(Path(shared), module, count, backend).mkdir()
         arguments = module, shared, count, backend

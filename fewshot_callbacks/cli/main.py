@@ -20,6 +20,8 @@ COMMANDS = {
     "validate": "evaluate a checkpoint of fit on the validation classes",
     "test": "evaluate a checkpoint of fit on the test classes",
 }
+COMPUTES_WITH = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
+"""The packages whose versions a bug report should name."""
 DEBUG = "FEWSHOT_DEBUG"
 """The environment variable that brings back the traceback of an error."""
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -28,18 +30,37 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of the first word; each command has one of its own for the others."""
-    from fewshot_callbacks import __version__  # noqa: PLC0415 - asks the installed package
-
     first = argparse.ArgumentParser(
         prog="fewshot",
         description="Train few-shot embeddings and evaluate them exactly.",
         epilog=f"'fewshot COMMAND --help' says more of each. With {DEBUG}=1 an error shows its traceback.",
     )
-    first.add_argument("--version", action="version", version=f"fewshot_callbacks {__version__}")
+    first.add_argument("--version", action=_Versions, nargs=0, help="show what a bug report should say, and exit")
     commands = first.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
     return first
+
+
+class _Versions(argparse.Action):
+    """Print the version of this package, and of what it runs on."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import platform  # noqa: PLC0415 - not needed otherwise
+        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
+        from fewshot_callbacks import __version__  # noqa: PLC0415
+
+        def named(package: str) -> str:
+            try:
+                return f"{package} {version(package)}"
+            except PackageNotFoundError:
+                return f"{package} not installed"
+
+        print(f"fewshot_callbacks {__version__}")
+        print(f"Python {platform.python_version()}, {platform.platform()}")
+        print(", ".join(map(named, COMPUTES_WITH)))
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

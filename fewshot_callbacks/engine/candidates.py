@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from jaxtyping import Bool, Int
@@ -30,9 +32,11 @@ class Candidates:
     gallery_start: Int[Tensor, "classes1"]
     """first position of each class in the gallery, and the number of items"""
     exclusions: tuple[tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]], ...]
-    """pairs of codes by index: a candidate whose code equals the query's is neither a hit nor a miss"""
-    across_classes: bool
-    """whether an exclusion can meet a pair of different classes"""
+    """int32 codes by index: a candidate whose code equals the query's is neither a hit nor a miss"""
+    has_codes: bool
+    """whether ids or groups exclude pairs, beside a query and itself"""
+    excluded_negatives: int
+    """pairs of different classes that are excluded, of all queries and the whole gallery"""
     part: Int[Tensor, "classes"] | None = None
     """where items of different parts are no candidates for each other: the part of each class, ascending"""
 
@@ -56,6 +60,16 @@ class Candidates:
     def relevant_pairs(self) -> int:
         """Pairs of one class, those of an item with itself included."""
         return int((self.query_start.diff() * self.gallery_start.diff()).sum())
+
+    @property
+    def negative_pairs(self) -> int:
+        """Pairs of different classes that are not excluded, where this is of all queries and the whole gallery."""
+        return self.pairs - self.relevant_pairs - self.excluded_negatives
+
+    @property
+    def across_classes(self) -> bool:
+        """Whether some pair of different classes is excluded."""
+        return self.excluded_negatives > 0
 
     @property
     def most_relevant(self) -> int:
@@ -83,9 +97,17 @@ class Candidates:
             starts_of(own, self.classes),
             starts_of(others, self.classes),
             exclusions,
-            self.across_classes,
+            self.has_codes,
+            self.excluded_negatives,
             self.part,
         )
+
+    def codes(
+        self, queries: Int[Tensor, "queries"], gallery: Int[Tensor, "items"]
+    ) -> tuple[Int[Tensor, "exclusions queries"], Int[Tensor, "exclusions items"]]:
+        """Return the codes of these indices, a row for each exclusion, of which there must be one."""
+        of_queries, of_items = zip(*self.exclusions, strict=True)
+        return torch.stack([code[queries] for code in of_queries]), torch.stack([code[gallery] for code in of_items])
 
     def excluded(self, queries: Tensor, gallery: Tensor) -> Bool[Tensor, "*pairs"]:
         """Return whether the pairs of these indices (broadcast against each other) are excluded."""
@@ -136,28 +158,57 @@ def find_candidates(
     number = torch.empty_like(by_size)
     number[by_size] = torch.arange(classes, device=by_size.device)
 
-    query_order = number[query_code].argsort(stable=True)
-    gallery_order = number[gallery_code].argsort(stable=True)
-    exclusions = []
-    if same_set:
-        itself = torch.arange(len(query_labels), device=codes.device)
-        exclusions.append((itself, itself))
-    elif query_position is not None:
-        exclusions.append((query_position, torch.arange(len(gallery_labels), device=codes.device)))
-    for of_query, of_item in ((query_ids, gallery_ids), (query_groups, gallery_groups)):
-        if of_query is not None and of_item is not None:
-            exclusions.append((of_query, of_item))
+    itself = []
+    if same_set or query_position is not None:
+        places = torch.arange(len(gallery_labels), dtype=torch.int32, device=codes.device)
+        itself.append((places if query_position is None else query_position.int(), places))
+    given = [
+        torch.cat([of_query, of_item]).unique(return_inverse=True)[1].int()
+        for of_query, of_item in ((query_ids, gallery_ids), (query_groups, gallery_groups))
+        if of_query is not None and of_item is not None
+    ]
+    queries, query_class, gallery_class = len(query_labels), number[query_code], number[gallery_code]
+    query_order, gallery_order = query_class.argsort(stable=True), gallery_class.argsort(stable=True)
     return Candidates(
         query_order=query_order,
         gallery_order=gallery_order,
-        query_class=number[query_code][query_order],
-        gallery_class=number[gallery_code][gallery_order],
+        query_class=query_class[query_order],
+        gallery_class=gallery_class[gallery_order],
         query_start=_starts(queries_in[by_size]),
         gallery_start=_starts(gallery_in[by_size]),
-        exclusions=tuple(exclusions),
-        across_classes=any(codes is not None for codes in (query_ids, query_groups)),
+        exclusions=(*itself, *((code[:queries], code[queries:]) for code in given)),
+        has_codes=bool(given),
+        excluded_negatives=_excluded_negatives(given, number[codes], part, queries),
         part=part,
     )
+
+
+def _excluded_negatives(exclusions: Sequence[Tensor], classes: Tensor, part: Tensor | None, queries: int) -> int:
+    """Count the pairs of different classes (of one part) that some exclusion meets, by inclusion and exclusion.
+
+    Args:
+        exclusions: codes of the queries, and after them those of the gallery items, like the other arguments.
+        classes: their class numbers.
+        part: the part of each class.
+        queries: how many of them are queries.
+    """
+    searched, total = () if part is None else (part[classes],), 0
+    for many in range(1, len(exclusions) + 1):
+        for chosen in combinations(exclusions, many):
+            equal = [_equal_pairs(codes, queries) for codes in ((*searched, *chosen), (*searched, *chosen, classes))]
+            total += (equal[0] - equal[1]) * (1 if many % 2 else -1)
+    return total
+
+
+def _equal_pairs(codes: Sequence[Tensor], queries: int) -> int:
+    """Count the pairs of a query and a gallery item all of whose codes are equal."""
+    joined = torch.zeros_like(codes[0], dtype=torch.int64)
+    for code in codes:
+        joined = (joined * (int(code.max()) + 1) + code).unique(return_inverse=True)[1]
+    of_queries, of_items = (
+        torch.bincount(side, minlength=len(joined)) for side in (joined[:queries], joined[queries:])
+    )
+    return int((of_queries * of_items).sum())
 
 
 def _starts(counts: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def find_duplicates(scores: ScoreTiles, candidates: Candidates, processes: Proce
     rows = [row for *_, row in holders if row is not None]
     collapsed = len(rows) == len(holders) and all(torch.equal(row, rows[0]) for row in rows)
     query_numbers = numbers if same_set or not repeats else row_numbers(scores.queries)
-    merge = repeats and not candidates.across_classes
+    merge = repeats and not candidates.has_codes  # equal queries may differ in whom they may retrieve
     items = distinct_items(candidates.gallery_order, candidates.gallery_class, numbers if merge else None, device)
     queries = items
     if not same_set:

@@ -35,7 +35,7 @@ class ScoreMatrix:
     processes: Processes
     options: EngineOptions
     symmetric: bool
-    """each pair is scored once for both its items: one set, and neither ids nor groups exclude pairs of two classes"""
+    """each pair is scored once for both its items: one set, and what one excludes excludes it"""
     symmetric_ranks: bool
     """so it is while ranks are counted, as the counters of all queries fit the budget"""
 
@@ -151,7 +151,7 @@ def score_matrix(
         1.0 if best else candidates.relevant_pairs / max(1, len(candidates.query_order)),
         options.layout,
     )
-    symmetric = same_set and not candidates.across_classes
+    symmetric = same_set and all(torch.equal(*codes) for codes in candidates.exclusions)
     fits = symmetric and budget.layout.batch >= queries and budget.layout.square
     everywhere = not processes.largest([float(not fits)])[0]
     return ScoreMatrix(scores, candidates, own, duplicates, budget, processes, options, symmetric, everywhere)

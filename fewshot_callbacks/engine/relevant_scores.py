@@ -13,6 +13,7 @@ from itertools import groupby, islice, pairwise
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.engine.candidates import Candidates
@@ -47,8 +48,7 @@ class RelevantScores:
     ) -> None:
         self.scores, self.candidates, self.memory_bytes, self.threads = scores, candidates, memory_bytes, threads
         self.same_set = scores.queries is scores.gallery
-        of_itself = self.same_set or not candidates.exclusions  # no ids or groups; only the query itself is excluded
-        self.compiled = scores.compiled is not None and not repeats and not candidates.across_classes and of_itself
+        self.compiled = scores.compiled is not None and not repeats
         of_column = threads * (SCREENED_ROWS * (4 + 8 + 8) + 4 * scores.dim)
         self.handed_on = memory_bytes // HANDED_ON_BYTES
         self.columns = min(SCREENED_COLUMNS, max(64, int(memory_bytes * SCREENED_SHARE / of_column)))
@@ -58,6 +58,16 @@ class RelevantScores:
     def _class_scores(self, queries: Ints, first: int, start: Ints, stop: Ints, out: Floats) -> None:
         assert self.scores.compiled is not None
         self.scores.compiled.class_scores(self._pairs, queries, first, start, stop, self._gallery, self.same_set, out)
+        if len(self.candidates.exclusions) > self.same_set:  # others than of the query itself
+            self._exclude(queries, start, stop, np.inf, out)
+
+    def _exclude(self, queries: Ints, start: Ints, stop: Ints, value: float, scores: NDArray[np.floating]) -> None:
+        """Write a value over the scores of excluded pairs of each query and a run of the gallery in the order of classes."""
+        if len(queries) and self.candidates.exclusions:
+            assert self.scores.compiled is not None
+            low, high = int(start.min()), int(stop.max())
+            codes = self.candidates.codes(torch.from_numpy(queries), self.candidates.gallery_order[low:high])
+            self.scores.compiled.exclude(*(code.numpy() for code in codes), start - low, value, scores)
 
     def of(
         self, queries: Int[Tensor, "queries"], classes: Int[Tensor, "queries"], first: int | None = None
@@ -171,15 +181,16 @@ class RelevantScores:
         estimates = self.scores.product(left, right, Precision.FLOAT32)  # (queries, members)
         exact = np.empty(estimates.numel())
         index = queries.numpy()
+        begin, end = np.full(len(index), members.start), np.full(len(index), members.stop)
+        self._exclude(index, begin, end, np.nan, estimates.numpy())
         filled, rows = self.scores.compiled.near_scores(
             estimates.numpy(), index, self._gallery[members], self.scores.error(queries, Precision.FLOAT32).numpy(),
-            self._pairs, self.same_set, low, high, MANY_NEAR, gaps, exact,
+            self._pairs, low, high, MANY_NEAR, gaps, exact,
         )  # fmt: skip
         found.append(exact[:filled].copy())
         if rows < len(index):
             rest = np.empty((len(index) - rows, members.stop - members.start))
-            begin, end = np.full(len(rest), members.start), np.full(len(rest), members.stop)
-            self._class_scores(index[rows:], -1, begin, end, rest)
+            self._class_scores(index[rows:], -1, begin[rows:], end[rows:], rest)
             found.append(rest[rest < np.inf])
 
 

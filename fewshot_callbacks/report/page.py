@@ -10,12 +10,12 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from fewshot_callbacks import __version__
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import content
 from fewshot_callbacks.report.findings import Findings, Model, find
@@ -219,7 +219,7 @@ def _render(
         tolerance=f"{counts.tolerance:.1g}",
         sampled_below=f"{counts.sampled_below:.4f}" if math.isfinite(counts.sampled_below) else "",
         has_recall=report.per_query.get("recall@1") is not None,
-        version=version("fewshot-callbacks"),
+        version=__version__,
         style=style,
         script=script,
         style_digest=_digest(style),

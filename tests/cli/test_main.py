@@ -1,11 +1,14 @@
 """The command itself: its help, `fewshot plan`, and what importing the package loads."""
 
 import json
+import platform
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
+import fewshot_callbacks
 from fewshot_callbacks.cli import main as command
 from fewshot_callbacks.cli.main import COMMANDS, main
 from fewshot_callbacks.cli.plan import _bytes, _duration
@@ -34,11 +37,16 @@ def test_an_unknown_command_names_the_nearest_or_all(capsys):
     assert "There are demo, compare, evaluate, report, plan, fit, validate, test." in capsys.readouterr().err
 
 
-def test_version(capsys):
+def test_version_says_what_a_bug_report_asks_for(capsys, monkeypatch):
+    module = sys.modules["fewshot_callbacks.cli.main"]  # the package has a function of that name
+    monkeypatch.setattr(module, "COMPUTES_WITH", ("torch", "no-such-package"))
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
     assert stop.value.code == 0
-    assert "fewshot_callbacks 0." in capsys.readouterr().out
+    own, system, others = capsys.readouterr().out.splitlines()
+    assert own == f"fewshot_callbacks {fewshot_callbacks.__version__}"
+    assert system == f"Python {platform.python_version()}, {platform.platform()}"
+    assert others == f"torch {version('torch')}, no-such-package not installed"
 
 
 def test_an_interrupt_says_so(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """The batch sampler: same episodes for any workers and ranks, fresh ones at each epoch, also after a resume."""
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -186,6 +187,7 @@ class Data(LightningDataModule):
         return loader(episodes=6, fixed=True)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="torch survives a fork on Linux alone")
 def test_two_processes_of_a_trainer_split_the_episodes_and_repeat_none(tmp_path: Path) -> None:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     processes = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_fork"}

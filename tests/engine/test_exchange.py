@@ -112,7 +112,7 @@ def outcome(work):
     case=CASES,
     options=OPTIONS,
     count=st.integers(1, 4),
-    form=st.sampled_from(["one set", "groups", "two sets", "ids", "drawn", "drawn of two"]),
+    form=st.sampled_from(["one set", "groups", "two sets", "ids", "one set twice", "drawn", "drawn of two"]),
     kernel=st.sampled_from(["compiled", "pytorch"]),
     precision=st.sampled_from([None, "bfloat16", "float32", "float64"]),
 )
@@ -127,6 +127,10 @@ def test_the_report_is_that_of_one_process(case, options, count, form, kernel, p
         sets["gallery"], sets["gallery_labels"] = made(**(case | {"items": items + 3, "seed": seed + 1}))
         if form == "ids":
             sets |= {"query_ids": torch.arange(items), "gallery_ids": torch.arange(items + 3)}
+    elif form == "one set twice":  # in half of the cases each process holds the same items of both
+        sets |= {"gallery": embeddings.clone(), "gallery_labels": labels}
+        sets |= {"query_ids": torch.arange(items) // 2, "gallery_ids": torch.arange(items) // 2}
+        gallery_parts = spread(items, count, seed + seed % 2)
     if form.startswith("drawn"):
         options["max_queries"] = max(1, items // 2)
     with ExitStack() as stack:

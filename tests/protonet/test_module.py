@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -706,6 +707,7 @@ def test_command_line_configures_and_reloads(tmp_path: Any, monkeypatch: pytest.
 # --- two processes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="torch survives a fork on Linux alone")
 @pytest.mark.filterwarnings("ignore:.*sync_dist=True")  # the accuracy is that of all processes before it is logged
 @pytest.mark.filterwarnings("ignore:.*evaluated exactly once")  # which is what is tested
 @pytest.mark.parametrize("mode", ["images", "episodes"])

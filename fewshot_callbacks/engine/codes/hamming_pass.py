@@ -163,8 +163,8 @@ class HammingCounts:
         self.relevant += relevant.sum(axis=0, dtype=np.int64)
         self.negatives += negatives.sum(axis=0, dtype=np.int64)
 
-    def bins(self) -> ThresholdBins:
-        """Return each distance at which there are relevant pairs as a single score."""
+    def bins(self, closer: ThresholdBins | None = None) -> ThresholdBins:
+        """Return each distance at which there are relevant pairs as a single score; nothing is known closer."""
         relevant, negatives = self.relevant[::-1], self.negatives[::-1]  # ascending scores
         held = relevant > 0
         scores = np.arange(-len(relevant) + 1, 1, dtype=np.float64)[held]

@@ -192,16 +192,19 @@ class TileCounter:
         classes, others = rows.classes.numpy(), columns.classes.numpy()
         spans[:, 0] = 0 if of_one_set else np.searchsorted(others, classes)
         spans[:, 1] = np.searchsorted(others, classes, side="right")
-        candidates = self.rectangle.candidates
+        excludes = self.rectangle.candidates.across_classes
+        if excludes:
+            codes = self.rectangle.candidates.codes(rows.index, columns.index)
+            row_codes, column_codes = (code.numpy() for code in codes)
         height = part_rows(len(columns), self.tile_rows)
         for start in range(0, len(rows), height):
             stop = min(start + height, len(rows))
             first = start if diagonal else 0  # diagonal block: the lower triangle was counted from the other side
             operands = left.rows(slice(start, stop)), right.rows(slice(first, None))
             estimates = self.products.make(*operands, space.products)
-            if candidates.across_classes:
-                excluded = candidates.excluded(rows.index[start:stop, None], columns.index[None, first:])
-                torch.from_numpy(estimates)[0].masked_fill_(excluded, -torch.inf)
+            if excludes:
+                begin = np.full(stop - start, first)
+                kernels.exclude(row_codes[:, start:stop], column_codes, begin, np.nan, estimates[0])
             yield estimates, start, first, np.maximum(spans[start:stop] - np.int32(first), 0).astype(np.int32)
 
 

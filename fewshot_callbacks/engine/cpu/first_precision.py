@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
+from functools import lru_cache
+from operator import itemgetter
 
 import torch
 
@@ -27,6 +30,8 @@ MANY_PAIRS = 2**25
 """Pairs below which a quarter of that piece has to do."""
 EXACT_PRICE = 30.0
 """What the exact score of one pair costs, in float32 products of a pair."""
+CLOSE_PRICE = 6.0
+"""What its float64 product of float32 operands costs."""
 OPEN_SHARE_FOR_FLOAT64 = 0.05
 """Share of open pairs from which float64 products may pay."""
 SURVIVING_SHARE = 0.05
@@ -51,14 +56,11 @@ class Pilot:
 
     def __init__(self, matrix: ScoreMatrix, thresholds: Thresholds, pooled: PooledCounts | None) -> None:
         self.matrix, self.thresholds, self.pooled = matrix, thresholds, pooled
-        self.across = matrix.candidates.across_classes
 
     def choose(self) -> Choice:
         """Return the fastest precision, unless the options name one."""
         matrix, scores = self.matrix, self.matrix.scores
         named, pairs = matrix.options.first_precision, matrix.everyone.pairs
-        if named == Precision.HALF and self.across:
-            named = Precision.FLOAT32  # a screen cannot tell who is excluded
         queries, items = matrix.duplicates.queries, matrix.duplicates.items
         nothing_here = not len(queries) * len(items)  # queries in one process, and the gallery in another
         if pairs < matrix.options.pilot_pairs or nothing_here or (named is not None and self.pooled is None):
@@ -72,6 +74,8 @@ class Pilot:
             self._zoom(scores, rows, columns)
         if named is None:
             scores, named = self._fastest(rows, columns, cost, int(record.filled[1]))
+        if self.pooled is not None and named == Precision.FLOAT32:
+            self.pooled.refine(scores)
         return Choice(named, scores.chunk, None if self.pooled is None else self.pooled.forecast)
 
     def _fastest(self, rows: Block, columns: Block, cost: float, opened: int) -> tuple[ScoreTiles, Precision]:
@@ -86,11 +90,13 @@ class Pilot:
         scores, costs, pairs = self.matrix.scores, {Precision.FLOAT32: cost}, len(rows) * len(columns)
         # many small products leave fewer pairs open than one large
         whole = scores.with_chunk(scores.dim + 2)
-        if opened <= OPEN_SHARE_FOR_CHUNKS * pairs and self._try(whole, Precision.FLOAT32, rows, columns)[0] <= cost:
+        exact_bins = self.pooled is not None and self.pooled.forecast.beyond_budget
+        few_open = opened <= OPEN_SHARE_FOR_CHUNKS * pairs and not exact_bins
+        if few_open and self._try(whole, Precision.FLOAT32, rows, columns)[0] <= cost:
             scores = whole
         if opened > OPEN_SHARE_FOR_FLOAT64 * pairs:
             costs[Precision.FLOAT64], _ = self._try(scores, Precision.FLOAT64, rows, columns)
-        elif not self.across and self._surviving(scores, rows, columns) < SURVIVING_SHARE:
+        elif self._surviving(scores, rows, columns) < SURVIVING_SHARE:
             costs[Precision.HALF], _ = self._try(scores, Precision.HALF, rows, columns)
         fastest = min(costs, key=lambda precision: costs[precision])
         if fastest == Precision.FLOAT64:
@@ -119,7 +125,7 @@ class Pilot:
 
     def _zoom(self, scores: ScoreTiles, rows: Block, columns: Block) -> None:
         """Where float64 products are made, let the histogram see as finely as they tell pairs apart."""
-        if self.pooled is None or self.across:  # what is excluded would be taken for very low
+        if self.pooled is None:
             return
         assert rows.counts is not None
         estimates, _ = scores.tile(rows.index, columns.index, Precision.FLOAT64)
@@ -175,18 +181,39 @@ def precision_for_recount(
 
     Args:
         rectangle: the pairs.
-        precision: in which they were counted; half precision is not taken if that did not pay.
+        precision: in which they were counted. If not in half precision, its products are timed where these may pay.
         named: what the options ask for.
         recount: the thresholds.
     """
-    if named is not None and not (named == Precision.HALF and rectangle.candidates.across_classes):
+    if named is not None:
         return named
 
-    def cost(precision: Precision) -> float:
-        error = rectangle.scores.largest_error(precision)
-        return PRODUCT_PRICE[precision] + EXACT_PRICE * recount.share_near(error)
+    def near(precision: Precision) -> float:
+        return recount.share_near(rectangle.scores.largest_error(precision))
 
-    choices = [Precision.FLOAT32, Precision.FLOAT64]
-    if precision == Precision.HALF:
-        choices.append(Precision.HALF)
-    return min(choices, key=cost)
+    exact = (Precision.FLOAT32, Precision.FLOAT64)
+    fastest, cost = min(
+        ((choice, PRODUCT_PRICE[choice] + EXACT_PRICE * near(choice)) for choice in exact), key=itemgetter(1)
+    )
+    after_half = CLOSE_PRICE * near(Precision.HALF) + EXACT_PRICE * near(Precision.FLOAT64_OF_FLOAT32)
+    price = PRODUCT_PRICE[Precision.HALF]
+    if after_half + price < cost and precision != Precision.HALF:
+        price = half_price(rectangle.scores.dim, rectangle.scores.half) if rectangle.pairs >= MANY_PAIRS else math.inf
+    if after_half + price < cost:
+        return Precision.HALF
+    return fastest
+
+
+@lru_cache
+def half_price(dim: int, half: torch.dtype) -> float:
+    """Return what a product in half precision costs here, in float32 products: much where the processor has none."""
+    times = []
+    for dtype in (half, torch.float32):
+        left, right = torch.ones(64, dim, dtype=dtype), torch.ones(1024, dim, dtype=dtype)
+        best = math.inf
+        for _ in range(3):  # the first one may compile
+            started = time.perf_counter()
+            torch.mm(left, right.T)
+            best = min(best, time.perf_counter() - started)
+        times.append(best)
+    return times[0] / times[1]

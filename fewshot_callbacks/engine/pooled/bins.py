@@ -17,13 +17,15 @@ class ScoreGrid(NamedTuple):
     scale: float
     """one over the width of a bin"""
     bins: int
+    blur: float = 0.01
+    """a score lies in its bin, or less than so many widths beside it, since `bin_of` rounds to float32"""
 
     @classmethod
-    def of_range(cls, low: float, high: float, error: float, most: int) -> ScoreGrid:
-        """Cut a range of scores into at most `most` bins, each at least twice as wide as the error of an estimate."""
-        bins = max(4, min(most, int((high - low) / (2.5 * error)) if error else most))
+    def of_range(cls, low: float, high: float, error: float, most: int, errors: float = 2.5) -> ScoreGrid:
+        """Cut a range of scores into at most `most` bins, each at least as wide as so many errors of an estimate."""
+        bins = max(4, min(most, int((high - low) / (errors * error)) if error else most))
         # spare bins at either end, so that what matters is in none that has no neighbour
-        width = max((high - low) / bins, 3 * error, 1e-300)
+        width = max((high - low) / bins, 1.2 * errors * error, 1e-300)
         return cls(low - 3 * width, 1 / width, bins + 8)
 
     def bin_of(self, scores: Floats) -> Ints:

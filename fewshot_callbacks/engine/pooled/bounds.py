@@ -69,7 +69,7 @@ class CountBounds:
             grid.edge(1) + np.arange(-1, grid.bins) / grid.scale,
             self.positives,
             negatives,
-            self.error + 0.02 / grid.scale,  # the rounding of `bin_of`
+            self.error + 2 * grid.blur / grid.scale,
             floor if floor < math.inf and missing else -math.inf,
         )
 
@@ -83,26 +83,30 @@ class CountBounds:
     @property
     def _away(self) -> int:
         """The exact score of a negative lies at most so many bins away from its estimate."""
-        return math.ceil(self.error * self.grid.scale + 0.05)
+        return math.ceil(self.error * self.grid.scale + 5 * self.grid.blur)
 
     def of_bins(self) -> BinBounds:
         """Return the bounds of each bin; collective."""
-        away, width, bins = self._away, 1 / self.grid.scale, np.arange(self.grid.bins)
-        accepted = from_above(self.negatives)
-        padded = np.pad(accepted, (away, away + 1))
-        padded[:away] = accepted[0]
-        fewest, most = padded[2 * away + 1 :], padded[: -2 * away - 1]
-        # the arithmetic of `bin_of` rounds to float32, by less than a hundredth of a bin
-        edges = self.grid.edge(1) + (bins - 1) / self.grid.scale
-        low, high = edges - 0.01 / self.grid.scale, edges + 1.01 / self.grid.scale
+        grid = self.grid
+        edges = grid.edge(1) + (np.arange(grid.bins) - 1) / grid.scale
+        low, high = edges - grid.blur / grid.scale, edges + (1 + grid.blur) / grid.scale
         low[0] = min(low[0], self.score_range[0])
         high[-1] = max(high[-1], self.score_range[1])
+        return BinBounds(low, high, self.at(high)[0], self.at(low)[1])
+
+    def at(self, scores: Floats) -> tuple[Ints, Ints]:
+        """Return how many negatives at least, and at most, reach each of these scores, by the histogram; collective."""
+        grid, accepted = self.grid, np.append(from_above(self.negatives), 0)
+        position, away = (scores - grid.origin) * grid.scale + 1, self.error * grid.scale + grid.blur
+        # nobody knows how low those of the first bin are, nor how high those of the last
+        fewest = accepted[np.ceil(position + away).clip(1, grid.bins).astype(np.int64)]
+        most = accepted[np.floor(position - away).clip(0, grid.bins - 1).astype(np.int64)]
         if self.floor > -math.inf:
-            most = np.where(low - width <= self.floor, self.negative_pairs, most)
+            most = np.where(scores - 1 / grid.scale <= self.floor, self.negative_pairs, most)
         if math.isfinite(self.highest.cut):
             reaching, _ = self.reaching(np.array([self.highest.exact_above]))
-            fewest = np.where(bins < self.complete_from - 1, np.maximum(fewest, reaching), fewest)
-        return BinBounds(low, high, fewest, most)
+            fewest = np.where(scores <= self.highest.exact_above, np.maximum(fewest, reaching), fewest)
+        return fewest, most
 
     def reaching(self, scores: Floats) -> tuple[Ints, Ints]:
         """Return how many negatives at least, and at most, reach each of these scores, none below `highest.exact_above`."""

@@ -13,7 +13,7 @@ from fewshot_callbacks.engine.pooled.bins import ScoreHistogram, ThresholdBins
 from fewshot_callbacks.engine.pooled.bounds import BinBounds, CountBounds
 from fewshot_callbacks.engine.pooled.highest import exact_scores_of
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
-from fewshot_callbacks.engine.pooled.intervals import Bools, Floats, Ints, distinct, from_above
+from fewshot_callbacks.engine.pooled.intervals import Bools, Floats, Ints, distinct, from_above, merged
 from fewshot_callbacks.engine.pooled.recount import Recount
 from fewshot_callbacks.engine.pooled.refine import OpenQuestions, plan_recount
 from fewshot_callbacks.engine.pooled.relevant_pairs import RelevantPairs
@@ -54,28 +54,31 @@ class FirstCounts:
         """The scores of the relevant pairs."""
         return RelevantPairs(self.ranking_pass.thresholds.relevant_scores, self.ranking_pass.matrix.processes)
 
-    def bins(self) -> ThresholdBins:
-        """Return what is known: of each relevant score in some bins above the cut, and of the other bins."""
-        bounds, listed = self.bounds, self.listed_bins()
+    def bins(self, closer: ThresholdBins | None = None) -> ThresholdBins:
+        """Return what is known: of each relevant score in some bins above the cut, and of the other bins.
+
+        Args:
+            closer: list the relevant scores in these bins as well, as far as the budget allows.
+        """
+        bounds, listed = self.bounds, self.listed_bins(closer)
         grid, of_bins = bounds.grid, self._of_bins
         scores, positives = distinct(*self._relevant_in(listed), in_runs=bounds.processes.count > 1)
-        tp = from_above(bounds.positives)
-        beyond = int(tp[listed.stop]) if listed.stop < grid.bins else 0
-        fp, most_fp = bounds.reaching(scores)
-        under = bounds.positives > 0
-        over = under.copy()
-        under[listed.start :] = False
-        over[: listed.stop] = False
+        number, tp = grid.bin_of(scores), from_above(bounds.positives)
+        not_listed = tp - from_above(bounds.positives * listed)
+        low = int(np.searchsorted(scores, bounds.highest.exact_above))
+        fp, most_fp = np.concatenate([bounds.at(scores[:low]), bounds.reaching(scores[low:])], axis=1)
+        others = (bounds.positives > 0) & ~listed
+        order = np.argsort(np.concatenate([np.flatnonzero(others), number]), kind="stable")
 
         def in_order(in_bins: NDArray[Any], at_scores: NDArray[Any]) -> NDArray[Any]:
-            return np.concatenate([in_bins[under], at_scores, in_bins[over]])
+            return np.concatenate([in_bins[others], at_scores])[order]
 
         return ThresholdBins(
             low=in_order(of_bins.low, scores),
             high=in_order(of_bins.high, scores),
             single=in_order(np.zeros(grid.bins, bool), fp == most_fp),
             positives=in_order(bounds.positives, positives),
-            tp=in_order(tp, from_above(positives) + beyond),
+            tp=in_order(tp, from_above(positives) + not_listed[number]),
             fewest_fp=in_order(of_bins.fewest, fp),
             most_fp=np.minimum(in_order(of_bins.most, most_fp), bounds.negative_pairs),
             tied=in_order(np.zeros(grid.bins, np.int64), np.zeros(len(scores), np.int64)),
@@ -125,22 +128,27 @@ class FirstCounts:
         recount.reduce_over_processes()
         return recount, scanned
 
-    def listed_bins(self) -> range:
-        """Return the bins whose negatives have all been collected, as many as the budget allows to list the scores of."""
+    def listed_bins(self, closer: ThresholdBins | None = None) -> Bools:
+        """Return the bins whose relevant scores are listed, as many as the budget allows.
+
+        Those whose negatives have all been collected come first, then those asked for.
+        """
         bounds, matrix = self.bounds, self.ranking_pass.matrix
-        start = bounds.complete_from
+        listed = np.arange(bounds.grid.bins) >= bounds.complete_from
         most = matrix.free_bytes // matrix.options.listed_bytes
-        return range(start, start + int(np.searchsorted(np.cumsum(bounds.positives[start:]), most, side="right")))
+        listed &= np.cumsum(bounds.positives * listed) <= most
+        if closer is not None:
+            asked = np.zeros(len(listed), bool)
+            asked[bounds.grid.bin_of((closer.low + closer.high) / 2)] = True
+            asked &= ~listed
+            listed |= asked & (np.cumsum(bounds.positives * asked) <= most - bounds.positives[listed].sum())
+        return listed
 
-    def _relevant_in(self, bins: range) -> tuple[Floats, Ints | None]:
+    def _relevant_in(self, bins: Bools) -> tuple[Floats, Ints | None]:
         """Return the scores of the relevant pairs in some bins."""
-        if not bins:
-            return np.empty(0), None
-        grid = self.bounds.grid
-
-        def inside(scores: Floats) -> Bools:
-            number = grid.bin_of(scores)
-            chosen: Bools = (number >= bins.start) & (number < bins.stop)
-            return chosen
-
-        return self.relevant.chosen(np.array([[grid.edge(bins.start) - 1 / grid.scale, math.inf]]), inside)  # rounding
+        grid, first = self.bounds.grid, np.flatnonzero(bins & ~np.append(False, bins[:-1]))
+        last = np.flatnonzero(bins & ~np.append(bins[1:], False))
+        low, high = (grid.origin + (ends - 1) / grid.scale for ends in (first, last + 1))
+        low[first == 0], high[last == grid.bins - 1] = -math.inf, math.inf
+        intervals = merged(low - 1 / grid.scale, high + 1 / grid.scale)  # rounding
+        return self.relevant.chosen(intervals, lambda scores: bins[grid.bin_of(scores)])

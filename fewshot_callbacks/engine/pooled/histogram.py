@@ -37,6 +37,10 @@ SCREENED_SHARE = 0.001
 """Upper bound on the share of pairs that the half-precision screen recomputes for the histogram."""
 SLACK = 1.5
 """A sample may be off by this factor in how many negatives will be wanted."""
+FINER = 4
+"""So many times finer are bins that stand in for negatives that cannot be collected."""
+SPARE = 0.25
+"""So much of the range of a sample they reach beyond it at either end."""
 FEW_COUNTS = 30
 """Fewer pairs of a sample than these tell nothing."""
 
@@ -51,6 +55,8 @@ class Forecast(NamedTuple):
     """negatives from here on are collected"""
     sampled: Ints | None = None
     """negatives of the sample, by their bins"""
+    beyond_budget: bool = False
+    """more negatives will be wanted than can be collected: finer bins tell most of what these would"""
 
 
 class PooledCounts:
@@ -87,9 +93,9 @@ class PooledCounts:
         if forecast is not None:
             self._set_forecast(forecast)
 
-    def _grid(self, low: float, high: float, error: float) -> ScoreGrid:
-        most = min(self.matrix.options.bins, int(self.matrix.free_bytes * SHARE_OF_BINS / BIN_BYTES))
-        return ScoreGrid.of_range(low, high, error, most)
+    def _grid(self, low: float, high: float, error: float, finer: int = 1) -> ScoreGrid:
+        most = min(finer * self.matrix.options.bins, int(self.matrix.free_bytes * SHARE_OF_BINS / BIN_BYTES))
+        return ScoreGrid.of_range(low, high, error, most, 2.5 / finer)
 
     def _set_forecast(self, forecast: Forecast) -> None:
         self.forecast = forecast
@@ -102,6 +108,21 @@ class PooledCounts:
         spare = 0.05 * (high - low)
         grid = self._grid(max(least, low - spare), min(most, high + spare), scores.largest_error(Precision.FLOAT64))
         self._set_forecast(self.forecast._replace(grid=grid))
+
+    def refine(self, scores: ScoreTiles) -> None:
+        """Lay finer bins for these float32 products where negatives that cannot be collected will be wanted."""
+        grid, sampled = self.forecast.grid, self.forecast.sampled
+        if sampled is None or not self.forecast.beyond_budget:
+            return
+        used = np.flatnonzero(sampled)
+        low, high = grid.edge(int(used[0])), grid.edge(int(used[-1]) + 1)
+        spare = SPARE * (high - low)  # what lies beyond comes into the outer bins
+        least, most = scores.score_range
+        low = least if self.matrix.candidates.across_classes else max(least, low - spare)
+        error = max(scores.largest_error(Precision.FLOAT32), 2**-17 * max(abs(least), abs(most)))
+        # rounding takes 2**-24 of the score in the origin, 0.011 widths, and four times 2**-24 of 2**17 widths in the bin
+        fine = self._grid(low, min(most, high + spare), error, FINER)._replace(blur=0.05)
+        self._set_forecast(self.forecast._replace(grid=fine, sampled=None))
 
     def relevant(self, scores: Float[Tensor, "pairs"], weights: Int[Tensor, "pairs"] | None) -> None:
         """Count the scores of relevant pairs."""
@@ -124,7 +145,7 @@ class PooledCounts:
 
     def new_record(self, threads: int) -> PairRecord:
         """Return an empty record for one of so many threads."""
-        grid, floor, cut, _ = self.forecast
+        grid, floor, cut = self.forecast[:3]
         return PairRecord.empty(
             grid.bins,
             grid.origin,
@@ -181,7 +202,8 @@ class PooledCounts:
                     cut = min(cut, score - 2 / grid.scale)
         screened = max(SCREENED_SHARE * everyone.pairs, needed)
         floor = min(grid.edge(int(np.count_nonzero(accepted >= screened))), cut)
-        self.forecast = Forecast(grid, floor, cut, negatives.astype(np.int64))
+        beyond_budget = any(SLACK * amount > budget for amount in wanted)
+        self.forecast = Forecast(grid, floor, cut, negatives.astype(np.int64), beyond_budget)
 
     def reduce_over_processes(self) -> CountBounds:
         """Sum the counts over all processes, once, after the pass; return what they prove."""
@@ -194,7 +216,7 @@ class PooledCounts:
             positives,
             negatives,
             self.highest,
-            int(negatives[1:].sum()) if matrix.candidates.across_classes else everyone.pairs - everyone.relevant_pairs,
+            everyone.negative_pairs,
             matrix.scores.largest_error(coarsest),
             self.forecast.floor if self._precision == Precision.HALF else -math.inf,
             matrix.scores.score_range,

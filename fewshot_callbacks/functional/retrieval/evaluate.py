@@ -156,7 +156,8 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
     device = compute_device(_CALL, "cpu" if settings.similarity == "hamming" else settings.device)
     budget = memory_bytes(device, settings.memory_mb, settings.device_memory_mb)
     with computing_on(device):
-        ranking, per_query, counts = _measure(asked, settings, device, budget, progress)
+        ranked = asked.as_one_set()
+        ranking, per_query, counts = _measure(ranked, settings, device, budget, progress)
         if settings.prototype_accuracy:
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, asked, settings)
         if asked.share is not None:
@@ -173,7 +174,8 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
                 f"An estimate: {len(asked.drawn):,} of {len(inputs.query_labels):,} queries were drawn (seed "
                 f"{settings.query_seed}); the intervals say how good it is. Grouped Recall is of all queries.",
             )
-        grouped = _grouped(notes, inputs, settings, ranking if asked.drawn is None else None)
+        of_all = asked.drawn is None
+        grouped = _grouped(notes, ranked if of_all else inputs, settings, ranking if of_all else None)
     found = _Found(per_query, pooled, grouped, tuple(notes), memory_note)
     return _summarised(inputs, asked, settings, found)
 

@@ -226,7 +226,7 @@ def search_groups(
     Raises:
         GroupWithoutMatchError: if no query of some group has a match; where these count as misses, if no query has one.
     """
-    best, device = None, torch.device("cpu")
+    inputs, best, device = inputs.as_one_set(), None, torch.device("cpu")
     if ranking is not None and bool(torch.isin(inputs.gallery_labels, inputs.query_labels).all()):
         begin = partial(open_pass, ranking.scores, memory_bytes=ranking.memory_bytes, precision=ranking.precision)
         best, device = ranking.best_matches(), ranking.candidates.query_order.device

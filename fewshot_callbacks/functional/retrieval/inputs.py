@@ -83,6 +83,38 @@ class RetrievalInputs:
             drawn=drawn,
         )
 
+    def as_one_set(self) -> RetrievalInputs:
+        """Take queries and gallery as one set where ids or groups say the same; collective.
+
+        So it is where they are the same items in the same order and whom one excludes excludes it. All ranks stay the same,
+        and the score of a pair serves both its items.
+        """
+        kinds = (
+            (self.codes["query_ids"], self.codes["gallery_ids"]),
+            (self.codes["query_groups"], self.codes["gallery_groups"]),
+        )
+        given = [(own, other) for own, other in kinds if own is not None and other is not None]
+        queries, gallery = self.queries, self.gallery
+        if (
+            self.same_set
+            or self.drawn is not None
+            or not given
+            or isinstance(queries, Codes)
+            or isinstance(gallery, Codes)
+        ):
+            return self
+        if not all(torch.equal(*sides) for sides in ((self.query_labels, self.gallery_labels), *given)):
+            return self
+        here = torch.equal(queries, gallery) and (self.share is None or torch.equal(*self.share))
+        if self.processes.largest([float(not here)])[0]:
+            return self
+        # where no two items share a code, it says no more than that an item is not its own candidate
+        shared = {
+            name: code if code is not None and len(code.unique()) < len(code) else None
+            for name, code in self.codes.items()
+        }
+        return replace(self, gallery=queries, codes=shared, same_set=True)
+
     def among_queries_labels(self) -> RetrievalInputs:
         """Drop the gallery items whose label no query has."""
         known = torch.isin(self.gallery_labels, self.query_labels)

@@ -89,6 +89,9 @@ def decide(first: PairCounts, request: PooledRequest) -> PooledDecisions:
     if request.average_precision:
         questions["area"] = _area
     asked = _ask(Known(first, bins, first, bins), questions, answers)
+    coarse = asked.decisive & (bins.low < bins.high) if asked is not None else np.zeros(0, bool)
+    if coarse.any() and not request.average_precision:  # each relevant score in a bin leaves less open than the bin
+        asked = _ask(Known(first, bins, first, first.bins(bins.of(coarse))), questions, answers)
     while asked is not None:
         counts, scanned = first.count_exactly(asked)
         passes += scanned

@@ -186,9 +186,9 @@ class TestDecisions:
             precision="float32", pilot=True, layout=(64, 64, ALL), collected_share=0.3, listed_bytes=listed_bytes
         ):
             _, first = check_decisions(case, request, capacity=100_000)
-        known = first.listed_bins()
+        listed = first.listed_bins()
         assert math.isfinite(first.bounds.highest.cut)
-        assert first.bounds.positives[known.stop :].sum() > 0
+        assert first.bounds.positives[first.bounds.complete_from :][~listed[first.bounds.complete_from :]].sum() > 0
 
     @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
     @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
@@ -249,6 +249,29 @@ class TestDecisions:
         assert first.bounds.grid.bins > 100  # where the whole range has 30,000 for keys that are 1e-7 apart
         assert first.bounds.grid.scale > 1e9
         assert found.passes == 1
+
+    @pytest.mark.parametrize("kind", ["hard", "few-values", "near-collapsed"])
+    @pytest.mark.parametrize("kernel", ["compiled", "pytorch"])
+    def test_where_negatives_cannot_be_collected_the_counts_at_each_score_are_bounded_closely(self, kernel, kind):
+        case = pooled_case(kind, "cosine", 300, 10)
+        case["query_labels"] = case["query_labels"][torch.randperm(300, generator=torch.Generator().manual_seed(1))]
+        request = PooledRequest((0.2,), equal_error_rate=True, false_match_rates=(0.3,))
+        with engine(kernel, precision="float32", pilot=True, layout=(64, 64, ALL), collected_share=0.01):
+            _, first = check_decisions(case, request)
+        assert (first.bounds.grid.blur > 0.01) == (kernel == "compiled")  # finer bins
+        positives, negatives = (np.sort(scores) for scores in all_pairs(case))
+        exact = len(negatives) - np.searchsorted(negatives, positives)
+        fewest, most = first.bounds.at(positives)
+        assert np.all((fewest <= exact) & (exact <= most))
+        grid = first.bounds.grid
+        reach = first.bounds.error + (1 + 2 * grid.blur) / grid.scale
+        within = np.searchsorted(negatives, positives + 2 * reach) - np.searchsorted(negatives, positives - 2 * reach)
+        assert np.all(most - fewest <= within)
+        listed = first.bins(first.bins())
+        inside = listed.low == listed.high
+        assert inside.any()
+        assert np.array_equal(listed.tp[inside], len(positives) - np.searchsorted(positives, listed.low[inside]))
+        assert listed.positives.sum() == len(positives)
 
     @pytest.mark.parametrize("bounds", [(0.3, 0.35), (0.999, 1.0), (-1.0, -0.5), (0.4, 0.4)])
     def test_bounds_of_thresholds(self, bounds):

@@ -57,6 +57,10 @@ def retrieval_cases(draw):
             case |= {"query_groups": rng.integers(0, 6, n), "gallery_groups": rng.integers(0, 6, m)}
     elif draw(st.booleans()):
         case |= {"query_groups": rng.integers(0, 6, n)}
+    elif draw(st.booleans()):  # the same items twice, some of which have copies
+        ids = rng.permutation(n) // draw(st.integers(1, 2))
+        case |= {"gallery": case["queries"].copy(), "gallery_labels": case["query_labels"].copy()}
+        case |= {"query_ids": ids, "gallery_ids": ids.copy()}
     case["similarity"] = draw(st.sampled_from(SIMILARITIES))
     case["ties"] = draw(st.sampled_from(["expected", "optimistic", "pessimistic"]))
     return case

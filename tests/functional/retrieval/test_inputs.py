@@ -60,3 +60,25 @@ def test_a_sample_keeps_the_gallery_and_the_index_of_each_query() -> None:
     assert torch.equal(sample.codes["gallery_groups"], torch.arange(40) % 9)
     assert sample.gallery is inputs.gallery
     assert torch.equal(sample.drawn, drawn)
+
+
+@pytest.mark.parametrize("unlike", [None, "gallery", "gallery_labels", "gallery_ids"])
+def test_the_same_items_twice_are_one_set(unlike: str | None) -> None:
+    vectors, labels = made(40, 0)
+    sides = {"gallery": vectors.clone(), "gallery_labels": [*labels], "gallery_ids": torch.arange(40)}
+    if unlike is not None:
+        sides[unlike] = [*reversed(labels)] if unlike == "gallery_labels" else sides[unlike].flip(0)
+    gallery, gallery_labels = sides.pop("gallery"), sides.pop("gallery_labels")
+    inputs = collected(vectors, labels, gallery, gallery_labels, query_ids=torch.arange(40), **sides)
+    one = inputs.as_one_set()
+    if unlike is not None:
+        assert one is inputs
+        return
+    assert one.same_set
+    assert one.queries is one.gallery
+    assert one.codes["query_ids"] is one.codes["gallery_ids"] is None
+    assert collected(vectors, labels, gallery, gallery_labels).as_one_set().same_set is False  # a copy is a match
+    copies = torch.arange(40) // 2
+    kept = collected(vectors, labels, gallery, gallery_labels, query_ids=copies, gallery_ids=copies).as_one_set()
+    assert kept.same_set
+    assert kept.codes["query_ids"].tolist() == kept.codes["gallery_ids"].tolist() == copies.tolist()
