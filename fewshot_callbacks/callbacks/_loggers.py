@@ -240,7 +240,7 @@ def _in_tensorboard(
         if _is(logger, "TensorBoardLogger"):
             owner = type(logger).__name__
             fact = f"{owner} did not take the {kind} {name!r}"
-            with _warned_once(policy, f"{owner}, {kind}", fact, "The run goes on without."):
+            with _warned_once(policy, f"{owner}, {kind}", fact, "The run goes on without it."):
                 add(logger.experiment, _step(trainer, step))
 
 

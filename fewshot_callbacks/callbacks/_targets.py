@@ -54,7 +54,7 @@ class TargetBook:
         if self._has_single_labels and (is_target or self.labels is not None):
             raise UsageError(
                 f"{self.owner}: some batches of {step} have multi-label targets (items, labels), others one label for each "
-                "item. Give all of them one form."
+                "item. Use the same form in all batches."
             )
         if not is_target:
             return labels
@@ -140,7 +140,8 @@ def refuse_settings_of_classes(settings: RetrievalSettings, labels: int, owner: 
     ]
     if names:
         raise UsageError(
-            f"{owner}: the labels are multi-label targets (items, {labels}), for which {', '.join(names)} cannot be had. "
-            "Means and groups of classes, pooled pairs, a sample of queries and a device are for one label of each item. "
+            f"{owner}: the labels are multi-label targets (items, {labels}), for which {', '.join(names)} cannot be "
+            f"computed. "
+            "Means and groups of classes, pooled pairs, a sample of queries and a device need one label for each item. "
             f"Leave {'it' if len(names) == 1 else 'them'} out, or give one integer for each item."
         )

@@ -105,7 +105,7 @@ class TrainingClasses:
             data = getattr(data_module, "training_data_for_evaluation", None)
             if data is None:
                 raise UsageError(
-                    f"{self.owner} does not know the training set: pass training_data=..., your training set "
+                    f"{self.owner} has no training set: pass training_data=..., your training set "
                     "with the transforms of an evaluation, or give your data module a method training_data_for_evaluation() "
                     "that returns it."
                 )

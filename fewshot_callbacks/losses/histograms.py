@@ -75,7 +75,7 @@ class Relevance(NamedTuple):
 
 
 class SoftHistograms(NamedTuple):
-    """Soft counts in each bin, from the highest scores to the lowest."""
+    """Soft counts of each query's candidates in each bin, from the highest scores to the lowest."""
 
     candidates: Float[Tensor, "queries bins"]
     relevant: Float[Tensor, "queries bins"]
@@ -84,13 +84,13 @@ class SoftHistograms(NamedTuple):
 def soft_histograms(
     queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "items dim"], relevance: Relevance, bins: Bins
 ) -> SoftHistograms:
-    """Histograms of each query's scores, with gradients.
+    """Compute histograms of each query's scores, with gradients.
 
     Args:
         queries: embeddings whose products are the scores (of length 1 for cosines and distances), in float32 or float64.
         gallery: embeddings; for one set the very tensor of the queries.
-        relevance: who is relevant to whom.
-        bins: how scores are divided.
+        relevance: which candidates are relevant to each query.
+        bins: the bins of the scores.
 
     Returns:
         Histograms over all candidates, and over the relevant ones.

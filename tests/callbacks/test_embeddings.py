@@ -110,7 +110,9 @@ def test_the_example_in_the_message_names_the_keys_that_were_asked_for() -> None
 
 @pytest.mark.parametrize("result", [E, None, (E,), (E, L, L)])
 def test_a_function_must_return_a_pair(result: Any) -> None:
-    with pytest.raises(ValueError, match=r"the function given as source returned .*; it must return \(embeddings, lab"):
+    with pytest.raises(
+        ValueError, match=r"the function passed as source returned .*; it must return \(embeddings, lab"
+    ):
         reader(lambda outputs, batch: result).read(None, None, "training_step")
 
 
@@ -471,7 +473,7 @@ def test_a_step_that_has_given_embeddings_before_may_give_them_again() -> None:
             return None if self.current_epoch == 1 else super().validation_step(batch, batch_idx)
 
     epochs = EveryEpoch()
-    with pytest.warns(UserWarning, match="val/mAP and its companions are NaN.*found no embeddings"):
+    with pytest.warns(UserWarning, match="val/mAP and the other values of this set are NaN.*found no embeddings"):
         trainer(retrieval(), epochs, max_epochs=3).fit(Forgetful(), loader(), loader())
     assert [math.isnan(value) for value in epochs.values] == [False, True, False]
 

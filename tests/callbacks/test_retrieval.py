@@ -270,7 +270,7 @@ def test_a_flag_for_each_item(flag: str) -> None:
 )
 def test_what_is_wrong_with_a_gallery_is_said_and_the_values_are_nan(settings: dict[str, Any], words: str) -> None:
     loaders = DataLoader(Rows(QUERIES, torch.arange(36) % 3 == 0), batch_size=7)
-    with pytest.warns(UserWarning, match=f"val/mAP and its companions are NaN. .*{words}"):
+    with pytest.warns(UserWarning, match=f"val/mAP and the other values of this set are NaN. .*{words}"):
         logged = validated(retrieval(strict=False, **settings), Flagged(), loaders)
     assert set(logged) == set(keyed(measured(*Net().by_hand(QUERIES))))
     assert all(map(math.isnan, logged.values()))
@@ -368,7 +368,7 @@ def test_double_precision_is_kept() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"gallery_loader": 1, "gallery_flag": "g"}, "two ways to say the same. Pass one of them"),
+        ({"gallery_loader": 1, "gallery_flag": "g"}, "both choose the gallery. Pass one of them"),
         ({"recall_k": (0,)}, "RetrievalMonitor.*recall_k"),
         ({"precisions": (1.5,)}, "RetrievalMonitor.*precisions"),
         ({"threshold": math.nan}, "RetrievalMonitor.*threshold"),

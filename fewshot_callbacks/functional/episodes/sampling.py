@@ -1,4 +1,4 @@
-"""Episodes: which images make up each small classification problem, how to cut a batch into one, what many of them say.
+"""Sampling of episodes: which images make up each small classification problem.
 
 An episode is `ways` classes with `shots` support images and `queries` query images each (Vinyals et al., "Matching
 networks for one shot learning", NeurIPS 2016). Everything here is a function of the labels and a seed: no data set, no
@@ -75,7 +75,7 @@ class EpisodeList:
 
     @cached_property
     def hash(self) -> str:
-        """Twelve hexadecimal characters that two runs can log to prove that they used the same episodes.
+        """Twelve hexadecimal characters that identify the list: equal in two runs that used the same episodes.
 
         The start of the SHA-256 of the sizes (episodes, ways, shots, queries) and the positions, both as little-endian
         int64; the same on every machine.
@@ -105,26 +105,26 @@ def sample_episodes(
 ) -> EpisodeList:
     """Draw episodes: classes without replacement, then images of each class without replacement, all equally likely.
 
-    Every class is as likely as any other, however many images it has, and episodes are independent of each other. The
-    result depends on the arguments alone: global random state is neither read nor moved, and workers, threads and
-    ranks do not enter.
+    Every class is equally likely, regardless of its number of images, and episodes are independent of each other. The
+    result depends only on the arguments: not on the global random state, which is left unchanged, nor on the number of
+    workers, threads or ranks.
 
     Args:
         labels: (items,), the class of each item: integers or words, in any order, as a tensor, array or list.
         ways: Classes in an episode.
         shots: Support images of each class.
         queries: Query images of each class.
-        episodes: Length of the list.
+        episodes: Number of episodes.
         seed: Any integer that `torch.Generator.manual_seed` accepts.
-        class_names: Names for the error messages, by label: a sequence for labels 0, 1, 2, ..., or a mapping; for words
-            these themselves.
+        class_names: Names for the error messages, by label: a sequence for labels 0, 1, 2, ..., or a mapping. Labels
+            that are words are their own names.
 
     Returns:
         The episodes; see `EpisodeList`.
 
     Raises:
         ValueError: Labels are not one integer or word for each item; a number is not positive; there are fewer than `ways`
-            classes; or a class has fewer than `shots + queries` images. No class is skipped in silence.
+            classes; or a class has fewer than `shots + queries` images. No class is skipped silently.
 
     Examples:
         >>> labels = torch.tensor([7, 7, 7, -1, -1, -1])

@@ -69,18 +69,18 @@ def split_episodes(
     """Cut a batch of several episodes into support and queries, all at once.
 
     Args:
-        embeddings: (rows, dim), any floating type; gradients flow through. Episode after episode, each of as many rows.
+        embeddings: (rows, dim), any floating type; gradients flow through. The episodes follow one another, with the
+            same number of rows each.
         labels: (rows,), any integers or words; in each episode each class equally often. Episodes may share classes.
         shots: Support rows of each class.
-        episodes: How many.
+        episodes: Number of episodes in the batch, at least 1.
 
     Returns:
         support (episodes, ways, shots, dim) and query (episodes, ways, queries, dim), each episode as `split_episode` cuts
         it.
 
     Raises:
-        ValueError: When `split_episode` does for one of them (it says for which); or the episodes are not of the same
-            sizes.
+        ValueError: As in `split_episode`, with the number of the episode; or if the episodes differ in size.
 
     Examples:
         >>> embeddings = torch.arange(8.0)[:, None]
@@ -114,7 +114,7 @@ def split_episodes(
             raise ValueError(f"Episode {number} of the {episodes} of the batch: {error}") from error
         raise ValueError(
             f"Episode {number} of the {episodes} of the batch has {len(blocks[number].unique())} classes, the first has "
-            f"{ways}. Pass episodes of the same sizes, as an EpisodicBatchSampler draws them."
+            f"{ways}. Pass episodes of equal size, as an EpisodicBatchSampler draws them."
         )
     order = order + torch.arange(0, rows, size_of_one, device=order.device)[:, None]
     of_classes = embeddings[order.flatten()].reshape(episodes, ways, size, -1)

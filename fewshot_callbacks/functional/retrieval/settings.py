@@ -410,8 +410,7 @@ def check_memory(call: str, memory_mb: object) -> None:
     """
     if not (_is_number(memory_mb) and memory_mb > 0):
         raise ValueError(
-            f"{call}: memory_mb={memory_mb!r} must be a positive number of MB; None is the default, "
-            f"{DEFAULT_MEMORY_MB:g}."
+            f"{call}: memory_mb={memory_mb!r} must be positive, in MB; None is the default, {DEFAULT_MEMORY_MB:g}."
         )
 
 

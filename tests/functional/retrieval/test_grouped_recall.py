@@ -450,7 +450,7 @@ class TestRefusals:
                 r"grouped_recall: there is no setting 'recall_k'. The settings are similarity, k, group_size",
             ),
             ({"group_sise": 3}, r"there is no setting 'group_sise'. Did you mean 'group_size'\?"),
-            ({"confidence": 95}, r"confidence=95 is no probability"),
+            ({"confidence": 95}, r"confidence=95 is not between 0 and 1"),
             ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
             ({"labels": torch.arange(7)}, r"grouped_recall: 40 embeddings, but 7 labels"),
             ({"embeddings": torch.full((40, 2), math.nan)}, r"40 of 40 rows of embeddings hold NaN"),

@@ -95,7 +95,7 @@ def test_no_bound_on_memory_is_the_default():
         ({"group_size": "10"}, r"group_size='10' must be a whole number of at least 2 labels"),
         ({"max_queries": 2.5}, r"max_queries=2.5 must be a positive whole number"),
         ({"query_seed": None}, r"query_seed=None must be a whole number"),
-        ({"memory_mb": "512"}, r"memory_mb='512' must be a positive number of MB; None is the default, 512"),
+        ({"memory_mb": "512"}, r"memory_mb='512' must be positive, in MB; None is the default, 512"),
         ({"threshold": "0.5"}, r"threshold='0.5' must be a finite score"),
         ({"threshold_bounds": (1, 0)}, r"threshold_bounds=\(1, 0\) must hold the smallest threshold and the largest"),
         ({"threshold_bounds": 0.5}, r"threshold_bounds=0.5 must hold the smallest"),
@@ -118,7 +118,7 @@ def test_settings_that_mean_nothing(settings, message):
         ({"k": 1}, r"there is no setting 'k'. The settings are .*similarity.*memory_mb"),
         ({"gallery": made()[0]}, r"there is no setting 'gallery'"),
         ({"gallery_ids": LABELS}, r"there is no setting 'gallery_ids'"),
-        ({"confidence": 95}, r"confidence=95 is no probability"),
+        ({"confidence": 95}, r"confidence=95 is not between 0 and 1"),
         ({"similarity": "cosin"}, r"similarity='cosin' is unknown"),
     ],
 )
