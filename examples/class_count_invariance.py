@@ -386,7 +386,7 @@ if of_width:
 
 # ---------------------------------------------------------------------------------------------------------------- tables
 lines = [
-    "| classes | Recall@1 | Grouped Recall@1 | draws whose interval holds the value of all classes |",
+    "| classes | Recall@1 | Grouped Recall@1 | draws whose interval contains the value of all classes |",
     "| --- | --- | --- | --- |",
 ]
 for fraction, held in zip(fractions, [*covered, None], strict=True):
