@@ -134,7 +134,7 @@ class InterruptReport(Callback):
         if trainer.state.fn != "fit":
             return
         if kept:
-            self.text = f"Kept: {' and '.join(kept)}; --ckpt_path {kept[-1]} goes on from there."
+            self.text = f"Kept: {' and '.join(kept)}; --ckpt_path {kept[-1]} continues from there."
         else:
             self.text = "No checkpoint was kept: the first is written when a validation ends."
 

@@ -76,7 +76,7 @@ def coming_epoch(trainer: Trainer | None) -> int:
 
 @with_settings
 class TrainingBatches:
-    """What a training batch is: episodes, or class-balanced batches.
+    """The training batches: episodes, or class-balanced batches.
 
     Args:
         ways: Classes in a training episode.

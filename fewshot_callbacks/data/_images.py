@@ -213,7 +213,7 @@ class ImageDataModule(EpisodicDataModule):
                 for size, value in (("ways", ways), ("shots", shots), ("queries", queries))
             )
             raise ValueError(
-                f"The {split} classes do not make the episodes that are asked for ({names}): {error}"
+                f"The {split} classes do not suffice for the requested episodes ({names}): {error}"
             ) from error
 
     def _why_no_validation(self) -> str | None:

@@ -1,8 +1,8 @@
 """Glyphs: a real few-shot data set without a download, drawn from the fonts that come with matplotlib.
 
 A class is a character, its images are that character in up to 16 typefaces. Splits are scripts, as Omniglot's are
-alphabets (Lake et al., "Human-level concept learning through probabilistic program induction", Science 2015): nothing
-that is validated or tested on has been seen in training. `python -m fewshot_callbacks.data` prints the sizes.
+alphabets (Lake et al., "Human-level concept learning through probabilistic program induction", Science 2015): the
+classes of validation and test do not occur in training. `python -m fewshot_callbacks.data` prints the sizes.
 """
 
 import hashlib
@@ -42,12 +42,12 @@ class GlyphSet(Dataset[tuple[Tensor, int]]):
     DataLoader with the identity as `collate_fn` is fast.
 
     Attributes:
-        images: Ink is 255, paper 0.
+        images: uint8; ink is 255, background 0.
         labels: 0 ... C-1 inside the split.
         faces: For each item, the position of its typeface in `face_names`.
         characters: For each class, its character.
         scripts: For each class, its script.
-        face_names: All typefaces, whether they occur in the split or not.
+        face_names: Names of all typefaces, including those that do not occur in the split.
 
     Examples:
         >>> glyphs = GlyphSet.load("test")
@@ -79,12 +79,12 @@ class GlyphSet(Dataset[tuple[Tensor, int]]):
         """Load a split from the cache; the first time, draw all splits and fill the cache (a few seconds).
 
         The cache is the folder named by the environment variable FEWSHOT_CALLBACKS_CACHE, else the user's cache folder.
-        A damaged file is drawn again; where the folder cannot be written, a warning says so and nothing is kept.
+        A damaged file is drawn again. If the folder cannot be written, a warning says so and nothing is cached.
 
         Args:
             split: "train" (Latin and symbols), "val" (Greek) or "test" (Cyrillic, Armenian, Georgian).
             size: Height and width of the images, in pixels, at least 8.
-            min_faces: A character that fewer faces hold is no class; 1 to 16.
+            min_faces: A character that fewer faces contain is not a class; 1 to 16.
 
         Returns:
             The split.
@@ -194,11 +194,12 @@ def augment_glyphs(
     shift: float = 2 / 32,
     noise: float = 0.05,
 ) -> Float[Tensor, "images 1 size size"]:
-    """Move each image of a batch by its own small random affine map, then add Gaussian noise; one resampling for all.
+    """Transform each image of a batch by its own small random affine map, and add Gaussian noise.
 
     Args:
         images: In [0, 1], ink 1 on paper 0; new paper at the borders is 0. An empty batch comes back as it is.
-        generator: Source of the random numbers, drawn on its device; without one, the global one of the images' device.
+        generator: Source of the random numbers, drawn on its device; by default the global generator of the images'
+            device.
         degrees: Rotation, uniform in ±degrees.
         shear: Horizontal shear, uniform in ±shear (pixels aside per pixel up).
         scale: Scale, uniform in 1 ± scale.
@@ -228,7 +229,7 @@ def augment_glyphs(
 
 @with_settings
 class GlyphDataModule(EpisodicDataModule):
-    """The glyphs as episodes to train on and as whole splits, or fixed episodes, to evaluate on.
+    """The glyphs: episodes for training; whole splits, or fixed episodes, for evaluation.
 
     Batches are tuples (images, labels): float images (images, 1, size, size) in [0, 1], int64 labels 0 ... C-1 of the
     split. A training batch is one episode, class by class, each class's support first.
@@ -243,7 +244,7 @@ class GlyphDataModule(EpisodicDataModule):
         num_workers: Worker processes of each loader; the images are in memory, so 0 is usually fastest.
         augment: Whether training batches are augmented; see `augment_glyphs`.
         size: Height and width of the images, in pixels.
-        min_faces: A character that fewer faces hold is no class.
+        min_faces: A character that fewer faces contain is not a class.
 
     Raises:
         ValueError: A setting is out of range.
@@ -343,14 +344,14 @@ def glyph_sheet(
     size: int = 32,
     dpi: int = 100,
 ) -> None:
-    """Write a page of glyphs as a PNG: rows are classes of each script, columns the typefaces, dark on light.
+    """Write a page of glyphs as a PNG: rows are classes of each script, columns are typefaces.
 
     The classes are spread evenly over those of the script that most faces hold. An empty cell is a face that does not
     hold the character.
 
     Args:
         path: The file to write.
-        split: Which scripts; all without one.
+        split: Split whose scripts are shown; by default all.
         rows_per_script: Classes of each script.
         size: Height and width of the glyphs, in pixels.
         dpi: Resolution of the page.

@@ -51,7 +51,7 @@ def readable(text: object) -> str:
     4,000 characters loses its middle.
 
     Args:
-        text: a label, a name or whatever else has a text.
+        text: a label, a name or any other value, converted by `str`.
 
     Returns:
         The text, in which a dollar sign starts no formula.
@@ -126,7 +126,7 @@ def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
         size: of the font, in points.
 
     Returns:
-        At most so many lines; the last one ends with an ellipsis if there was more.
+        At most `lines` lines; the last one ends with an ellipsis if text was cut.
 
     Examples:
         >>> wrap("where is the nearest station, please?", 0.8, 2, 8)

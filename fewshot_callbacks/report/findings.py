@@ -1,4 +1,4 @@
-"""What a report tells beyond the metrics: neighbours of chosen queries, confused classes, suspects, near duplicates."""
+"""Findings of a report beyond the metrics: neighbours of queries, confused classes, suspects, near duplicates."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Model:
     """An evaluation with the sets that were evaluated.
 
     Attributes:
-        report: what `evaluate_retrieval` has found of all queries.
+        report: the result of `evaluate_retrieval` for all queries.
         queries: the queries.
-        gallery: what they search; None where each query searches all others.
-        name: of the model or its file.
+        gallery: the gallery; None if each query is searched among all others.
+        name: name of the model or of its file.
     """
 
     report: RetrievalReport

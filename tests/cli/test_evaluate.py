@@ -126,8 +126,8 @@ def test_gallery_and_options(tmp_path, capsys):
     ("make", "words"),
     [
         (lambda path: None, "does not exist. Write one with numpy.savez"),
-        (lambda path: path.write_text("hello"), "is no .npz file of plain arrays"),
-        (lambda path: path.write_bytes(b""), "is no .npz file of plain arrays"),
+        (lambda path: path.write_text("hello"), "is not an .npz file of plain arrays"),
+        (lambda path: path.write_bytes(b""), "is not an .npz file of plain arrays"),
         (lambda path: np.savez(path, x=np.zeros(3), labels=np.zeros(3)), "holds 'x', 'labels', but not 'embeddings'"),
         (
             lambda path: np.savez(path, embeddings=np.full((4, 2), np.nan), labels=np.zeros(4, int)),
