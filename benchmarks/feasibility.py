@@ -149,7 +149,7 @@ def matrix_table(items: int, dim: int) -> str:
     with PeakMemory(torch.device("cpu")) as memory:
         value = whole_matrix(embeddings, labels)
     if memory.mb is None:
-        return "The memory of the whole matrix can be measured on Linux alone."
+        return "The memory of the whole matrix can only be measured on Linux."
     per_pair = memory.mb * 1e6 / items**2
     lines = [
         f"The whole matrix sorted at once, mAP {value:.4f} of N = {items:,}: {memory.mb:,.0f} MB at most, {per_pair:.1f} "

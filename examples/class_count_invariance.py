@@ -9,9 +9,9 @@ It trains six small networks in two or three minutes on two cores, and writes to
 4. The gap between training and unseen classes in both metrics, with more and more dropout.
 5. With --model-size, the same gap of networks of 8 to 128 filters a layer, three trainings of each: 15 minutes more.
 
-The weights of each training are kept beside the tables: a second run, or one that was interrupted, goes on from there.
+The weights of each training are kept beside the tables: a second run, or one that was interrupted, continues from there.
 
---data icons does all this on the icon themes of this machine (docs/icons.md), in a folder of its own.
+--data icons does all this on the icon themes of this machine (docs/icons.md), in a separate folder.
 
 It follows the experiments of Zhdanov and Karpukhin, who proposed the metric, on data that needs no download.
 docs/class_count_invariance.md shows what came out.
@@ -39,7 +39,7 @@ from fewshot_callbacks.functional import GeneralizationGap, GroupedRecall, Inter
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings: change them here, or some on the command line.
-training_classes = 100  # so few that a network can learn them by heart
+training_classes = 100  # few enough for a network to memorise
 epochs = 30
 dropouts = (0.0, 0.2, 0.5, 0.7, 0.9, 0.99)  # on the embedding that the classifier sees
 width = 32  # filters of each layer of Conv4

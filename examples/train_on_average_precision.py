@@ -128,7 +128,9 @@ methods = {
 sets = {"glyphs": GlyphDataModule, "icons": IconThemesDataModule}
 # ---------------------------------------------------------------------------------------------------------------------
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--quick", action="store_true", help="4,096 images, one rate, one seed; a folder of its own")
+parser.add_argument(
+    "--quick", action="store_true", help="4,096 images, one rate, one seed; writes to a separate folder"
+)
 parser.add_argument("--data", nargs="+", choices=tuple(sets), default=list(sets))
 parser.add_argument(
     "--methods", nargs="+", choices=tuple(methods), default=list(methods), metavar="METHOD",
@@ -217,7 +219,7 @@ def train(of: str, name: str, rate: float, seed: int) -> dict[str, Any]:
     try:
         trainer.fit(model, data)
     except SystemExit:  # Lightning's answer to Ctrl-C
-        console.print(f"\nStopped. Run it again to go on: what is finished is in {output}.")
+        console.print(f"\nStopped. Run it again to continue: finished results are in {output}.")
         raise SystemExit(130) from None
     seconds = time.process_time() - started
     settings: dict[str, Any] = {"recall_k": (1,), "group_size": None, "precisions": ()}

@@ -1,4 +1,4 @@
-"""ArcFace of pytorch-metric-learning: the loss has weights of its own, the embedding is what the step returns."""
+"""ArcFace of pytorch-metric-learning: the loss has its own weights, and the step returns the embedding."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything

@@ -1,4 +1,4 @@
-"""A classifier with a hidden layer: the hidden layer is the embedding, and the module does not know of it."""
+"""A classifier with a hidden layer: the hidden layer is the embedding, and the module needs no change."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything

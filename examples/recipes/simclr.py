@@ -1,4 +1,4 @@
-"""SimCLR: a step calls the backbone once for each of two views; labels serve the evaluation alone."""
+"""SimCLR: a step calls the backbone once for each of two views; labels are only used in the evaluation."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything

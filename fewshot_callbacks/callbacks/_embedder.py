@@ -30,7 +30,7 @@ class Embedder:
 
     Args:
         embed: see `Embed`; by default the submodule that the reader's source names, or else the module itself.
-        reader: knows where labels are in a batch.
+        reader: finds the labels in a batch.
         owner: name of the callback, for messages.
     """
 

@@ -110,7 +110,7 @@ def gathered(shard: Shard, processes: Processes) -> tuple[Tensor, Tensor]:
 
 
 def target_settings(settings: RetrievalSettings) -> RetrievalSettings:
-    """Select a monitor's settings for multi-label targets, with nDCG@10 where no nDCG is asked for."""
+    """Select a monitor's settings for multi-label targets, with nDCG@10 where no nDCG is requested."""
     chosen = {name: getattr(settings, name) for name in ARGUMENTS}
     return RetrievalSettings(**chosen | {"ndcg_k": tuple(settings.ndcg_k) or (10,)})
 

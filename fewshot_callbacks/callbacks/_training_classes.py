@@ -41,7 +41,7 @@ class TrainingClasses:
     """A fixed sample of the items of some training classes.
 
     Args:
-        data: the training set as it is served in an evaluation; by default the Trainer's data module is asked for it.
+        data: the training set with evaluation transforms; by default that of the Trainer's data module.
         labels: labels of the items; by default what `labels_in` finds.
         classes: number of classes.
         items_per_class: number of items of each class.

@@ -55,6 +55,9 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
             does.
 
+    Raises:
+        ValueError: if `every_n_steps` is below 1, or the source is of no known form.
+
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> trainer = Trainer(callbacks=[DiscriminantRatioMonitor(every_n_steps=10)], logger=False, accelerator="cpu")

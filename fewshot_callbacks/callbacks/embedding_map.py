@@ -52,6 +52,9 @@ class EmbeddingMap(PictureCallback):
         prefix: draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
             every monitor.
 
+    Raises:
+        ValueError: if a setting is out of range.
+
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> from fewshot_callbacks import RetrievalMonitor
@@ -87,7 +90,7 @@ class EmbeddingMap(PictureCallback):
         self._maps: dict[str, Projection] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run; a fit begins with a map of its own."""
+        """Begin a run; a fit starts without an earlier map."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             self._maps = {}

@@ -88,6 +88,9 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     Attributes:
         gap: the latest `GeneralizationGap`; None before the first measurement.
 
+    Raises:
+        ValueError: if a setting is unknown or out of range, or `classes` make fewer than two groups.
+
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> from fewshot_callbacks import GlyphDataModule

@@ -48,6 +48,9 @@ class ReportWriter(PictureCallback):
             default all.
         settings: size and content of the report; see `ReportSettings`.
 
+    Raises:
+        ValueError: if a setting is out of range.
+
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> from fewshot_callbacks import RetrievalMonitor

@@ -103,6 +103,9 @@ class RetrievalMonitor(EvaluationMonitor):
         reports: the latest report of each set, by the suffix of its keys (`""` for a single loader); empty before the
             first evaluation.
 
+    Raises:
+        ValueError: if a setting is unknown or out of range, both gallery arguments are given, or `prefix` is empty.
+
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> from lightning.pytorch.callbacks import ModelCheckpoint

@@ -72,6 +72,9 @@ class ScorePlots(PictureCallback):
         prefix: draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
             every monitor.
 
+    Raises:
+        ValueError: if a figure is unknown, or a setting is out of range.
+
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> from fewshot_callbacks import RetrievalMonitor

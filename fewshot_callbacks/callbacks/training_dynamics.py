@@ -335,7 +335,7 @@ class TrainingDynamicsMonitor(Callback):
             return index(size)
         except TypeError:
             raise UsageError(
-                f"{type(self).__name__} does not know the {name.replace('_', ' ')}: {type(module).__name__} has no "
+                f"{type(self).__name__} needs the {name.replace('_', ' ')}: {type(module).__name__} has no "
                 f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
             ) from None
 

@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> None:
     histories = [history_of(folder) for folder in options.runs]
     testable = [folder.is_dir() and (folder / CONFIGURATION).is_file() for folder in options.runs]
     if not (options.test and all(testable)) and None in histories:
-        why = f"no {CONFIGURATION} to test it by" if options.test else "nothing else is asked for"
+        why = f"no {CONFIGURATION} to test it by" if options.test else "--test is false"
         lacking = options.runs[testable.index(False) if options.test else histories.index(None)]
         raise ValueError(
             f"{lacking} holds no {DYNAMICS}, and {why}. Give the folder of a run of 'fewshot "

@@ -67,9 +67,9 @@ class EpisodicBatchSampler(SeededBatchSampler):
 
     A batch is one episode, or `episodes_per_batch` consecutive episodes; an incomplete last batch is left out.
 
-    While training (`fixed=False`) each epoch has a fresh list of episodes, a function of (seed, epoch) alone. For
-    evaluation (`fixed=True`) every epoch has the same list, `episode_list`, whose `hash` can be logged. The list is
-    drawn in the main process, so it depends neither on the number of workers nor on global random state.
+    While training (`fixed=False`) each epoch has a fresh list of episodes, a function of (seed, epoch). For evaluation
+    (`fixed=True`) every epoch has the same list, `episode_list`, whose `hash` can be logged. The list is drawn in the
+    main process, so it depends neither on the number of workers nor on global random state.
 
     With several processes (torch.distributed initialised) all draw the same list, and rank r takes the episodes r, r +
     world_size, r + 2 world_size, ... of it. While training, the remainder of the list is left out, so that all ranks

@@ -12,7 +12,7 @@ from fewshot_callbacks.data._settings import with_settings
 
 
 class ImageFolderSet(ImageSet):
-    """Images of a folder `root/class/image.jpg`, read when asked for; labels are 0 ... C-1 in the order of class names.
+    """Images of a folder `root/class/image.jpg`, read on access; labels are 0 ... C-1 in the order of class names.
 
     Args:
         root: The folder.

@@ -328,7 +328,7 @@ class GlyphDataModule(EpisodicDataModule):
         return augment_glyphs(images, torch.Generator().manual_seed(seed)), labels
 
     def state_dict(self) -> dict[str, Any]:
-        """How many batches have been augmented, so that a resumed run goes on from there."""
+        """Return the number of batches that have been augmented, so that a resumed run continues from there."""
         return {"augmented_batches": self._augmented_batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -108,7 +108,7 @@ class LogoCounts:
 
 
 class LogoSet(ImageSet):
-    """Boxes, each cut out of its image when asked for.
+    """Boxes, each cut out of its image on access.
 
     Args:
         files: The image of each box.

@@ -151,6 +151,13 @@ def variance_ratio_of_set(
     Raises:
         ValueError: if embeddings are not (items, dim), labels are not one integer or word for each item, or
             `confidence` is not in (0, 1).
+
+    Examples:
+        >>> import torch
+        >>> embeddings = torch.tensor([[0.0], [2.0], [4.0], [6.0], [8.0], [9.0], [13.0], [15.0]])
+        >>> found = variance_ratio_of_set(embeddings, torch.arange(8) // 2)
+        >>> round(found.value, 2), found.undefined
+        (18.21, None)
     """
     normal_quantile(confidence)
     if not isinstance(embeddings, ClassMoments | ClassScatter):

@@ -30,6 +30,12 @@ def soft_average_precision(histograms: SoftHistograms) -> Float[Tensor, "queries
 
     References:
         He, Lu, Sclaroff, "Local Descriptors Optimized for Average Precision", CVPR 2018.
+
+    Examples:
+        >>> import torch
+        >>> counts = SoftHistograms(candidates=torch.tensor([[2.0, 2.0]]), relevant=torch.tensor([[1.0, 1.0]]))
+        >>> soft_average_precision(counts)
+        tensor([0.5000])
     """
     relevant = histograms.relevant
     reached = histograms.candidates.cumsum(dim=1)
@@ -56,6 +62,12 @@ def tie_aware_average_precision(histograms: SoftHistograms) -> Float[Tensor, "qu
 
     References:
         He, Cakir, Bargal, Sclaroff, "Hashing as Tie-Aware Learning to Rank", CVPR 2018.
+
+    Examples:
+        >>> import torch
+        >>> counts = SoftHistograms(candidates=torch.tensor([[2.0, 2.0]]), relevant=torch.tensor([[1.0, 1.0]]))
+        >>> round(tie_aware_average_precision(counts).item(), 4)  # 2 / 3
+        0.6667
     """
     relevant, count = histograms.relevant, histograms.candidates
     before = count.cumsum(dim=1) - count

@@ -64,7 +64,7 @@ class Relevance(NamedTuple):
     query_labels: Int[Tensor, "queries"]
     gallery_labels: Int[Tensor, "items"]
     own: bool
-    """queries are the gallery: each is no candidate of its own"""
+    """queries are also the gallery: no query is its own candidate"""
 
     def rows(self, start: int, stop: int) -> Bool[Tensor, "queries items"]:
         """The relevant candidates of some queries."""
@@ -75,7 +75,14 @@ class Relevance(NamedTuple):
 
 
 class SoftHistograms(NamedTuple):
-    """Soft counts of each query's candidates in each bin, from the highest scores to the lowest."""
+    """Soft counts of each query's candidates in each bin, from the highest scores to the lowest.
+
+    Examples:
+        >>> import torch
+        >>> counts = SoftHistograms(candidates=torch.tensor([[1.5, 2.5]]), relevant=torch.tensor([[1.0, 0.0]]))
+        >>> counts.candidates.sum(dim=1)  # the number of candidates of each query
+        tensor([4.])
+    """
 
     candidates: Float[Tensor, "queries bins"]
     relevant: Float[Tensor, "queries bins"]

@@ -42,11 +42,11 @@ class Projection:
         """Descriptions of the two axes."""
         if self.method != "pca":
             name = {"tsne": "t-SNE", "umap": "UMAP"}[self.method]
-            turned = ", turned to fit the map before" if self.aligned else ""
+            turned = ", aligned with the previous map" if self.aligned else ""
             return f"first axis of {name}, without unit{turned}", f"second axis of {name}, without unit"
         if self.aligned:
             told = "" if self.shares is None else f", {100 * sum(self.shares):.0f} % of the variance"
-            return f"plane of the first two principal components{told}", "turned to fit the map before"
+            return f"plane of the first two principal components{told}", "aligned with the previous map"
         first, second = (
             ("", "") if self.shares is None else (f", {100 * share:.0f} % of the variance" for share in self.shares)
         )
@@ -179,7 +179,9 @@ def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
     if len(here) < 3:
         here, there = _common_classes(new, old)
     if len(here) < 3:
-        return replace(new, notes=(*new.notes, "Fewer than three items or classes are in the map before: not aligned."))
+        return replace(
+            new, notes=(*new.notes, "Fewer than three items or classes are in the previous map: not aligned.")
+        )
     centre, target = here.mean(0), there.mean(0)
     turn, stretch = orthogonal_procrustes(here - centre, there - target)
     size = ((here - centre) ** 2).sum()

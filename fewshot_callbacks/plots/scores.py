@@ -92,6 +92,15 @@ def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str 
 
     Raises:
         ValueError: if there is no pair, or the edges do not fit the bins or do not ascend.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> counts = PairCounts(np.array([0.5]), np.array([3]), np.array([2]), 4, 20,
+        ...                     np.array([0.0, 0.5, 1.0]), np.array([1, 3]), np.array([18, 2]))
+        >>> float(score_histograms(counts, [Mark("best F1", 0.5)]).get_figwidth())
+        6.0
     """
     edges, relevant, irrelevant = _merged(counts)
     figure, axes = _one_plot(title, "score of a pair", "density", 2 + len(marks))
@@ -144,6 +153,14 @@ def precision_recall_curve(
 
     Raises:
         ValueError: if there is no threshold.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> figure = precision_recall_curve(np.array([0.5, 1.0]), np.array([1.0, 0.8]), [Mark("best F1", 0.4, 1.0, 0.8)])
+        >>> float(figure.get_figwidth())
+        6.0
     """
     keep = np.isfinite(recall) & np.isfinite(precision)
     if not keep.any():
@@ -183,6 +200,14 @@ def error_tradeoff_curve(
 
     Raises:
         ValueError: if there is no threshold.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> figure = error_tradeoff_curve(np.array([0.001, 0.01, 0.1]), np.array([0.4, 0.2, 0.05]))
+        >>> float(figure.get_figwidth())
+        6.0
     """
     if not len(false_match_rate):
         raise ValueError("There is no threshold with error rates to draw.")
@@ -218,6 +243,13 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
 
     Raises:
         ValueError: if there is no value.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> float(recall_at_k_curve({"recall@k": {1: 0.6, 5: 0.8, 10: 0.9}}).get_figwidth())
+        6.0
     """
     known = {name: {k: v for k, v in values.items() if math.isfinite(v)} for name, values in series.items()}
     known = {name: values for name, values in known.items() if values}
@@ -263,6 +295,14 @@ def weakest_classes(
 
     Raises:
         ValueError: if no class has a value.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> figure = weakest_classes([ClassScore("owl", 0.9, 12), ClassScore("heron", 0.3, 8)], overall=0.66)
+        >>> float(figure.get_figwidth())
+        6.0
     """
     known = sorted((each for each in classes if math.isfinite(each.value)), key=lambda each: (each.value, each.name))
     if not known:
@@ -290,6 +330,13 @@ def confused_classes(confusions: Sequence[Confusion], title: str = "", *, most: 
 
     Raises:
         ValueError: if there is no pair.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> float(confused_classes([Confusion("owl", "heron", 5), Confusion("heron", "owl", 2)]).get_figwidth())
+        6.0
     """
     if not confusions:
         raise ValueError("There is no confused pair of classes to draw.")

@@ -62,7 +62,7 @@ def house_style() -> Iterator[None]:
         "figure.constrained_layout.h_pad": 0.07,  # inches
         "figure.constrained_layout.w_pad": 0.07,
         "lines.linewidth": 1.6,
-        "svg.fonttype": "path",  # text takes the room that it was given, whatever fonts the reader has
+        "svg.fonttype": "path",  # text keeps its size, whatever fonts the reader has
         "svg.hashsalt": "fewshot-callbacks",  # the same figure gives the same file
     }
     with matplotlib.style.context(["default", settings]):
@@ -145,6 +145,13 @@ def save(figure: Figure, path: str | Path, resolution: float | None = None) -> N
 
     Raises:
         ValueError: if the name has another ending.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(new_figure(1), Path(folder) / "empty.png")
+        ...     print((Path(folder) / "empty.png").stat().st_size > 0)
+        True
     """
     path = Path(path)
     ending = path.suffix.lower().removeprefix(".")

@@ -78,7 +78,15 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def pictures_of_files(files: Sequence[Path], side: int) -> Picture:
-    """Return a function that opens the image of an item; a JPEG is decoded only as large as a thumbnail needs."""
+    """Return a function that opens the image of an item; a JPEG is decoded only as large as a thumbnail needs.
+
+    Args:
+        files: the image file of each item.
+        side: pixels of the longer side of a thumbnail.
+
+    Returns:
+        A function of the index of an item that returns a Pillow image, and raises an OSError for a file that cannot be read.
+    """
     return partial(_open, files, side)
 
 

@@ -109,6 +109,9 @@ def write_report(
 def check_writable(path: str | Path) -> None:
     """Check that a file can be written, before its content is computed.
 
+    Args:
+        path: path of the file.
+
     Raises:
         OSError: if its folder is missing or may not be written to, or the path is a folder.
     """

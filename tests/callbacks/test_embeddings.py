@@ -461,7 +461,7 @@ def test_a_mistake_that_cannot_heal_ends_the_fit_at_its_first_sign(
 
 def test_training_dynamics_of_a_module_without_shots_end_the_fit_at_the_first_step() -> None:
     run = trainer(TrainingDynamicsMonitor(every_n_steps=1, embed="encoder"))
-    with pytest.raises(UsageError, match="does not know the shots: Net has no attribute 'shots'"):
+    with pytest.raises(UsageError, match="needs the shots: Net has no attribute 'shots'"):
         run.fit(Net(), loader(), loader())
 
 

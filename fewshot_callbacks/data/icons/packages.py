@@ -33,7 +33,7 @@ def packages_of(themes: Sequence[Theme]) -> dict[str, list[Package]]:
         themes: The themes.
 
     Returns:
-        For each theme, by its name; none where no package manager (dpkg or rpm) knows its files.
+        For each theme, by its name; none where no package manager (dpkg or rpm) lists its files.
     """
     files = {str(home / "index.theme"): theme.name for theme in themes for home in theme.homes}
     found: dict[str, list[Package]] = {theme.name: [] for theme in themes}

@@ -10,7 +10,7 @@ from fewshot_callbacks.data.icons.drawing import DrawnIcons
 
 
 def icon_sheet(path: str | os.PathLike[str], drawn: DrawnIcons, *, rows: int = 14, dpi: int = 100) -> None:
-    """Write a page of icons as a PNG; an empty cell is a family without a picture of its own.
+    """Write a page of icons as a PNG; an empty cell is a family without its own picture.
 
     The classes are spread evenly over the alphabet, among the quarter that most families hold.
 

@@ -26,7 +26,14 @@ _RANGES = {
 
 @dataclass(frozen=True, eq=False)
 class NearDuplicates:
-    """Pairs whose exact score reaches a threshold, the highest first; those of equal scores by their indices."""
+    """Pairs whose exact score reaches a threshold, the highest first; those of equal scores by their indices.
+
+    Examples:
+        >>> import torch
+        >>> pairs = near_duplicates(torch.tensor([[1.0, 0.0], [1.0, 0.01], [1.0, 0.02]]), most=1)
+        >>> len(pairs), pairs.total, pairs.left_out
+        (1, 3, 2)
+    """
 
     first: Int[Tensor, "pairs"]
     """index of the item of the first set; within one set the smaller index of the pair"""

@@ -21,7 +21,14 @@ _CALL = "nearest"
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The k nearest candidates of each query, the closest first; candidates with equal scores are ordered by index."""
+    """The k nearest candidates of each query, the closest first; candidates with equal scores are ordered by index.
+
+    Examples:
+        >>> import torch
+        >>> found = nearest(torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 1.0]]), ["owl", "owl", "heron"], k=1)
+        >>> found.indices.flatten(), found.first_relevant
+        (tensor([1, 0, 0]), tensor([1, 1, 0]))
+    """
 
     queries: Int[Tensor, "queries"]
     """index of each query among the embeddings"""

@@ -11,7 +11,13 @@ from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, c
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The size of an exact evaluation of all queries against the whole gallery."""
+    """The size of an exact evaluation of all queries against the whole gallery.
+
+    Examples:
+        >>> plan = plan_evaluation(1000, 1000, 64)
+        >>> plan.pairs, plan.floating_point_operations, plan.matrix_bytes
+        (1000000, 128000000, 4000000)
+    """
 
     queries: int
     gallery: int

@@ -232,7 +232,7 @@ def _measure(
 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
-    """Return what is asked of all pairs, regardless of the query."""
+    """Return the settings of the pooled metrics."""
     return PooledRequest(
         settings.precisions,
         settings.threshold_bounds or (-math.inf, math.inf),

@@ -20,6 +20,13 @@ class GeneralizationGap:
 
     Differences lie in [-1, 1]. An interval that lies above zero means overfitting, unless the training classes are easier:
     then an untrained network shows the gap, too.
+
+    Examples:
+        >>> from fewshot_callbacks.functional import Difference, Interval
+        >>> seen, unseen = Difference(0.9, 0.7, Interval(0.1, 0.3)), Difference(0.8, 0.4, Interval(0.3, 0.5))
+        >>> gap = GeneralizationGap({1: seen}, {1: unseen}, 10, (100, 50), (20.0, 20.0), 0.95)
+        >>> gap.is_overfitting
+        True
     """
 
     grouped: dict[int, Difference]

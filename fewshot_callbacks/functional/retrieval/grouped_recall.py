@@ -49,7 +49,15 @@ from fewshot_callbacks.functional.statistics.intervals import (
 
 @dataclass(frozen=True)
 class GroupedRecall:
-    """Grouped Recall@K for one or several K, all on the same groups; the result of `grouped_recall`."""
+    """Grouped Recall@K for one or several K, all on the same groups; the result of `grouped_recall`.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(40).repeat_interleave(5)
+        >>> result = grouped_recall(torch.nn.functional.one_hot(labels).float(), labels, group_size=10)
+        >>> result.at, result.group_size, result.dropped_labels
+        ({1: 1.0}, 10, 0)
+    """
 
     at: dict[int, float]
     """K -> mean over the groups of Recall@K inside the group, in [0, 1]"""

@@ -61,6 +61,10 @@ class ErrorRatePoint:
     does not exceed the requested rate. A smaller threshold may also keep the rate, but accepts no more relevant pairs.
     It is NaN where even the highest score of a relevant pair exceeds the rate. All fields are NaN where there is a
     single class, and so no pair of different classes.
+
+    Examples:
+        >>> ErrorRatePoint(threshold=0.7, false_match_rate=0.001, false_non_match_rate=0.25).false_non_match_rate
+        0.25
     """
 
     threshold: float
@@ -104,7 +108,7 @@ class PooledDecisions:
     at_threshold: dict[float, OperatingPoint]
     at_false_match_rate: dict[float, ErrorRatePoint]
     equal_error_rate: float | None
-    """None where it was not asked for"""
+    """None if it was not requested"""
     average_precision: Enclosure
     """area under the pooled precision-recall curve, as the sum of precision times the step in recall"""
     curve: tuple[tuple[float, float, float], ...]

@@ -97,6 +97,11 @@ class RetrievalSettings:
     function that takes them as keyword arguments makes a tuple of a single value where several are allowed, converts
     NumPy numbers to Python numbers, and raises a ValueError for a value out of range; the constructor does none of
     this.
+
+    Examples:
+        >>> settings = RetrievalSettings(similarity="euclidean", recall_k=(1, 10))
+        >>> settings.ties, settings.confidence
+        ('expected', 0.95)
     """
 
     similarity: Similarity = "cosine"

@@ -212,7 +212,7 @@ def test_parts_that_do_not_fit():
         merged(one, nearest(vectors, queries=[1], k=2))
     with pytest.raises(ValueError, match="two parts hold the same gallery item"):
         merged(one, one)
-    with pytest.raises(ValueError, match="at least one part"):
+    with pytest.raises(ValueError, match="at least one search"):
         merged()
     with pytest.raises(ValueError, match="needs labels"):
         one.first_relevant  # noqa: B018
