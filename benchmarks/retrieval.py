@@ -347,6 +347,7 @@ ROWS = {
         Row("floor", "float32 product of all pairs, best tiles", product(torch.float32), cuda=True),
         Row("floor-half", "the same in bfloat16", product(torch.bfloat16), cuda=True),
         Row("ours-auto", "evaluate_retrieval, all metrics", ours(), cuda=True),
+        Row("ours-bytes", "the same, first precision bytes", ours("bytes")),
         Row("ours-bfloat16", "the same, first precision bfloat16", ours("bfloat16"), cuda=True),
         Row("ours-float32", "the same, first precision float32", ours("float32"), cuda=True),
         Row("ours-float64", "the same, first precision float64", ours("float64"), cuda=True),
@@ -379,7 +380,12 @@ def _engine(**options: Any) -> AbstractContextManager[object]:
 def _precision(name: str) -> Any:
     from fewshot_callbacks.engine.precision import Precision  # noqa: PLC0415
 
-    return {"bfloat16": Precision.HALF, "float32": Precision.FLOAT32, "float64": Precision.FLOAT64}[name]
+    return {
+        "bytes": Precision.BYTES,
+        "bfloat16": Precision.HALF,
+        "float32": Precision.FLOAT32,
+        "float64": Precision.FLOAT64,
+    }[name]
 
 
 def _needed(module: str, package: str) -> Any:

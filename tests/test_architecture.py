@@ -124,6 +124,7 @@ TESTED_WITH = {
     "data/_episodic": "data/test_episodes",
     "data/_glyph_drawing": "data/test_glyphs",
     "data/_images": "data/test_folders",
+    "data/_sheet": "data/test_glyphs",
     "data/icons/augmentation": "data/icons/test_data_module",
     "data/icons/cache": "data/icons/test_data_module",
     "data/icons/copies": "data/icons/test_data_module",

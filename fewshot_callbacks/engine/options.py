@@ -108,9 +108,11 @@ def _load() -> ModuleType | None:
     try:
         return importlib.import_module("fewshot_callbacks.engine.cpu.count_kernels")
     except Exception as error:  # numba fails in many ways: not installed, or for another Python, NumPy or processor
+        nowhere = "no locator available" in str(error)  # neither beside the module nor in the user's cache folder
+        fix = "Naming a folder that can be written in NUMBA_CACHE_DIR" if nowhere else "pip install -U numba"
         warnings.warn(
             f"The compiled counting kernel cannot be loaded ({type(error).__name__}: {error}); evaluation falls back to "
-            "PyTorch, with the same results and several times slower. pip install -U numba brings it back.",
+            f"PyTorch, with the same results and several times slower. {fix} brings it back.",
             stacklevel=2,
         )
         return None

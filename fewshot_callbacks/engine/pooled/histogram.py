@@ -34,7 +34,7 @@ SHARE_OF_BINS = 0.25
 SHARE_OF_HIGHEST = 0.1
 """Share of the budget for the estimates of the highest negatives."""
 SCREENED_SHARE = 0.001
-"""Upper bound on the share of pairs that the half-precision screen recomputes for the histogram."""
+"""Upper bound on the share of pairs that a screen recomputes for the histogram."""
 SLACK = 1.5
 """A sample may be off by this factor in how many negatives will be wanted."""
 FINER = 4
@@ -150,7 +150,7 @@ class PooledCounts:
             grid.bins,
             grid.origin,
             grid.scale,
-            floor if self._precision in (Precision.HALF, None) else -math.inf,
+            floor if self._precision is None or self._precision.screens else -math.inf,
             cut,
             max(1, self.capacity // threads) if math.isfinite(cut) else 1,
             weighted=self.matrix.repeats,
@@ -160,7 +160,7 @@ class PooledCounts:
         """Take what a thread has recorded of the rectangle at this position of the pass."""
         record = record.compacted()
         self.negatives += record.histogram
-        screened = self._precision == Precision.HALF
+        screened = self._precision is not None and self._precision.screens
         if self._precision == Precision.FLOAT64:
             self._coarsest = Precision.FLOAT64
         # of what a screen lets pass, the product of the rounded operands is recorded
@@ -218,7 +218,7 @@ class PooledCounts:
             self.highest,
             everyone.negative_pairs,
             matrix.scores.largest_error(coarsest),
-            self.forecast.floor if self._precision == Precision.HALF else -math.inf,
+            self.forecast.floor if self._precision is not None and self._precision.screens else -math.inf,
             matrix.scores.score_range,
             processes,
             self.forecast.sampled,

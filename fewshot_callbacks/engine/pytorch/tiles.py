@@ -37,12 +37,13 @@ class TorchTiles(TileMaker):
         del thresholds, pooled
         default = Precision.HALF if matrix.scores.device.type == "cuda" else Precision.FLOAT32
         first = matrix.options.first_precision
-        return Choice(default if first is None else first, matrix.scores.chunk)
+        return Choice(default if first is None else max(first, Precision.HALF), matrix.scores.chunk)
 
     def count(
         self, rectangle: ScoreRectangle, precision: Precision, pooled: PooledCounts | None, done: Done
     ) -> Precision:
         """Count the candidates of a rectangle for its queries, and all its pairs for `pooled`."""
+        precision = max(precision, Precision.HALF)  # another process may have chosen bytes
         for rows, columns in _pairs_of_blocks(rectangle):
             tile = Tile.make(rectangle, rows, columns, precision)
             if pooled is not None:
@@ -54,6 +55,7 @@ class TorchTiles(TileMaker):
 
     def recount(self, rectangle: ScoreRectangle, precision: Precision, recount: Recount, done: Done) -> None:
         """Count all pairs of a rectangle against the thresholds of `recount`."""
+        precision = max(precision, Precision.HALF)
         for rows, columns in _pairs_of_blocks(rectangle):
             tile = Tile.make(rectangle, rows, columns, precision)
             recount.tile(tile)

@@ -4,7 +4,8 @@ A product of length n in a precision with unit roundoff u is off by at most n u 
 in any order of summation, with or without fused multiply-add (Higham, "Accuracy and Stability of Numerical Algorithms",
 section 3.1); rounding the two operands adds a few u. Where the products of several chunks of components are added, n is
 the length of a chunk plus their number. Operands in half precision move a product by at most |q - q'| |g| + |q'| |g - g'|,
-and its own rounding to half precision comes on top. So do the rounding of the exact score, and what lies below the
+and its own rounding to half precision comes on top. The same holds of operands in bytes, whose product is exact
+(`cpu/byte_kernels.py`). So do the rounding of the exact score, and what lies below the
 smallest normal number.
 """
 
@@ -70,6 +71,14 @@ class ErrorBounds:
         error = 1.01 * relative + self.of(vectors, index, Precision.FLOAT32, of_query=of_query)
         low = scores - error - 1.01 * unit_roundoff * (scores.abs() + error) - 2.0**-40
         return torch.where(scores.isinf(), scores, low)  # keep infinite thresholds as they are: inf - inf is NaN
+
+    def bytes_low(self, scores: Items, vectors: Vectors, index: Tensor, *, of_query: bool) -> Items:
+        """Return for each item a lower bound of the upper bounds that `cpu/byte_kernels.py` computes in float32.
+
+        One error of a float32 product is for what its operands miss. It is at least 14 roundings of the product of the
+        norms, and all roundings of the kernel together are at most 30 of these: four more errors cover them.
+        """
+        return scores - 5 * self.of(vectors, index, Precision.FLOAT32, of_query=of_query)
 
     def _error(
         self,

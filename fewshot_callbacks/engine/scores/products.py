@@ -98,6 +98,12 @@ class Products:
         """Return lower bounds of the half-precision estimates of pairs whose exact score is at least `scores`."""
         return self.bounds.half_low(scores, self._side(of_query), index, of_query=of_query)
 
+    def bytes_low(
+        self, scores: Float[Tensor, "items"], index: Int[Tensor, "items"], *, of_query: bool
+    ) -> Float[Tensor, "items"]:
+        """Return below what no upper bound from bytes lies, of pairs whose exact score is at least `scores`."""
+        return self.bounds.bytes_low(scores, self._side(of_query), index, of_query=of_query)
+
     def _side(self, of_query: bool) -> Vectors:
         return self.query_vectors if of_query else self.gallery_vectors
 
