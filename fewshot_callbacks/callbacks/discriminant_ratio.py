@@ -45,7 +45,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         skip_singletons: leave out classes with a single item in the batch.
         eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
         variance_ratio: log the variance ratio beside J.
-        prog_bar: show what is measured of training batches in the progress bar.
+        prog_bar: show what is measured of training batches in the progress bar, for which Lightning reads the values, and so
+            waits for the device, whenever it refreshes the bar.
         strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
             ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
             a run, and the values are NaN. True: any error ends the run. False: none does.

@@ -15,7 +15,7 @@ class Precision(IntEnum):
     BYTES = -1
     """A product of operands that are rounded to small integers: it tells how high a score can be, no more."""
     HALF = 0
-    """A product of bfloat16 or float16 operands."""
+    """A product of bfloat16, float16 or TF32 operands."""
     FLOAT32 = 1
     """A product of float32 operands."""
     FLOAT64 = 2
