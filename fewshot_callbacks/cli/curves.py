@@ -22,7 +22,7 @@ PANELS = (
     ("val/recall@1", "Recall@1, validation set"),
 )
 SMOOTHING = 0.9
-Curve = tuple[list[int], list[float]]
+Curve = Sequence[Sequence[float]]
 """Steps and values of a metric."""
 
 
@@ -31,7 +31,7 @@ def read_curves(log: str | Path) -> dict[str, Curve]:
     return {name: read_metric(log, name) for name, _ in PANELS}
 
 
-def read_metric(log: str | Path, name: str) -> Curve:
+def read_metric(log: str | Path, name: str) -> tuple[list[int], list[float]]:
     """Read steps and values of one metric of a CSVLogger's file; empty where it was never logged."""
     with Path(log).open(newline="") as lines:
         rows = [row for row in csv.DictReader(lines) if row.get(name)]
