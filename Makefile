@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-all docs format notebook bench mutants clean
+.PHONY: demo test test-all docs format notebook bench figures mutants clean
 
 demo: $(READY)
 	$(BIN)/fewshot demo
@@ -39,6 +39,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/episodes.py
 	$(BIN)/python benchmarks/retrieval.py --rows floor ours argsort
+
+# every figure of the documentation, from docs/figures/data; --measure repeats the trainings behind them
+figures: $(READY)
+	$(BIN)/python tools/figures.py
 
 # mistakes put into the code, SAMPLE of them drawn by SEED, and whether a test fails: tools/mutants/README.md; it takes hours
 mutants: $(READY)

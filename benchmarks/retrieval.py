@@ -96,6 +96,8 @@ class Row:
     """more take too long to run them unasked"""
     cuda: bool = False
     """has a meaning on a GPU"""
+    cpu: bool = True
+    """and on the CPU"""
 
 
 # ------------------------------------------------------------------------------------------------------------ the floor
@@ -162,14 +164,16 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 # ------------------------------------------------------------------------------------------------------------- the rows
 
 
-def product(dtype: torch.dtype) -> Callable[[Data, Setting], Ready]:
+def product(dtype: torch.dtype, tf32: bool = False) -> Callable[[Data, Setting], Ready]:
     def prepare(data: Data, setting: Setting) -> Ready:
         embeddings = data.embeddings.to(dtype)
         floor = Floor(embeddings, setting.tile if setting.tile and dtype == torch.float32 else best_tile(embeddings))
 
         def run() -> Values:
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
             floor.run()
             floor.out = None
+            torch.set_float32_matmul_precision("highest")
             return {}
 
         return run
@@ -265,6 +269,26 @@ def argsort(data: Data, setting: Setting) -> Ready:
     return run
 
 
+def topk(data: Data, setting: Setting) -> Ready:
+    """Search the R nearest of each row in chunks, for MAP@R: as it is written by hand."""
+    embeddings, labels = data
+
+    def run() -> Values:
+        values, relevant = [], labels.bincount()[labels] - 1
+        most = int(relevant.max())
+        rank = torch.arange(1, most + 1, device=embeddings.device)
+        for part in parts(len(labels), 512):
+            here = torch.arange(part.start, part.stop, device=embeddings.device)
+            scores = embeddings[part] @ embeddings.T
+            scores[here - part.start, here] = -torch.inf
+            found = labels[scores.topk(most).indices] == labels[part, None]
+            found &= rank <= relevant[part, None]
+            values.append((found.cumsum(1) / rank * found).sum(1) / relevant[part])
+        return {"MAP@R": float(torch.cat(values).nanmean())}
+
+    return run
+
+
 def metric_learning(k: str | None, torch_knn: bool = False) -> Callable[[Data, Setting], Ready]:
     """pytorch-metric-learning; its default search is that of faiss."""
     name, metric = ("mean_average_precision", "mAP") if k is None else ("mean_average_precision_at_r", "MAP@R")
@@ -345,16 +369,19 @@ ROWS = {
     row.name: row
     for row in (
         Row("floor", "float32 product of all pairs, best tiles", product(torch.float32), cuda=True),
+        Row("floor-tf32", "the same in TF32", product(torch.float32, tf32=True), cuda=True, cpu=False),
         Row("floor-half", "the same in bfloat16", product(torch.bfloat16), cuda=True),
         Row("ours-auto", "evaluate_retrieval, all metrics", ours(), cuda=True),
+        Row("ours-bytes", "the same, first precision bytes", ours("bytes")),
         Row("ours-bfloat16", "the same, first precision bfloat16", ours("bfloat16"), cuda=True),
         Row("ours-float32", "the same, first precision float32", ours("float32"), cuda=True),
         Row("ours-float64", "the same, first precision float64", ours("float64"), cuda=True),
         Row("ours-two-sets", "the same, queries and gallery given apart", ours(two_sets=True), cuda=True),
-        Row("ours-pytorch", "the same, counting in plain PyTorch", ours(kernel="pytorch")),
+        Row("ours-pytorch", "the same, counting in plain PyTorch", ours(kernel="pytorch"), cuda=True),
         Row("grouped", "grouped_recall alone, groups of 10 classes", grouped),
         Row("codes", "evaluate_retrieval of their signs, packed to bits", binary_codes),
         Row("argsort", "rows sorted in chunks, mAP alone", argsort, cuda=True),
+        Row("topk", "the R nearest of each row in chunks, MAP@R alone", topk, cuda=True),
         Row("pml", "pytorch-metric-learning, k=None", metric_learning(None), 95, 20_000),
         Row("pml-torch", "the same, its search in torch", metric_learning(None, torch_knn=True), 110, 20_000),
         Row("pml-max-bin", 'the same, k="max_bin_count" (MAP@R)', metric_learning("max_bin_count")),
@@ -379,7 +406,12 @@ def _engine(**options: Any) -> AbstractContextManager[object]:
 def _precision(name: str) -> Any:
     from fewshot_callbacks.engine.precision import Precision  # noqa: PLC0415
 
-    return {"bfloat16": Precision.HALF, "float32": Precision.FLOAT32, "float64": Precision.FLOAT64}[name]
+    return {
+        "bytes": Precision.BYTES,
+        "bfloat16": Precision.HALF,
+        "float32": Precision.FLOAT32,
+        "float64": Precision.FLOAT64,
+    }[name]
 
 
 def _needed(module: str, package: str) -> Any:
@@ -467,7 +499,7 @@ def measure(
         warnings.simplefilter("always")
         for warm in stored["warm"] if row.name.startswith("ours") else stored["warm"][:1]:
             row.prepare(placed(warm), setting._replace(progress=False))()
-    slower = [str(warning.message) for warning in caught if "kernel cannot be loaded" in str(warning.message)]
+    slower = [str(warning.message) for warning in caught if "falls back to" in str(warning.message)]
     warm_seconds = time.perf_counter() - began
     data = placed(stored["data"])
     on_device = data.embeddings.to(device)
@@ -618,6 +650,8 @@ def skipped(row: Row, items: int, options: argparse.Namespace) -> str | None:
     """Why this row is not even tried."""
     if options.device != "cpu" and not row.cuda:
         return "skipped: runs on the CPU alone"
+    if options.device == "cpu" and not row.cpu:
+        return "skipped: runs on a GPU alone"
     if options.all:
         return None
     gigabytes, free = row.bytes_per_pair * items**2 / 1e9, _free_gigabytes()
@@ -733,7 +767,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             options.difficulty = ["well-trained"]
     options.timeout = options.timeout or 600.0
     if options.device != "cpu" and not torch.cuda.is_available():
-        parser.error(f"--device {options.device}: torch sees no GPU here. Leave --device out.")
+        parser.error(f"--device {options.device}: torch sees no CUDA device here, so nothing can be measured on one.")
     asked = options.rows or list(ROWS)
     options.rows = list(dict.fromkeys(name for entry in asked for name in GROUPS.get(entry, [entry])))
     return options

@@ -24,11 +24,11 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from rich.console import Console
 from scipy import stats
+from study_figures import write  # beside this file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.functional import spearman_corrcoef
@@ -188,12 +188,6 @@ def with_ends(value: float, interval: Interval) -> str:
     return f"{percent(value)} ({percent(interval.low)} to {percent(interval.high)})"
 
 
-def bars(values: list[float], intervals: list[Interval]) -> list[list[float]]:
-    """How far an error bar reaches below and above each value; no recall or difference is larger than 1."""
-    pairs = list(zip(values, intervals, strict=True))
-    return [[value - ends.low for value, ends in pairs], [min(ends.high, 1.0) - value for value, ends in pairs]]
-
-
 def over_seeds(values: list[float]) -> tuple[float, Interval]:
     """The mean over trainings, and its 95 % interval by Student's t."""
     values = torch.tensor(values, dtype=torch.float64)
@@ -289,100 +283,55 @@ checkpoints = [measure(embeddings, everything) for embeddings in taken]
 points = torch.tensor([(report.recall_at[1], report.grouped.at[1]) for report in checkpoints], dtype=torch.float64)
 correlation = float(spearman_corrcoef(*points.T))
 
+
 # -------------------------------------------------------------------------------------------------------------- pictures
-figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-sizes = [classes // fraction for fraction in fractions]
-for name, value, interval in (
-    ("Recall@1", lambda r: r.recall_at[1], lambda r: r.intervals["recall@1"]),
-    ("Grouped Recall@1", lambda r: r.grouped.at[1], lambda r: r.grouped.intervals[1]),
-):
-    shown = [by_fraction[fraction][0] for fraction in fractions]
-    line = left.errorbar(
-        sizes,
-        [value(r) for r in shown],
-        yerr=bars([value(r) for r in shown], [interval(r) for r in shown]),
-        marker="o",
-        capsize=4,
-        linewidth=1.8,
-        label=name,
-    )
-    for size, fraction in zip(sizes, fractions, strict=True):
-        others_drawn = [value(r) for r in by_fraction[fraction][1:]]
-        left.plot([size * 1.04] * len(others_drawn), others_drawn, ".", alpha=0.35, color=line[0].get_color())
-left.set_xscale("log", base=2)
-left.set_xticks(sizes, [str(size) for size in sizes])
-left.minorticks_off()
-left.set_xlabel("unseen classes that are searched")
-left.set_ylabel("recall of unseen classes")
-left.set_title(
-    "One network, fewer and more classes (bars: 95 % intervals;\ndots: other draws of as many classes)", fontsize=10
-)
-left.legend(frameon=False)
-right.scatter(*points.T, c=range(len(points)), cmap="viridis", s=22)
-right.set_xlabel("Recall@1 (dark: early checkpoints, light: late ones)")
-right.set_ylabel("Grouped Recall@1")
-right.set_title(f"{len(points)} checkpoints of one training: rank correlation {correlation:.3f}", fontsize=10)
-for axes in (left, right):
-    axes.grid(alpha=0.3)
-figure.savefig(options.output / "class_count.png", dpi=110)
+def ends(value: float, interval: Interval) -> dict[str, float]:
+    return {"value": round(value, 6), "low": round(interval.low, 6), "high": round(interval.high, 6)}
 
-spread, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-places = range(len(rows))
-for name, differences_of in (("Recall@1", lambda gap: gap.recall[1]), ("Grouped Recall@1", lambda gap: gap.grouped[1])):
-    axes.errorbar(
-        places,
-        [differences_of(gap).value for _, gap in rows],
-        yerr=bars(*zip(*((differences_of(gap).value, differences_of(gap).interval) for _, gap in rows), strict=True)),
-        marker="o",
-        capsize=4,
-        linewidth=1.8,
-        label=name,
-    )
-axes.axhline(0, color="black", linewidth=0.8)
-axes.set_xticks(list(places), [f"{dropout:g}" for dropout, _ in rows])
-axes.set_xlabel("dropout")
-axes.set_ylabel("training classes minus unseen classes")
-axes.set_title(
-    f"Generalization gap, {training_classes} training and {classes} unseen classes (bars: 95 % intervals)", fontsize=10
-)
-axes.grid(alpha=0.3)
-axes.legend(frameon=False)
-spread.savefig(options.output / "dropout_gap.png", dpi=110)
 
-if of_width:
-    by_size, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for axes, name, colour, difference in (
-        (panels[0], "Grouped Recall@1", "#0072B2", lambda gap: gap.grouped[1]),
-        (panels[1], "Recall@1", "#D55E00", lambda gap: gap.recall[1]),
-    ):
-        filters = list(of_width)
-        after = [[difference(gap) for _, gap in of_width[number]] for number in filters]
-        centres = [over_seeds([one.value for one in ones])[0] for ones in after]
-        ends = [mean_interval([one.interval for one in ones]) for ones in after]
-        axes.errorbar(
-            filters,
-            centres,
-            yerr=bars(centres, ends),
-            marker="o",
-            capsize=4,
-            linewidth=1.8,
-            color=colour,
-            label="trained",
-        )
-        for number, ones in zip(filters, after, strict=True):
-            axes.plot([number * 1.06] * len(ones), [one.value for one in ones], ".", color=colour, alpha=0.5)
-        before = [over_seeds([difference(gap).value for gap, _ in of_width[number]])[0] for number in filters]
-        axes.plot(filters, before, marker="s", markerfacecolor="white", linestyle=":", color="0.35", label="untrained")
-        axes.axhline(0, color="black", linewidth=0.8)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(filters, [str(number) for number in filters])
-        axes.minorticks_off()
-        axes.set_xlabel("filters of each layer of Conv4")
-        axes.set_ylabel(f"{name}: training minus unseen classes")
-        axes.set_title(f"{name} (bars: 95 % intervals over classes; dots: {len(options.seeds)} trainings)", fontsize=10)
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-    by_size.savefig(options.output / "model_size_gap.png", dpi=110)
+def gap_ends(gap: GeneralizationGap) -> dict[str, dict[str, float]]:
+    return {
+        name: ends(one.value, one.interval) for name, one in (("recall", gap.recall[1]), ("grouped", gap.grouped[1]))
+    }
+
+
+def of_seeds(gaps: list[tuple[GeneralizationGap, GeneralizationGap]], metric: str) -> dict[str, object]:
+    """The gap of one size of the network: its mean over seeds, each seed, and before the training."""
+    before, after = ([getattr(gap, metric)[1] for gap in of_time] for of_time in zip(*gaps, strict=True))
+    values = [one.value for one in after]
+    return {
+        "mean": ends(over_seeds(values)[0], mean_interval([one.interval for one in after])),
+        "seeds": [round(value, 6) for value in values],
+        "untrained": round(over_seeds([one.value for one in before])[0], 6),
+    }
+
+
+steps_of_epoch = len(known) // 64
+data = {
+    "draws": [
+        {
+            "classes": classes // fraction,
+            "recall": [ends(r.recall_at[1], r.intervals["recall@1"]) for r in by_fraction[fraction]],
+            "grouped": [ends(r.grouped.at[1], r.grouped.intervals[1]) for r in by_fraction[fraction]],
+        }
+        for fraction in fractions
+    ],
+    "checkpoints": {
+        "steps": [epoch * steps_of_epoch + step for epoch in range(4) for step in range(0, steps_of_epoch, 4)],
+        **{
+            name: [round(value, 6) for value in column]
+            for name, column in zip(("recall", "grouped"), points.T.tolist(), strict=True)
+        },
+    },
+    "rank_correlation": correlation,
+    "untrained": gap_ends(before_training),
+    "dropout": [{"dropout": dropout, **gap_ends(gap)} for dropout, gap in rows],
+    "model_size": [
+        {"filters": filters, **{metric: of_seeds(gaps, metric) for metric in ("recall", "grouped")}}
+        for filters, gaps in of_width.items()
+    ],
+}
+write(data, options.output, ["class_count", "dropout_gap", *(["model_size_gap"] if of_width else [])])
 
 # ---------------------------------------------------------------------------------------------------------------- tables
 lines = [

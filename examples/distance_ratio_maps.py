@@ -2,30 +2,40 @@
 
 Run it as it is:    python examples/distance_ratio_maps.py      (seconds; it writes to runs/distance_ratio)
 
-It draws the probability of the red class over the plane (maps_plane.png) and over the unit sphere (maps_sphere.png), and
-prints where on the sphere it is highest and lowest.
+It draws the probability of the red class over the plane (distance_ratio_maps_plane.png) and over the unit sphere
+(distance_ratio_maps_sphere.png), both as SVG, too, and prints where on the sphere it is highest and lowest.
 """
 
 import argparse
+import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from PIL import Image
 from scipy.optimize import minimize
 from torch import Tensor
 
 from fewshot_callbacks import DistanceRatioHead, SoftmaxHead
+from fewshot_callbacks.plots.style import BLACK, BLUE, GREEN, VERMILION, encode, in_house_style, new_figure, save
 
-POINT_COLOURS = ("red", "lime", "blue")
+CLASSES = {"red": (VERMILION, "o"), "green": (GREEN, "s"), "blue": (BLUE, "^")}
+MARKS = {"max": "x", "min": "o"}  # a ring
+EXTREME = BLACK
+RESOLUTION = 150  # of the fields, which are smooth: small files
+SIZES = {"x": 6, "o": 15}
+FIELD, BAR = "cividis", "probability of the red class"
 VECTORS = torch.eye(3, dtype=torch.float64)[
     [2, 1, 0]
 ]  # red (0, 0, 1), green (0, 1, 0), blue (1, 0, 0), as in appendix E
 SCALE, MARGIN = 2.0, 0.25  # of figure 7; its SphereFace has the margin 2 and k = 0
-LEVELS = np.linspace(0, 1, 41)  # steps of 0.025: few colours, so the pictures are small without a palette of their own
+LEVELS = np.linspace(0, 1, 41)  # steps of 0.025: few colours, so the files are small
 SIDE = torch.linspace(-2, 2, 401)
 LATITUDE = torch.linspace(-math.pi / 2, math.pi / 2, 241).double()
 LONGITUDE = torch.linspace(-math.pi, math.pi, 481).double()  # 0 lies between green and blue
@@ -97,7 +107,8 @@ def _apart(points: Tensor, radius: float = 0.2) -> list[int]:
     return kept
 
 
-def draw_plane(path: Path) -> None:
+@in_house_style
+def plane() -> Figure:
     """The probability of the red class over the plane, for two and for three prototypes."""
     prototypes = torch.tensor([[0.0, 0.5], [-0.6, -0.5], [0.6, -0.5]])
     grid = torch.cartesian_prod(SIDE, SIDE)  # (points, 2)
@@ -106,57 +117,119 @@ def draw_plane(path: Path) -> None:
         "DR, ρ = 1": DistanceRatioHead(0.0),
         "DR, ρ = 2": DistanceRatioHead(math.log(2)),
     }
-    figure, axes = plt.subplots(2, 3, figsize=(10, 6.6), layout="constrained")
+    figure = new_figure(4.2)
+    axes = figure.subplots(2, 3, sharex=True, sharey=True)
     for row, classes in zip(axes, (2, 3), strict=True):
         for place, (name, head) in zip(row, models.items(), strict=True):
             red = head(grid.double(), prototypes[:classes].double()).detach().softmax(-1)[:, 0]
             shown = _draw_field(place, SIDE, SIDE, red.reshape(len(SIDE), len(SIDE)).T, [0.1, 0.25, 0.5, 0.75, 0.9])
-            for point, colour in zip(prototypes[:classes], POINT_COLOURS, strict=False):
-                place.plot(*point, "o", color=colour, markeredgecolor="white", markersize=7)
-            place.plot(*grid[red.argmax()], "x", color="cyan", markersize=9, markeredgewidth=2, clip_on=False)
-            place.set_aspect("equal")
-            place.set_title(f"{name}, {classes} prototypes", fontsize=10)
-    figure.colorbar(shown, ax=axes, shrink=0.7, label="probability of the red class", ticks=LEVELS[::10])
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+            _draw_classes(place, prototypes[:classes].tolist())
+            _draw_extreme(place, *grid[red.argmax()].tolist(), "x")
+            place.set(aspect="equal", xlim=(-2.25, 2.25), ylim=(-2.25, 2.25), xticks=(-2, 0, 2), yticks=(-2, 0, 2))
+            place.set_title(name if classes == 2 else "")
+        row[0].set_ylabel(f"{classes} prototypes\nsecond coordinate")
+    for place in axes[-1]:
+        place.set_xlabel("first coordinate")
+    figure.colorbar(shown, ax=axes, shrink=0.8, aspect=30, label=BAR, ticks=LEVELS[::10])
+    _legend(figure, "{} prototype", ("x",), loc="outside lower center", ncols=4)
+    return figure
 
 
-def draw_sphere(path: Path) -> dict[str, dict[str, list[list[float]]]]:
-    """The same over the unit sphere, seen from outside as a map of the world; the points where it is highest and lowest."""
+@in_house_style
+def sphere(all_extremes: dict[str, dict[str, Tensor]]) -> Figure:
+    """The same over the unit sphere, seen from outside as a map of the world; with the highest and the lowest points."""
     up, around = torch.meshgrid(LATITUDE, LONGITUDE, indexing="ij")
-    figure = plt.figure(figsize=(13, 4.6), layout="constrained")
-    all_extremes = {}
+    figure = new_figure(7.2)
     for number, (name, probability) in enumerate(SPHERE.items(), start=1):
-        place = figure.add_subplot(2, 4, number, projection="mollweide")
-        _draw_field(place, around, up, probability(on_sphere(up, around).reshape(-1, 3)).reshape(up.shape))
-        for (x, y), colour in zip(((0, math.pi / 2), (math.pi / 4, 0), (-math.pi / 4, 0)), POINT_COLOURS, strict=True):
-            place.plot(x, y, "o", color=colour, markeredgecolor="white", markersize=8, clip_on=False)
-        points = {"max": extremes(probability, 1), "min": extremes(probability, -1)}
-        for kind, mark in (("max", "x"), ("min", "v")):
-            for point in points[kind]:
+        place = figure.add_subplot(4, 2, number, projection="mollweide")
+        shown = _draw_field(place, around, up, probability(on_sphere(up, around).reshape(-1, 3)).reshape(up.shape))
+        _draw_classes(place, ((0, math.pi / 2), (math.pi / 4, 0), (-math.pi / 4, 0)))
+        for kind, mark in MARKS.items():
+            for point in all_extremes[name][kind]:
                 y = math.asin(point[2].clamp(-1, 1))
                 x = math.remainder(math.atan2(point[1], point[0]) - math.pi / 4, 2 * math.pi)
-                x = 0.0 if abs(y) > math.pi / 2 - 1e-4 else x  # a pole has any longitude
-                place.plot(x, y, mark, color="cyan", markersize=8, markeredgewidth=2, fillstyle="none", clip_on=False)
-        place.set_title(name, fontsize=10)
-        all_extremes[name] = {kind: [_rounded(point) for point in found] for kind, found in points.items()}
-    note = figure.add_subplot(2, 4, 8)
-    note.axis("off")
-    note.text(
-        0, 0.5, "probability of the red class\n(black 0, light 1)\n\n● vectors of the classes\n× highest, ▽ lowest",
-        fontsize=11, va="center",
-    )  # fmt: skip
-    figure.savefig(path, dpi=85)
-    plt.close(figure)
-    return all_extremes
+                _draw_extreme(place, 0.0 if abs(y) > math.pi / 2 - 1e-4 else x, y, mark)  # a pole has any longitude
+        place.set(xticks=[], yticks=[], title=name)
+    rest = figure.add_subplot(4, 2, 8)
+    rest.axis("off")
+    _legend(rest, "vector of {}", tuple(MARKS.values()), loc="upper center", labelspacing=0.7)
+    figure.colorbar(
+        shown, ax=figure.axes, location="bottom", shrink=0.6, aspect=40, pad=0.02, label=BAR, ticks=LEVELS[::10]
+    )
+    return figure
 
 
-def _draw_field(place: Axes, x: Tensor, y: Tensor, red: Tensor, lines: tuple[float, ...] = (0.25, 0.5, 0.75)) -> object:
-    shown = place.contourf(x, y, red, levels=LEVELS, cmap="magma", antialiased=False)
-    place.contour(x, y, red, levels=lines, colors="white", linewidths=0.5)
-    place.set_xticks([])
-    place.set_yticks([])
+def draw_maps(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
+    """Write both figures as PNG and as SVG; return the points of the sphere with the highest and the lowest probability."""
+    found = {
+        name: {"max": extremes(probability, 1), "min": extremes(probability, -1)}
+        for name, probability in SPHERE.items()
+    }
+    for name, figure in (("plane", plane()), ("sphere", sphere(found))):
+        save(figure, folder / f"distance_ratio_maps_{name}.svg", RESOLUTION)
+        pixels = Image.open(io.BytesIO(encode(figure, "png", RESOLUTION))).convert("RGB")
+        pixels.quantize(256, dither=Image.Dither.NONE).save(folder / f"distance_ratio_maps_{name}.png", optimize=True)
+    return {
+        name: {kind: [_rounded(p) for p in points] for kind, points in kinds.items()} for name, kinds in found.items()
+    }
+
+
+def _draw_field(place: Axes, x: Tensor, y: Tensor, red: Tensor, lines: Sequence[float] = (0.25, 0.5, 0.75)) -> Any:
+    place.grid(visible=False)
+    shown = place.contourf(x, y, red, levels=LEVELS, cmap=FIELD, antialiased=False)
+    shown.set_rasterized(True)  # thousands of corners otherwise, in an SVG
+    place.contour(
+        x, y, red, levels=lines, colors=["white" if level < 0.5 else BLACK for level in lines], linewidths=0.6
+    )
+    for spine in place.spines.values():
+        spine.set_visible(False)
     return shown
+
+
+def _draw_classes(place: Axes, points: Iterable[Sequence[float]]) -> None:
+    for (x, y), (colour, marker) in zip(points, CLASSES.values(), strict=False):
+        place.plot(
+            x,
+            y,
+            marker,
+            color=colour,
+            markeredgecolor="white",
+            markeredgewidth=1,
+            markersize=8,
+            clip_on=False,
+            zorder=5,
+        )
+
+
+def _draw_extreme(place: Axes, x: float, y: float, mark: str) -> None:
+    """A cross on what is bright, or a ring with a white rim around what is dark."""
+    for colour, width in (("white", 3.4), (EXTREME, 1.6))[mark == "x" :]:
+        place.plot(
+            x,
+            y,
+            mark,
+            color=colour,
+            markersize=SIZES[mark],
+            markeredgewidth=width,
+            fillstyle="none",
+            clip_on=False,
+            zorder=6,
+        )
+
+
+def _legend(place: Figure | Axes, what: str, marks: Sequence[str], **where: Any) -> None:
+    handles = [
+        Line2D([], [], color=colour, marker=marker, linestyle="", markersize=8) for colour, marker in CLASSES.values()
+    ]
+    names = [what.format(name) for name in CLASSES]
+    for mark in marks:
+        handles.append(
+            Line2D(
+                [], [], color=EXTREME, marker=mark, linestyle="", markersize=9, fillstyle="none", markeredgewidth=1.6
+            )
+        )
+        names.append({"x": "highest probability", "o": "lowest probability"}[mark])
+    place.legend(handles, names, **where)
 
 
 def _rounded(point: Tensor) -> list[float]:
@@ -168,7 +241,6 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path("runs") / "distance_ratio")
     output = parser.parse_args().output
     output.mkdir(parents=True, exist_ok=True)
-    draw_plane(output / "maps_plane.png")
-    for name, kinds in draw_sphere(output / "maps_sphere.png").items():
+    for name, kinds in draw_maps(output).items():
         print(f"{name}: highest at {kinds['max']}, lowest at {kinds['min']}")
-    print(f"maps_plane.png and maps_sphere.png are in {output}.")
+    print(f"distance_ratio_maps_plane and distance_ratio_maps_sphere are in {output}, as PNG and as SVG.")

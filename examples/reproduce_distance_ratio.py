@@ -10,10 +10,11 @@ Unseen styles:      python examples/reproduce_distance_ratio.py --data icons --s
 It trains 5-way prototypical networks with the softmax and the DR head: 1-shot, 5-shot, and 5-shot with the nearest
 support point in place of the mean (with one shot both are the same network). It writes to runs/distance_ratio:
 
-    maps_*.png       figures 1, 7 and 8: the probability of one class over the plane and over the sphere
-                     (distance_ratio_maps.py draws them alone, in seconds)
-    accuracy.png     figures 2, 3 and 6: accuracy and loss of training, accuracy of validation
-    norm_ratio.png   figures 4 and 5: how much of each step was more than a change of scale
+    distance_ratio_maps_*.png       figures 1, 7 and 8: the probability of one class over the plane and over the sphere
+                                    (distance_ratio_maps.py draws them alone, in seconds)
+    distance_ratio_accuracy.png     figures 2, 3 and 6: accuracy and loss of training, accuracy of validation
+    distance_ratio_norm_ratio.png   figures 4 and 5: how much of each step was more than a change of scale
+    figures.json     what these are drawn from; each stands there as SVG, too
     tables.md        table 2: 600 test episodes with intervals, and with several seeds the paired difference of the heads;
                      tables 3 to 10: the measures of training and their tests
     results.json     all of these as numbers
@@ -32,14 +33,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from distance_ratio_maps import draw_plane, draw_sphere  # beside this file
+from distance_ratio_maps import draw_maps  # beside this file
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 from scipy import stats
+from study_figures import write  # beside this file
 
 from fewshot_callbacks import (
     DistanceRatioHead,
@@ -115,7 +116,6 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings(
     "ignore", ".*does not have many workers.*|.*Checkpoint directory.*|.*GPU available but not used.*"
 )
-colours = {"softmax": "tab:orange", "dr": "tab:blue"}
 
 
 class Curves(Callback):
@@ -227,8 +227,7 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
 
 
 # -------------------------------------------------------------------------------- figures 1, 7 and 8: maps of probability
-draw_plane(output / "maps_plane.png")
-extremes = draw_sphere(output / "maps_sphere.png")
+extremes = draw_maps(output)
 far = squared_distances(torch.tensor([[0.0]]), torch.tensor([[1.0], [-2.0]]))  # table 1: distances 1 and 2
 toy = {name: head.logits(far).softmax(-1)[0, 0].item() for name, head in
        {"softmax": SoftmaxHead(), "DR": DistanceRatioHead(math.log(2)).requires_grad_(False)}.items()}  # fmt: skip
@@ -246,46 +245,29 @@ for number, (seed, task, head) in enumerate(cells, start=1):
         soft_wrap=True,
     )
 
-# ----------------------------------------------------------------------------------- figures 2, 3 and 6: accuracy and loss
-figure, axes = plt.subplots(3, len(tasks), figsize=(12, 9), layout="constrained", sharex=True, squeeze=False)
-for column, task in zip(axes.T, tasks, strict=True):
-    for head, title in heads.items():
-        for number, seed in enumerate(options.seeds):
-            result = results[task, head, seed]
-            steps, loss, accuracy = zip(*result["train"], strict=True)
-            val_steps, val = zip(*result["val"], strict=True)
-            style = {"color": colours[head], "linewidth": 1.3, "alpha": 0.85, "label": None if number else title}
-            for place, (x, y) in zip(column, ((steps, loss), (steps, accuracy), (val_steps, val)), strict=True):
-                place.plot(x, y, **style)
-    column[0].set_title(f"{ways}-way {task}", fontsize=11)
-    column[0].set_yscale("log")
-    column[-1].set_xlabel("training episodes")
-for row, title in zip(axes, ("training loss", "training accuracy", "validation accuracy"), strict=True):
-    row[0].set_ylabel(title)
-    for place in row:
-        place.grid(alpha=0.3)
-axes[0, 0].legend(frameon=False)
-figure.savefig(output / "accuracy.png", dpi=80)
-plt.close(figure)
 
-# ------------------------------------------------------------------------------------------- figures 4 and 5: norm ratio
-figure, axes = plt.subplots(1, len(tasks), figsize=(12, 3.4), layout="constrained", sharey=True, squeeze=False)
-axes = axes[0]
-for place, task in zip(axes, tasks, strict=True):
-    for head, title in heads.items():
-        for number, seed in enumerate(options.seeds):
-            history = DynamicsHistory.from_dict(results[task, head, seed]["dynamics"])
-            place.plot(
-                history.steps, history.values("norm_ratio"), ".", color=colours[head], markersize=2.5, alpha=0.6,
-                label=None if number else title,
-            )  # fmt: skip
-    place.set_title(f"{ways}-way {task}", fontsize=11)
-    place.set_xlabel("training episodes")
-    place.grid(alpha=0.3)
-axes[0].set_ylabel("norm ratio φ")
-axes[0].legend(frameon=False, markerscale=4)
-figure.savefig(output / "norm_ratio.png", dpi=80)
-plt.close(figure)
+# ------------------------------------------------- figures 2, 3 and 6: accuracy and loss; figures 4 and 5: the norm ratio
+def curves_of(result: dict[str, Any]) -> dict[str, Any]:
+    """What the figures show of a training; five digits are more than can be seen."""
+    history = DynamicsHistory.from_dict(result["dynamics"])
+    curves = {
+        kind: [[step, *(float(f"{x:.5g}") for x in rest)] for step, *rest in result[kind]] for kind in ("train", "val")
+    }
+    return {
+        "seed": result["seed"],
+        **curves,
+        "norm_ratio": [round(x, 7) for x in history.values("norm_ratio").tolist()],
+    }
+
+
+data = {
+    "ways": ways,
+    "tasks": {
+        task: {head: [curves_of(results[task, head, seed]) for seed in options.seeds] for head in heads}
+        for task in tasks
+    },
+}
+write(data, output, ["distance_ratio_accuracy", "distance_ratio_norm_ratio"])
 
 # ---------------------------------------------------------------------------------------------------------------- tables
 columns = [f"{number}-way {task}" for number in (ways, hard_ways) for task in tasks]

@@ -12,7 +12,7 @@ runs/average_precision:
     results.jsonl    a line for each network; what stands there is not trained again
     tables.md        mAP, Recall@1 and J with intervals of the differences from soft AP, where its gradient goes, and how
                      far its value is from the exact one
-    mAP.png          the mAP of each network
+    average_precision_loss.png and .svg    the mAP of each network, drawn from figures.json
 
 `--page FILE` also writes the tables into a page, between `<!-- table: NAME -->` and `<!-- end -->`; those of
 docs/average_precision_loss.md were written so.
@@ -31,7 +31,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib.pyplot as plt
 import torch
 from lightning.pytorch import Trainer, seed_everything
 from pytorch_metric_learning import losses, miners
@@ -39,6 +38,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from scipy import stats
+from study_figures import write  # beside this file
 from torch import Tensor, nn
 
 from fewshot_callbacks import (
@@ -338,14 +338,12 @@ if options.page:
     options.page.write_text(page)
 
 # --------------------------------------------------------------------------------------------------------------- figure
-figure, axes = plt.subplots(1, len(present), figsize=(5 * len(present), 4.5), layout="constrained", squeeze=False)
-for place, of in zip(axes[0], present, strict=True):
-    names = [name for name in reversed(chosen) if (of, name) in of_seeds]
-    for height, name in enumerate(names):
-        values = [record["mAP"] for record in of_seeds[of, name]]
-        place.plot(values, [height] * len(values), "o", color="C0" if name.startswith("ap") else "C1")
-    place.set_yticks(range(len(names)), [chosen[name].title for name in names], fontsize=8)
-    place.set(title=of, ylabel="loss", xlabel="mAP of classes never seen (0 to 1)")
-    place.grid(alpha=0.3)
-figure.savefig(output / "mAP.png", dpi=80)
-console.print(f"Written to {output}: results.jsonl, tables.md, mAP.png")
+data = {
+    "titles": {name: method.title for name, method in chosen.items()},
+    "mAP": {
+        of: {name: [round(r["mAP"], 5) for r in of_seeds[of, name]] for name in chosen if (of, name) in of_seeds}
+        for of in present
+    },
+}
+write(data, output, ["average_precision_loss"])
+console.print(f"Written to {output}: results.jsonl, tables.md, average_precision_loss.png and .svg")

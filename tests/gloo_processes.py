@@ -63,9 +63,11 @@ def _work(rank: int, module: str, shared: str, count: int, backend: str) -> None
     if backend == "without CPU":
         torch.distributed.Backend.register_backend("standin", torch.distributed.ProcessGroupGloo, devices=["cuda"])
         name = "standin"
+    # first: modules of torch keep the group that is there when they are imported
+    jobs = importlib.import_module(module)
     meeting = f"file:///{folder.as_posix().lstrip('/')}/meeting"  # of Windows, too: file:///C:/...
     torch.distributed.init_process_group(name, init_method=meeting, rank=rank, world_size=count)
-    found = importlib.import_module(module).answers(rank, folder)
+    found = jobs.answers(rank, folder)
     torch.save(found, folder / f"{rank}.pt")
     if backend == "gloo":
         torch.distributed.barrier()

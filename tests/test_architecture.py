@@ -124,6 +124,7 @@ TESTED_WITH = {
     "data/_episodic": "data/test_episodes",
     "data/_glyph_drawing": "data/test_glyphs",
     "data/_images": "data/test_folders",
+    "data/_sheet": "data/test_glyphs",
     "data/icons/augmentation": "data/icons/test_data_module",
     "data/icons/cache": "data/icons/test_data_module",
     "data/icons/copies": "data/icons/test_data_module",
@@ -137,6 +138,7 @@ TESTED_WITH = {
     "engine/cpu/counter": "engine/cpu/test_tiles",
     "engine/cpu/first_precision": "engine/pooled/test_recount",
     "engine/cpu/products": "engine/cpu/test_tiles",
+    "engine/cuda/counter": "engine/cuda/test_tiles",
     "engine/matrix": "engine/test_exchange",
     "engine/open_pass": "engine/test_ranking_pass",
     "engine/options": "engine/test_ranking_pass",
@@ -272,7 +274,14 @@ def test_the_engine_is_entered_by_its_doors():
 
 
 def test_rooms_of_the_engine_do_not_import_the_pass():
-    below = ("engine/pooled/histogram", "engine/pooled/recount", "engine/cpu", "engine/pytorch", "engine/scores")
+    below = (
+        "engine/pooled/histogram",
+        "engine/pooled/recount",
+        "engine/cpu",
+        "engine/cuda",
+        "engine/pytorch",
+        "engine/scores",
+    )
     wrong = [
         f"{file} imports {module}"
         for file, _, module in imports()

@@ -49,7 +49,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         skip_singletons: leave out classes with a single item in the batch.
         eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
         variance_ratio: also log the variance ratio.
-        prog_bar: show the values of training batches in the progress bar.
+        prog_bar: show the values of training batches in the progress bar. Lightning reads the values, and so waits for
+            the device, whenever it refreshes the bar.
         strict: which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error

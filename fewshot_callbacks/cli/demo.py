@@ -26,11 +26,12 @@ from rich.table import Table
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, ReportWriter, RetrievalMonitor
 from fewshot_callbacks.cli._options import WHOLE, OneLineErrors
-from fewshot_callbacks.cli.curves import draw_curves
+from fewshot_callbacks.cli.curves import read_curves, training_curves
 from fewshot_callbacks.data import GlyphDataModule, IconThemesDataModule
 from fewshot_callbacks.data._episodic import Split
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
+from fewshot_callbacks.plots import save
 from fewshot_callbacks.protonet import EmbeddingModule, ProtoNet, SoftmaxHead
 
 MARKER = "results.json"
@@ -116,7 +117,8 @@ def run(arguments: Sequence[str]) -> None:
             )
             console.print(f"\n[bold]{TITLES[name]}[/]: {options.epochs} epochs of {options.episodes} {batches}")
             rows.append(train_and_test(name, data, options, folder, console))
-        draw_curves({TITLES[name]: folder / name / "metrics.csv" for name in TRAINED}, folder / "curves.png")
+        curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
+        save(curves, folder / "curves.png")
         (folder / MARKER).write_text(json.dumps([as_dict(row) for row in rows], indent=2) + "\n")
     console.print()
     console.print(comparison(rows, WHAT[options.data][1]))

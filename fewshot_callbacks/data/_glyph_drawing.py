@@ -41,6 +41,10 @@ FACES = (
 )
 """The text faces among matplotlib's fonts; its display, size-variant and private-use fonts are not text."""
 
+FACE_FAMILIES = ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono", "STIX General")
+FACE_STYLES = ("regular", "bold", "italic", "bold italic")
+"""Of the faces: each family in each style; DejaVu calls its slanted sans faces oblique."""
+
 SCRIPTS = ("Latin", "symbols", "Greek", "Cyrillic", "Armenian", "Georgian")
 """In the order in which look-alikes are settled: the first script keeps the drawing."""
 

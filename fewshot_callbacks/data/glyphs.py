@@ -22,8 +22,17 @@ from torch.utils.data import Dataset
 from fewshot_callbacks.data._augmentation import move_at_random
 from fewshot_callbacks.data._cache import cache_folder, load_or_draw
 from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
-from fewshot_callbacks.data._glyph_drawing import FACES, SCRIPTS, VERSION, DrawnGlyphs, draw_glyphs
+from fewshot_callbacks.data._glyph_drawing import (
+    FACE_FAMILIES,
+    FACE_STYLES,
+    FACES,
+    SCRIPTS,
+    VERSION,
+    DrawnGlyphs,
+    draw_glyphs,
+)
 from fewshot_callbacks.data._settings import with_settings
+from fewshot_callbacks.data._sheet import draw_sheet
 
 SPLITS: dict[Split, tuple[str, ...]] = {
     "train": ("Latin", "symbols"),
@@ -342,15 +351,15 @@ def glyph_sheet(
     *,
     rows_per_script: int = 3,
     size: int = 32,
-    dpi: int = 100,
+    dpi: int = 200,
 ) -> None:
-    """Write a page of glyphs as a PNG: rows are classes of each script, columns are typefaces.
+    """Write a page of glyphs as PNG or SVG: rows are classes of each script, columns are typefaces.
 
     The classes are spread evenly over those of the script that most faces hold. An empty cell is a face that does not
     hold the character.
 
     Args:
-        path: The file to write.
+        path: The file to write, as an SVG if its name ends in .svg, else as a PNG.
         split: Split whose scripts are shown; by default all.
         rows_per_script: Classes of each script.
         size: Height and width of the glyphs, in pixels.
@@ -363,9 +372,6 @@ def glyph_sheet(
         ...     print((Path(folder) / "glyphs.png").stat().st_size > 0)
         True
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - only a sheet needs a figure
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
     splits = load_splits(size)
     rows: list[tuple[Split, str, UInt8[Tensor, "faces size size"]]] = []
     for name in SPLITS if split is None else (split,):
@@ -383,19 +389,15 @@ def glyph_sheet(
     page = torch.stack([row.permute(1, 0, 2).flatten(1) for _, _, row in rows]).flatten(
         0, 1
     )  # (rows * size, faces * size)
-    figure = Figure(figsize=(8.6, 1.7 + 0.42 * len(rows)), dpi=dpi, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.imshow(page.numpy(), cmap="gray_r", interpolation="nearest", aspect="equal")
-    axes.set_xticks([size * (i + 0.5) for i in range(len(FACES))], FACES, rotation=60, ha="left", fontsize=7)
-    axes.xaxis.tick_top()
-    axes.set_yticks(
-        [size * rows_per_script * (i + 0.5) for i in range(len(rows) // rows_per_script)],
-        [f"{script}\n({name})" for name, script, _ in rows[::rows_per_script]],
-        fontsize=8,
+    scripts = [f"{script}\n({name})" for name, script, _ in rows[::rows_per_script]]
+    draw_sheet(
+        path,
+        page.numpy(),
+        FACE_STYLES * len(FACE_FAMILIES),
+        {rows_per_script * (i + 0.5): script for i, script in enumerate(scripts)},
+        cells=(len(rows), len(FACES)),
+        names=0.65,
+        groups=FACE_FAMILIES,
+        rules=range(0, len(rows) + 1, rows_per_script),
+        dpi=dpi,
     )
-    axes.tick_params(length=0)
-    for i in range(len(rows) // rows_per_script + 1):
-        axes.axhline(size * rows_per_script * i - 0.5, color="0.6", linewidth=0.6)
-    axes.set_frame_on(False)
-    figure.savefig(path, format="png")

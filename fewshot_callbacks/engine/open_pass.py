@@ -1,4 +1,4 @@
-"""Opening a pass: compiled loops on the CPU, else plain PyTorch; binary codes are counted. And counting all its pairs."""
+"""Opening a pass: compiled loops on the CPU, Triton on CUDA, else PyTorch; codes are counted. And counting all pairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fewshot_callbacks.engine.candidates import Candidates
 from fewshot_callbacks.engine.codes.hamming_pass import HammingCounts, HammingPass
 from fewshot_callbacks.engine.codes.packing import HammingScores
 from fewshot_callbacks.engine.matrix import score_matrix
-from fewshot_callbacks.engine.options import Progress, current_options
+from fewshot_callbacks.engine.options import Progress, current_options, triton_kernels
 from fewshot_callbacks.engine.pooled.first_counts import FirstCounts
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts, Wanted
 from fewshot_callbacks.engine.precision import Precision
@@ -74,4 +74,8 @@ def open_pass(
         from fewshot_callbacks.engine.cpu.tiles import NumbaTiles  # noqa: PLC0415 - needs numba
 
         tile_maker = NumbaTiles(matrix)
+    elif (kernels := triton_kernels(scores.device)) is not None:
+        from fewshot_callbacks.engine.cuda.tiles import TritonTiles  # noqa: PLC0415 - not loaded where it is not used
+
+        tile_maker = TritonTiles(matrix, kernels)
     return RankingPass(matrix, tile_maker, best, precision, progress)

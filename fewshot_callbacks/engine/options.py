@@ -21,7 +21,7 @@ __all__ = ["Progress", "computing_on", "engine_options"]
 Progress = Callable[[int, int], None]
 """Called with the number of pairs that are done and the number that there are."""
 
-Kernel = Literal["compiled", "pytorch"]
+Kernel = Literal["compiled", "pytorch", "triton"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class EngineOptions:
     """Options of a pass, which travel as this one value; the results are the same with all of them."""
 
     kernel: Kernel = "compiled"
-    """compiled loops on the CPU; or plain PyTorch, which any device runs"""
+    """compiled loops on the CPU and kernels in Triton on CUDA; or plain PyTorch, which any device runs; or Triton on any
+    device, which on the CPU means in its interpreter: for tests"""
     first_precision: Precision | None = None
     """precision of the products that a pass begins with; by default the fastest on a sample"""
     threads: int | None = None
@@ -108,12 +109,39 @@ def _load() -> ModuleType | None:
     try:
         return importlib.import_module("fewshot_callbacks.engine.cpu.count_kernels")
     except Exception as error:  # numba fails in many ways: not installed, or for another Python, NumPy or processor
+        nowhere = "no locator available" in str(error)  # neither beside the module nor in the user's cache folder
+        fix = "Naming a folder that can be written in NUMBA_CACHE_DIR" if nowhere else "pip install -U numba"
         warnings.warn(
             f"The compiled counting kernel cannot be loaded ({type(error).__name__}: {error}); evaluation falls back to "
-            "PyTorch, with the same results and several times slower. pip install -U numba brings it back.",
+            f"PyTorch, with the same results and several times slower. {fix} brings it back.",
             stacklevel=2,
         )
         return None
+
+
+def triton_kernels(device: torch.device) -> ModuleType | None:
+    """Return the kernels for CUDA; None if this device is not for them or cannot run them, or the options choose PyTorch."""
+    kernel = current_options().kernel
+    if kernel == "triton":
+        return _load_triton(None)
+    return _load_triton(device) if kernel == "compiled" and device.type == "cuda" else None
+
+
+@functools.cache
+def _load_triton(device: torch.device | None) -> ModuleType | None:
+    if device is not None and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0)):
+        return None  # Triton asks for compute capability 8.0, which is also the first with TF32 and bfloat16
+    try:
+        kernels = importlib.import_module("fewshot_callbacks.engine.cuda.count_kernels")
+        kernels.try_out(torch.device("cpu") if device is None else device)
+    except Exception as error:  # Triton needs a C compiler, a driver and a GPU that it knows, beside being installed
+        warnings.warn(
+            f"The counting kernels for CUDA cannot be loaded ({type(error).__name__}: {error}); evaluation falls back to "
+            "plain PyTorch, with the same results and more slowly. pip install -U triton may bring them back.",
+            stacklevel=2,
+        )
+        return None
+    return kernels
 
 
 @contextmanager

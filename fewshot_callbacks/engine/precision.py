@@ -12,8 +12,10 @@ import torch
 class Precision(IntEnum):
     """How the score of a pair is made, from the fastest estimate to the exact score."""
 
+    BYTES = -1
+    """A product of operands that are rounded to small integers: it tells how high a score can be, no more."""
     HALF = 0
-    """A product of bfloat16 or float16 operands."""
+    """A product of bfloat16, float16 or TF32 operands."""
     FLOAT32 = 1
     """A product of float32 operands."""
     FLOAT64 = 2
@@ -22,6 +24,11 @@ class Precision(IntEnum):
     """The exact score itself."""
     FLOAT64_OF_FLOAT32 = 4
     """A float64 product of the float32 operands, of a single pair: only the operands are rounded."""
+
+    @property
+    def screens(self) -> bool:
+        """Whether its estimates only rule out pairs that come near no threshold."""
+        return self <= Precision.HALF
 
 
 @contextmanager

@@ -80,13 +80,15 @@ class RankingPass:
             pooled: sees all pairs, regardless of the query.
         """
         self._choose(pooled)
-        for batch in self.matrix.batches():
-            yield from self._ranks_of(batch, pooled)
+        batches = [*self.matrix.batches()]
+        for batch in batches:  # the thresholds of a single one fit the budget, and are asked for again
+            yield from self._ranks_of(batch, pooled, hold=len(batches) == 1 and pooled is not None)
 
     def scan(self, recount: Recount) -> None:
         """Pass over all pairs once more, for an observer of the negatives alone; no ranks are counted."""
         self._done.extend(self.matrix.everyone.pairs)
-        blocks = self.thresholds.held or self.matrix.query_blocks()
+        held = self.thresholds.held if self.matrix.symmetric_ranks else None
+        blocks = held or self.matrix.query_blocks()
 
         def visit(rectangle: ScoreRectangle) -> None:
             assert self.precision is not None
@@ -124,8 +126,8 @@ class RankingPass:
         if pooled is not None:
             pooled.begin(self.matrix.scores, self.precision, forecast)
 
-    def _ranks_of(self, batch: range, pooled: PooledCounts | None) -> Iterator[RankBlock]:
-        blocks, matrix = self.thresholds.query_blocks(batch), self.matrix
+    def _ranks_of(self, batch: range, pooled: PooledCounts | None, *, hold: bool) -> Iterator[RankBlock]:
+        blocks, matrix = self.thresholds.query_blocks(batch, hold=hold), self.matrix
         if pooled is not None:
             for block in blocks:
                 for scores, weights in block.relevant_score_chunks(matrix.free_bytes, weighted=matrix.repeats):

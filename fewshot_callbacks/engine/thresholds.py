@@ -35,7 +35,7 @@ class Thresholds:
         self.matrix, self.exchange, self.best = matrix, exchange, best
         self.local = self._relevant_scores(matrix.scores, matrix.candidates)
         self.held: list[Block] | None = None
-        """all blocks of queries, where their counters fit the budget"""
+        """all blocks of queries, once they are counted, where their counters fit the budget"""
 
     @property
     def most(self) -> float:
@@ -46,8 +46,8 @@ class Thresholds:
         matrix = self.matrix
         return RelevantScores(scores, candidates, matrix.free_bytes, matrix.threads, repeats=matrix.repeats)
 
-    def query_blocks(self, batch: range) -> list[Block]:
-        """Return the blocks of a batch of queries, with thresholds and empty counters."""
+    def query_blocks(self, batch: range, *, hold: bool = False) -> list[Block]:
+        """Return the blocks of a batch of queries, with thresholds and empty counters; `hold` them until released."""
         if self.held is not None:
             return self.held
         bare = self.matrix.query_blocks(batch)
@@ -55,7 +55,7 @@ class Thresholds:
             replace(block, counts=Counts.zeros(scores, torch.int32))
             for block, scores in zip(bare, self.of_blocks(bare), strict=True)
         ]
-        if self.matrix.symmetric_ranks:
+        if hold:
             self.held = blocks
         return blocks
 

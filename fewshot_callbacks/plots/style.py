@@ -2,15 +2,17 @@
 
 import functools
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, ParamSpec, get_args
+from types import MappingProxyType
+from typing import Literal, NamedTuple, ParamSpec, get_args
 
 import matplotlib.style
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.typing import LineStyleType
 
 from fewshot_callbacks.plots.text import families
 
@@ -20,9 +22,27 @@ YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY, LIGHT_GREY = "#595959", "#D9D9D9"
 
 RELEVANT, IRRELEVANT = GREEN, VERMILION
-SOFTMAX, DISTANCE_RATIO = ORANGE, BLUE
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p", "h", "*")
+
+
+class MethodStyle(NamedTuple):
+    """How every figure draws a method: in grey and for the colour-blind its marker and its dashes tell it apart."""
+
+    colour: str
+    marker: str
+    dashes: LineStyleType
+
+
+METHODS: Mapping[str, MethodStyle] = MappingProxyType(
+    {
+        "softmax": MethodStyle(ORANGE, "s", (0, (4, 1.2))),
+        "dr": MethodStyle(BLUE, "o", "-"),
+        "soft_ap": MethodStyle(PURPLE, "^", (0, (6, 1.2, 1.2, 1.2))),
+        "other": MethodStyle(GREY, "D", (0, (1.2, 1.2))),
+    }
+)
+"""The softmax head, the distance-ratio head, average precision as a loss, and whatever stands beside them."""
 
 Format = Literal["png", "svg"]
 

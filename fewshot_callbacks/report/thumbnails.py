@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
-from fewshot_callbacks.plots import to_picture
 from fewshot_callbacks.report.items import Items
 
 LONGEST_TEXT = 160
@@ -85,6 +84,8 @@ def data_uri(shown: object, side: int) -> str:
         if image.mode == "RGBA":
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     else:
+        from fewshot_callbacks.plots import to_picture  # noqa: PLC0415 - matplotlib, which files of images do not need
+
         picture = to_picture(shown, longest=max(256, side))
         values = np.rint(255 * picture).astype(np.uint8)
         image = Image.fromarray(values[..., 0] if values.shape[-1] == 1 else values).convert("RGB")

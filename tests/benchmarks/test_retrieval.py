@@ -62,6 +62,20 @@ def test_a_row_that_cannot_run_says_why(retrieval, tmp_path, monkeypatch, capsys
     assert "--all" in retrieval.skipped(retrieval.ROWS["torchmetrics"], 10**6, options)
 
 
+def test_the_nearest_by_hand_give_the_same_map_at_r(retrieval, tmp_path):
+    ours, by_hand = small(retrieval, tmp_path, "--rows", "ours-auto", "topk", "--difficulty", "middling")
+    assert ours["values"]["MAP@R"] == pytest.approx(by_hand["values"]["MAP@R"], abs=1e-6)
+
+
+def test_what_needs_a_gpu_says_so(retrieval, tmp_path, monkeypatch, capsys):
+    (row,) = small(retrieval, tmp_path, "--rows", "floor-tf32", "--difficulty", "middling")
+    assert row["note"] == "skipped: runs on a GPU alone"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        retrieval.main(["--device", "cuda"])
+    assert "torch sees no CUDA device here, so nothing can be measured on one." in capsys.readouterr().err
+
+
 def test_a_process_for_each_row(retrieval, capsys, tmp_path):
     arguments = ["--items", "300", "--dim", "16", "--difficulty", "hard", "--threads", "1", "--repeats", "1"]
     out = tmp_path / "out.json"

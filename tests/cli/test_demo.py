@@ -9,7 +9,9 @@ import pytest
 from fewshot_callbacks.cli import curves, demo
 from fewshot_callbacks.cli.curves import smooth
 from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.plots.style import METHODS
 from tests.data.icon_trees import many
+from tests.plots.legible import assert_legible
 
 QUICK = ["--epochs", "1", "--episodes", "2", "--test_episodes", "10"]
 
@@ -97,6 +99,19 @@ def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):
     assert main(["demo", "--output", str(tmp_path), *QUICK]) == 1
     assert "holds files of something else" in capsys.readouterr().err
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("seeds", [1, 5])
+def test_curves_of_seeds_are_one_line_in_its_interval(seeds):
+    run = {name: ([1, 2, 3], [1.0, 2.0, 2.5]) for name, _ in curves.PANELS}
+    figure = curves.training_curves({name: [run] * seeds for name in demo.TRAINED}, demo.TITLES)
+    assert_legible(figure)
+    assert all(axes.get_ylabel() for axes in figure.axes)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "training steps", "training steps"]
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert words == ["softmax", "DR", "soft AP", *(["95 % interval of the mean of 5 seeds"] if seeds > 1 else [])]
+    assert "exponential mean, factor 0.9" in figure.legends[0].get_title().get_text()
+    assert [line.get_color() for line in figure.axes[1].lines] == [METHODS[name].colour for name in demo.TRAINED]
 
 
 def test_smooth_passes_over_what_is_undefined():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import numpy as np
 import pytest
 
 import fewshot_callbacks
@@ -117,6 +118,31 @@ def test_the_maths_needs_neither_lightning_nor_torchvision():
         "print(*[m for m in ('lightning', 'torchvision', 'torchmetrics', 'matplotlib', 'rich') if m in sys.modules])"
     ).split()
     assert loaded == []
+
+
+@pytest.mark.parametrize(
+    ("words", "not_needed"),
+    [
+        (["--help"], "torch numba lightning jsonargparse"),
+        (["evaluate", "e.npz"], "lightning torchvision torchmetrics matplotlib tensorboard sklearn PIL jinja2"),
+        (["report", "e.npz", "-o", "e.html"], "lightning torchvision torchmetrics matplotlib tensorboard sklearn"),
+        (["plan", "--queries", "9", "--dim", "2"], "lightning torchvision torchmetrics matplotlib tensorboard sklearn"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
+)
+def test_a_command_imports_what_it_needs(words, not_needed, tmp_path):
+    embeddings = np.random.default_rng(0).standard_normal((12, 4), dtype=np.float32)
+    np.savez(tmp_path / "e.npz", embeddings=embeddings, labels=np.arange(12) % 3)
+    code = (
+        "import gc, sys; from fewshot_callbacks.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "print(gc.isenabled(), *[m for m in sys.argv[0].split() if m in sys.modules], file=sys.stderr)"
+    )
+    start = f"import sys; sys.argv = {[not_needed, *words]!r}\n"
+    run = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert run.stderr.split() == ["True"]
+    assert run.stdout
 
 
 def test_public_names_are_complete_and_sorted():

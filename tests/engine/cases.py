@@ -17,7 +17,12 @@ SIMILARITIES = ("cosine", "dot", "euclidean")
 ALL = 10**6
 
 
-PRECISIONS = {"bfloat16": Precision.HALF, "float32": Precision.FLOAT32, "float64": Precision.FLOAT64}
+PRECISIONS = {
+    "bytes": Precision.BYTES,
+    "bfloat16": Precision.HALF,
+    "float32": Precision.FLOAT32,
+    "float64": Precision.FLOAT64,
+}
 
 
 def engine(kernel="compiled", precision=None, *, layout=None, part_rows=256, threads=1, pilot=False, **options):
@@ -50,7 +55,7 @@ def engines(draw):
     """Settings of `engine` that are all to give the same."""
     rows = draw(st.sampled_from([16, 17, 64, 300]))
     return {
-        "precision": draw(st.sampled_from([None, "bfloat16", "float32", "float64"])),
+        "precision": draw(st.sampled_from([None, "bytes", "bfloat16", "float32", "float64"])),
         "layout": (rows, rows if draw(st.booleans()) else 40, draw(st.sampled_from([ALL, ALL, 23]))),
         "part_rows": draw(st.sampled_from([5, 16, 256])),
         "threads": draw(st.sampled_from([1, 2, 3])),

@@ -12,6 +12,7 @@ from fewshot_callbacks.engine.open_pass import open_pass
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.pooled.first_counts import FirstCounts
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
+from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.functional.retrieval.threshold_search import decide
 from tests.engine.cases import (
     PRECISIONS,
@@ -62,7 +63,8 @@ def expected(case):
     return found
 
 
-RUNGS = PRECISIONS
+RUNGS = {name: precision for name, precision in PRECISIONS.items() if precision != Precision.BYTES}
+"""Those that estimate scores; bytes only bound them."""
 
 
 def all_pairs(case):

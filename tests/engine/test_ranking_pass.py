@@ -7,7 +7,6 @@ from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import made, sampled_product
 from tests.engine.cases import ALL, PRECISIONS, SIMILARITIES, engine, vectors
-from tests.engine.oracles import RUNGS
 
 
 def hard_data(kind, n=160):
@@ -37,7 +36,7 @@ def test_all_roads_give_one_report(kind, similarity):
             )
 
     first = of("pytorch")
-    for precision in RUNGS:
+    for precision in PRECISIONS:
         assert of(precision=precision) == first
         assert of("pytorch", precision) == first
         assert of(precision=precision, threads=2, layout=(64, 64, ALL), pilot=True) == first
@@ -47,7 +46,7 @@ def test_all_roads_give_one_report(kind, similarity):
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("precision", RUNGS)
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_powers_of_two_and_order_change_nothing(similarity, precision):
     embeddings, labels = made(150, 10, 16, noise=1.5)
     plain = evaluate_retrieval(embeddings, labels, similarity=similarity, group_size=None)

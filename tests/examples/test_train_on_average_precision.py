@@ -39,7 +39,11 @@ def test_it_trains_compares_and_goes_on_where_it_was(tmp_path):
     ]  # fmt: skip
     for record in records:
         assert record["mAP"] == pytest.approx(sum(record["per_query"]["mAP"]) / len(record["labels"]), abs=1e-4)
-    assert (tmp_path / "out" / "mAP.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "out" / "average_precision_loss.png").read_bytes()[:4] == b"\x89PNG"
+    drawn = json.loads((tmp_path / "out" / "figures.json").read_text())
+    assert drawn["mAP"]["glyphs"]["triplet"] == pytest.approx(
+        [r["mAP"] for r in records if r["method"] == "triplet"], abs=1e-5
+    )
 
     soft = records[0]
     assert list(soft["surrogate"].values()) == sorted(soft["surrogate"].values())  # more bins come nearer

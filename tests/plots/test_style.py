@@ -7,6 +7,7 @@ import sys
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from fewshot_callbacks.plots import style
@@ -84,10 +85,45 @@ def test_an_unknown_format_is_refused(as_users_run_it):
 
 
 def test_colours_that_mean_something_are_not_shared():
-    meanings = [style.RELEVANT, style.IRRELEVANT, style.SOFTMAX, style.DISTANCE_RATIO]
+    meanings = [style.RELEVANT, style.IRRELEVANT, *(method.colour for method in style.METHODS.values())]
     assert len(set(meanings)) == len(meanings)
     assert len(set(style.CYCLE)) == len(style.CYCLE)
     assert len(set(style.MARKERS)) == len(style.MARKERS) == 12
+
+
+VISION = {  # what is left of linear red, green and blue: Machado, Oliveira and Fernandes 2009, severity 1; grey: Rec. 709
+    "full": np.eye(3),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
+    ),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "grey": np.array([[0.2126, 0.7152, 0.0722]] * 3),
+}
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+def lab(colour: str, vision: np.ndarray) -> np.ndarray:
+    """CIELAB of a colour as it is seen."""
+    value = np.array(to_rgb(colour))
+    linear = np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+    ratios = TO_XYZ @ (vision @ linear).clip(0, 1) / TO_XYZ.sum(axis=1)
+    x, y, z = np.where(ratios > (6 / 29) ** 3, np.cbrt(ratios), ratios / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", VISION)
+def test_methods_can_be_told_apart(sight):
+    """By their colours with any sight, by these or by markers and dashes in grey."""
+    methods = list(style.METHODS.values())
+    for place, one in enumerate(methods):
+        assert lab(one.colour, VISION[sight])[0] < 75  # dark enough for a line on white
+        for other in methods[:place]:
+            distance = np.linalg.norm(lab(one.colour, VISION[sight]) - lab(other.colour, VISION[sight]))
+            assert distance > (15 if sight != "grey" else 5)
+            assert one.marker != other.marker
+            assert one.dashes != other.dashes
 
 
 def test_the_check_of_legibility_can_fail():

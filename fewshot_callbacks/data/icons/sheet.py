@@ -5,24 +5,22 @@ import os
 import numpy as np
 import torch
 
+from fewshot_callbacks.data._sheet import draw_sheet
 from fewshot_callbacks.data.icons.augmentation import on_white
 from fewshot_callbacks.data.icons.drawing import DrawnIcons
 
 
-def icon_sheet(path: str | os.PathLike[str], drawn: DrawnIcons, *, rows: int = 14, dpi: int = 100) -> None:
-    """Write a page of icons as a PNG; an empty cell is a family without its own picture.
+def icon_sheet(path: str | os.PathLike[str], drawn: DrawnIcons, *, rows: int = 14, dpi: int = 200) -> None:
+    """Write a page of icons as PNG or SVG; an empty cell is a family without its own picture.
 
     The classes are spread evenly over the alphabet, among the quarter that most families hold.
 
     Args:
-        path: The file to write.
+        path: The file to write, as an SVG if its name ends in .svg, else as a PNG.
         drawn: The icons.
-        rows: Classes on the page, at most.
+        rows: Largest number of classes on the page.
         dpi: Resolution of the page.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - only a sheet needs a figure
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
     size, columns = drawn.images.shape[-1], len(drawn.family_names)
     counts = drawn.classes.bincount(minlength=len(drawn.names))
     held_most = counts.argsort(descending=True, stable=True)[: max(rows, len(drawn.names) // 4)].sort().values
@@ -33,17 +31,14 @@ def icon_sheet(path: str | os.PathLike[str], drawn: DrawnIcons, *, rows: int = 1
         page[row, drawn.families[items]] = on_white(drawn.images[items].float() / 255)
     pixels = page.permute(0, 3, 1, 4, 2).reshape(len(chosen) * size, columns * size, 3)
 
-    figure = Figure(figsize=(3.0 + 0.32 * columns, 1.2 + 0.34 * len(chosen)), dpi=dpi, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.imshow(pixels.numpy(), interpolation="nearest", aspect="equal")
-    axes.set_xticks(
-        [size * (i + 0.5) - 0.5 for i in range(columns)], drawn.family_names, rotation=60, ha="left", fontsize=7
+    names = [drawn.names[name] for name in chosen]
+    draw_sheet(
+        path,
+        pixels.numpy(),
+        drawn.family_names,
+        {row + 0.5: name for row, name in enumerate(names)},
+        cells=(len(chosen), columns),
+        width=7.0,
+        names=0.067 * max(map(len, names)),
+        dpi=dpi,
     )
-    axes.xaxis.tick_top()
-    axes.set_yticks(
-        [size * (i + 0.5) - 0.5 for i in range(len(chosen))], [drawn.names[name] for name in chosen], fontsize=7
-    )
-    axes.tick_params(length=0)
-    axes.set_frame_on(False)
-    figure.savefig(path, format="png")

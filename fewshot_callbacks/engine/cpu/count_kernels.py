@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.cpu.exact_kernels import (  # noqa: F401 - one door to all compiled kernels
+    UNCOUNTED,
     Pairs,
     Vectors,
     class_scores,
@@ -35,11 +36,12 @@ SCANNED = 96
 RUN = 256
 """Columns that are handled at once: their tables and counters stay in the second cache."""
 
-_kernel = numba.njit(nogil=True, cache=True, error_model="numpy")
+_kernel = numba.njit(**UNCOUNTED)
+_allocating = numba.njit(**UNCOUNTED | {"_nrt": True})
 # inlined: a call would copy every field of each array argument onto the stack
-_inlined = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
+_inlined = numba.njit(**UNCOUNTED, forceinline=True)
 # sums of integers that float64 holds are exact in any order, and a proved bound holds for any order
-_any_order = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+_any_order = numba.njit(**UNCOUNTED, fastmath={"reassoc", "contract", "nsz"})
 
 
 class Side(NamedTuple):
@@ -172,7 +174,7 @@ def row_hashes(bits, odd, out):
 # ------------------------------------------------------------------------------------------------------------- margins
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@numba.njit(**UNCOUNTED, inline="always")
 def _bin(value, origin, scale, bins):
     """Return which bin a value lies in: monotone in the value, 0 for what lies below the origin, at most bins - 1."""
     position = np.float32((value - origin) * scale)
@@ -180,7 +182,7 @@ def _bin(value, origin, scale, bins):
     return np.int32(min(np.float32(bins - 2), max(np.float32(-1), position)) + np.float32(1))
 
 
-@_kernel
+@_allocating
 def margins(side, error, out):
     """Fill the tables of one side, for estimates that are off by at most `error` of each item."""
     bins = out.table.shape[1]
@@ -339,7 +341,7 @@ def _sum_chunks(estimates, r, start, stop, value):
             value[c] += chunk[c]
 
 
-@_kernel
+@_allocating
 def count(estimates, first_row, rows, row_margins, columns, column_margins, spans, both, weighted, pairs, pooled, cut):
     """Count every candidate of a tile for its query, and for its column's item too where `both`.
 
@@ -498,7 +500,7 @@ def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both
                         )  # fmt: skip
 
 
-@_kernel
+@_allocating
 def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, edge_margins, hits, ties):
     """Count every candidate of a tile against one list of scores, regardless of the query.
 

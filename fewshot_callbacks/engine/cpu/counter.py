@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.blocks import Block, ScoreRectangle
 from fewshot_callbacks.engine.budget import part_rows, table_bins
 from fewshot_callbacks.engine.cpu import count_kernels as kernels
+from fewshot_callbacks.engine.cpu.byte_kernels import EXCLUDED, ByteRows, screen_bytes
 from fewshot_callbacks.engine.cpu.products import Key, Operands, Products, ProductSpace, kept_or_made
 from fewshot_callbacks.engine.pooled.record import PairRecord
 from fewshot_callbacks.engine.precision import Precision
@@ -89,16 +90,23 @@ class TileCounter:
         """Count the candidates of a tile for its rows, and for its columns too where `both`."""
         row_side, column_side = self._sides_of(rows, columns, space)
         record = space.record
-        if self.precision == Precision.HALF:
+        if self.precision.screens:
             row_low = self.lowest(rows, record, of_query=True)
             column_low = np.full(len(columns), np.inf, np.float32)
             if both:
                 column_low = self.lowest(columns, record, of_query=False)
+            row_bytes, column_bytes = self._bytes(rows, columns, space)
             for estimates, start, first, spans in self._parts(rows, columns, both, space):
-                kernels.screen(
-                    estimates[0], start, row_side, row_low, _from(column_side, first), column_low[first:], spans, both,
-                    self.pairs, record,
-                )  # fmt: skip
+                others, others_low = _from(column_side, first), column_low[first:]
+                if row_bytes is None:
+                    kernels.screen(
+                        estimates[0], start, row_side, row_low, others, others_low, spans, both, self.pairs, record
+                    )
+                else:
+                    screen_bytes(
+                        estimates[0], start, row_side, row_bytes, row_low, others, _from(column_bytes, first),
+                        others_low, spans, both, self.pairs, record,
+                    )  # fmt: skip
             return
         row_margins = self._margins(rows, row_side, space, of_query=True)
         column_margins = (
@@ -135,7 +143,9 @@ class TileCounter:
         least = torch.full((len(block),), min(record.floor, record.cut), dtype=torch.float64)
         if block.counts is not None and block.asks:
             least = least.minimum(block.counts.thresholds[:, 0])
-        low = self.rectangle.scores.half_low(least, block.index, of_query=of_query)
+        scores = self.rectangle.scores
+        lowest = scores.bytes_low if self.precision == Precision.BYTES else scores.half_low
+        low = lowest(least, block.index, of_query=of_query)
         return np.nextafter(low.numpy().astype(np.float32), np.float32(-np.inf))
 
     # ------------------------------------------------------------------------------------------------------- both sides
@@ -165,6 +175,14 @@ class TileCounter:
             for block, of_query in ((rows, True), (columns, False))
         )
         return row_side, column_side
+
+    def _bytes(self, rows: Block, columns: Block, space: Space) -> tuple[ByteRows | None, ByteRows | None]:
+        """Return what belongs to the bytes of both sides, for products in these."""
+        left, right = (
+            self.products.operands(block, space.products, of_query=of_query).bytes
+            for block, of_query in ((rows, True), (columns, False))
+        )
+        return left, right
 
     def _margins(self, block: Block, side: kernels.Side, space: Space, *, of_query: bool) -> kernels.Margins:
         key = (block.first, of_query or self.rectangle.is_square)  # with one set both sides are the same
@@ -204,7 +222,8 @@ class TileCounter:
             estimates = self.products.make(*operands, space.products)
             if excludes:
                 begin = np.full(stop - start, first)
-                kernels.exclude(row_codes[:, start:stop], column_codes, begin, np.nan, estimates[0])
+                value = EXCLUDED if self.precision == Precision.BYTES else np.nan
+                kernels.exclude(row_codes[:, start:stop], column_codes, begin, value, estimates[0])
             yield estimates, start, first, np.maximum(spans[start:stop] - np.int32(first), 0).astype(np.int32)
 
 

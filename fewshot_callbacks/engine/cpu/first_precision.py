@@ -12,7 +12,9 @@ import torch
 
 from fewshot_callbacks.engine.blocks import Block, ScoreRectangle
 from fewshot_callbacks.engine.budget import COUNTER_BYTES, LEAST_ROWS, SHARE_OF_BLOCKS, block_bytes
+from fewshot_callbacks.engine.cpu.byte_kernels import upper_bounds
 from fewshot_callbacks.engine.cpu.counter import Kept, Space, TileCounter
+from fewshot_callbacks.engine.cpu.products import ProductSpace, bytes_possible
 from fewshot_callbacks.engine.duplicates import DistinctItems
 from fewshot_callbacks.engine.matrix import ScoreMatrix
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
@@ -35,7 +37,7 @@ CLOSE_PRICE = 6.0
 OPEN_SHARE_FOR_FLOAT64 = 0.05
 """Share of open pairs from which float64 products may pay."""
 SURVIVING_SHARE = 0.05
-"""Share of pairs that a screen in half precision lets pass, from which on it does not pay."""
+"""Share of pairs that a screen lets pass, from which on it does not pay."""
 OPEN_SHARE_FOR_CHUNKS = 0.01
 """Share of open pairs from which an estimate with a larger error does not pay."""
 PRODUCT_PRICE = {Precision.HALF: 0.45, Precision.FLOAT32: 1.0, Precision.FLOAT64: 2.0}
@@ -61,6 +63,8 @@ class Pilot:
         """Return the fastest precision, unless the options name one."""
         matrix, scores = self.matrix, self.matrix.scores
         named, pairs = matrix.options.first_precision, matrix.everyone.pairs
+        if named == Precision.BYTES and not bytes_possible(scores):
+            named = Precision.HALF
         queries, items = matrix.duplicates.queries, matrix.duplicates.items
         nothing_here = not len(queries) * len(items)  # queries in one process, and the gallery in another
         if pairs < matrix.options.pilot_pairs or nothing_here or (named is not None and self.pooled is None):
@@ -96,8 +100,13 @@ class Pilot:
             scores = whole
         if opened > OPEN_SHARE_FOR_FLOAT64 * pairs:
             costs[Precision.FLOAT64], _ = self._try(scores, Precision.FLOAT64, rows, columns)
-        elif self._surviving(scores, rows, columns) < SURVIVING_SHARE:
-            costs[Precision.HALF], _ = self._try(scores, Precision.HALF, rows, columns)
+        else:
+            for screen in (Precision.BYTES, Precision.HALF):
+                possible = screen == Precision.HALF or bytes_possible(scores)
+                if possible and self._surviving(scores, screen, rows, columns) < SURVIVING_SHARE:
+                    costs[screen], _ = self._try(scores, screen, rows, columns)
+                    if costs[screen] < costs[Precision.FLOAT32]:
+                        break
         fastest = min(costs, key=lambda precision: costs[precision])
         if fastest == Precision.FLOAT64:
             self._zoom(scores, rows, columns)
@@ -135,16 +144,18 @@ class Pilot:
             self.pooled.zoom(float(some.min()), float(some.max()))
             self.pooled.expect(self._try(scores, Precision.FLOAT64, rows, columns)[1], rows, columns)
 
-    def _surviving(self, scores: ScoreTiles, rows: Block, columns: Block) -> float:
-        """Return the share of a sample that a screen in half precision lets pass."""
+    def _surviving(self, scores: ScoreTiles, screen: Precision, rows: Block, columns: Block) -> float:
+        """Return the share of a sample that a screen lets pass."""
+        counter, space = TileCounter(self._rectangle(scores, rows, columns), screen, Kept(), 0), ProductSpace()
         left, right = (
-            scores.operand(block.index, Precision.HALF, of_query=of_query)
+            counter.products.operands(block, space, of_query=of_query)
             for block, of_query in ((rows, True), (columns, False))
         )
+        estimates = counter.products.make(left, right, space)[0]
+        if left.bytes is not None and right.bytes is not None:
+            estimates = upper_bounds(estimates, left.bytes, right.bytes)
         record = PairRecord.nothing() if self.pooled is None else self.pooled.new_record(1)
-        counter = TileCounter(self._rectangle(scores, rows, columns), Precision.HALF, Kept(), 0)
-        low = torch.from_numpy(counter.lowest(rows, record, of_query=True))
-        passing = scores.half_product(left, right) >= low[:, None]
+        passing = torch.from_numpy(estimates >= counter.lowest(rows, record, of_query=True)[:, None])
         passing &= rows.classes[:, None] != columns.classes
         return float(passing.count_nonzero()) / passing.numel()
 
@@ -186,7 +197,7 @@ def precision_for_recount(
         recount: the thresholds.
     """
     if named is not None:
-        return named
+        return max(named, Precision.HALF)
 
     def near(precision: Precision) -> float:
         return recount.share_near(rectangle.scores.largest_error(precision))

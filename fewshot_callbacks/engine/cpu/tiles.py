@@ -14,6 +14,7 @@ from fewshot_callbacks.engine.blocks import Block, ScoreRectangle, by_partition,
 from fewshot_callbacks.engine.budget import SHARE_OF_KEPT, table_bytes
 from fewshot_callbacks.engine.cpu.counter import Kept, Space, ThresholdList, TileCounter
 from fewshot_callbacks.engine.cpu.first_precision import Pilot, precision_for_recount
+from fewshot_callbacks.engine.cpu.products import bytes_possible
 from fewshot_callbacks.engine.matrix import ScoreMatrix
 from fewshot_callbacks.engine.pooled.histogram import PooledCounts
 from fewshot_callbacks.engine.pooled.record import PairRecord
@@ -48,6 +49,8 @@ class NumbaTiles(TileMaker):
         self, rectangle: ScoreRectangle, precision: Precision, pooled: PooledCounts | None, done: Done
     ) -> Precision:
         """Count the candidates of a rectangle for its queries, and all its pairs for `pooled`."""
+        if precision == Precision.BYTES and not bytes_possible(rectangle.scores):
+            precision = Precision.HALF  # the process that chose has another processor
         threads = self._threads(rectangle)
         spaces = [
             Space(PairRecord.nothing() if pooled is None else pooled.new_record(self.budget.threads))

@@ -148,6 +148,7 @@ def fastest(
     """
     named = current_options().first_precision
     if named is not None:
+        named = max(named, Precision.HALF)
         half = named == Precision.HALF and not Screen.can_be_half(scores)
         return Precision.FLOAT32 if half else min(named, Precision.FLOAT64)
     if len(queries) * len(items) < current_options().pilot_pairs:

@@ -34,7 +34,7 @@ SHARE_OF_BINS = 0.25
 SHARE_OF_HIGHEST = 0.1
 """Share of the budget for the estimates of the highest negatives."""
 SCREENED_SHARE = 0.001
-"""Upper bound on the share of pairs that the half-precision screen recomputes for the histogram."""
+"""Upper bound on the share of pairs that a screen recomputes for the histogram."""
 SLACK = 1.5
 """A sample may be off by this factor in how many negatives will be wanted."""
 FINER = 4
@@ -131,7 +131,7 @@ class PooledCounts:
 
     def tile(self, tile: Tile) -> None:
         """Count the estimates of a tile of negatives, made in PyTorch."""
-        grid, self._coarsest = self.forecast.grid, min(self._coarsest, Precision(tile.precision))
+        grid = self.forecast.grid
         position = ((tile.estimates - grid.origin) * grid.scale).float().clamp_(-1, grid.bins - 2) + 1
         # the first bin is for what is no candidate; a coarse estimate of the lowest scores may fall short of the second
         position = position.long().clamp_(min=1).masked_fill_(tile.estimates == -torch.inf, 0)
@@ -141,7 +141,12 @@ class PooledCounts:
             counts.index_add_(0, position.view(-1), weights)
         else:
             counts = torch.bincount(position.view(-1), minlength=grid.bins)
-        self.negatives += counts.cpu().numpy() * (2 if tile.both else 1)
+        self.add(counts * (2 if tile.both else 1), tile.precision)
+
+    def add(self, negatives: Int[Tensor, "bins"], precision: Precision) -> None:
+        """Take negatives that were counted by the bins of their estimates of some precision."""
+        self._coarsest = min(self._coarsest, precision)
+        self.negatives += negatives.cpu().numpy()
 
     def new_record(self, threads: int) -> PairRecord:
         """Return an empty record for one of `threads` threads."""
@@ -150,7 +155,7 @@ class PooledCounts:
             grid.bins,
             grid.origin,
             grid.scale,
-            floor if self._precision in (Precision.HALF, None) else -math.inf,
+            floor if self._precision is None or self._precision.screens else -math.inf,
             cut,
             max(1, self.capacity // threads) if math.isfinite(cut) else 1,
             weighted=self.matrix.repeats,
@@ -160,7 +165,7 @@ class PooledCounts:
         """Take what a thread has recorded of the rectangle at this position of the pass."""
         record = record.compacted()
         self.negatives += record.histogram
-        screened = self._precision == Precision.HALF
+        screened = self._precision is not None and self._precision.screens
         if self._precision == Precision.FLOAT64:
             self._coarsest = Precision.FLOAT64
         # of what a screen lets pass, the product of the rounded operands is recorded
@@ -183,8 +188,8 @@ class PooledCounts:
         scores, weights = rows.relevant_scores(weighted=matrix.repeats)
         sampled = len(matrix.candidates.gallery_order) / max(1, len(everyone.gallery_order))
         chosen = int(rows.weight.sum()) / len(everyone.query_order) * sampled
-        amount = None if weights is None else weights.numpy()
-        positives = from_above(histogram(grid.bin_of(scores.numpy()), amount, grid.bins) / chosen)
+        amount = None if weights is None else weights.cpu().numpy()
+        positives = from_above(histogram(grid.bin_of(scores.cpu().numpy()), amount, grid.bins) / chosen)
         negatives = record.histogram.astype(np.float64)
         negatives[0] = 0
         accepted = from_above(negatives) / share
@@ -218,7 +223,7 @@ class PooledCounts:
             self.highest,
             everyone.negative_pairs,
             matrix.scores.largest_error(coarsest),
-            self.forecast.floor if self._precision == Precision.HALF else -math.inf,
+            self.forecast.floor if self._precision is not None and self._precision.screens else -math.inf,
             matrix.scores.score_range,
             processes,
             self.forecast.sampled,

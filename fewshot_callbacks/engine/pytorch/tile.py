@@ -47,16 +47,22 @@ class Tile:
 
     def exact_scores(self, rows: Int[Tensor, "pairs"], columns: Int[Tensor, "pairs"]) -> Float[Tensor, "pairs"]:
         """Return the exact scores of some pairs, computed once for equal pairs."""
-        scores, numbers = self.rectangle.scores, self.rectangle.numbers
         if self.precision == Precision.EXACT:
             return self.estimates[rows, columns].double()
-        query, gallery = self.rows.index[rows], self.columns.index[columns]
-        if not self.rectangle.repeats:
-            return scores.pair_scores(query, gallery)
-        pair = numbers[0][query] * (int(numbers[1].max()) + 1) + numbers[1][gallery]
-        distinct, back = pair.unique(return_inverse=True)
-        first = torch.full_like(distinct, len(pair)).scatter_reduce_(
-            0, back, torch.arange(len(pair), device=pair.device), "amin"
-        )
-        exact: Tensor = scores.pair_scores(query[first], gallery[first])[back]
-        return exact
+        return exact_scores(self.rectangle, self.rows.index[rows], self.columns.index[columns])
+
+
+def exact_scores(
+    rectangle: ScoreRectangle, query: Int[Tensor, "pairs"], gallery: Int[Tensor, "pairs"]
+) -> Float[Tensor, "pairs"]:
+    """Return the exact scores of pairs of a query and a gallery item, computed once for equal pairs."""
+    scores, numbers = rectangle.scores, rectangle.numbers
+    if not rectangle.repeats:
+        return scores.pair_scores(query, gallery)
+    pair = numbers[0][query] * (int(numbers[1].max()) + 1) + numbers[1][gallery]
+    distinct, back = pair.unique(return_inverse=True)
+    first = torch.full_like(distinct, len(pair)).scatter_reduce_(
+        0, back, torch.arange(len(pair), device=pair.device), "amin"
+    )
+    exact: Tensor = scores.pair_scores(query[first], gallery[first])[back]
+    return exact

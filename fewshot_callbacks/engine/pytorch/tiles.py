@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -34,15 +35,18 @@ class TorchTiles(TileMaker):
 
     def choose(self, matrix: ScoreMatrix, thresholds: Thresholds, pooled: PooledCounts | None) -> Choice:
         """Begin in half precision on a GPU, else in float32."""
-        del thresholds, pooled
+        del thresholds
+        # the histogram holds all pairs: there is no floor
+        forecast = None if pooled is None else pooled.forecast._replace(floor=-math.inf)
         default = Precision.HALF if matrix.scores.device.type == "cuda" else Precision.FLOAT32
         first = matrix.options.first_precision
-        return Choice(default if first is None else first, matrix.scores.chunk)
+        return Choice(default if first is None else max(first, Precision.HALF), matrix.scores.chunk, forecast)
 
     def count(
         self, rectangle: ScoreRectangle, precision: Precision, pooled: PooledCounts | None, done: Done
     ) -> Precision:
         """Count the candidates of a rectangle for its queries, and all its pairs for `pooled`."""
+        precision = max(precision, Precision.HALF)  # another process may have chosen bytes
         for rows, columns in _pairs_of_blocks(rectangle):
             tile = Tile.make(rectangle, rows, columns, precision)
             if pooled is not None:
@@ -54,6 +58,7 @@ class TorchTiles(TileMaker):
 
     def recount(self, rectangle: ScoreRectangle, precision: Precision, recount: Recount, done: Done) -> None:
         """Count all pairs of a rectangle against the thresholds of `recount`."""
+        precision = max(precision, Precision.HALF)
         for rows, columns in _pairs_of_blocks(rectangle):
             tile = Tile.make(rectangle, rows, columns, precision)
             recount.tile(tile)

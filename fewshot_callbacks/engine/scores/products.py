@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.engine.options import triton_kernels
 from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.engine.scores.bounds import ErrorBounds
 from fewshot_callbacks.engine.scores.pairs import ExactScores
@@ -98,6 +99,12 @@ class Products:
         """Return lower bounds of the half-precision estimates of pairs whose exact score is at least `scores`."""
         return self.bounds.half_low(scores, self._side(of_query), index, of_query=of_query)
 
+    def bytes_low(
+        self, scores: Float[Tensor, "items"], index: Int[Tensor, "items"], *, of_query: bool
+    ) -> Float[Tensor, "items"]:
+        """Return below what no upper bound from bytes lies, of pairs whose exact score is at least `scores`."""
+        return self.bounds.bytes_low(scores, self._side(of_query), index, of_query=of_query)
+
     def _side(self, of_query: bool) -> Vectors:
         return self.query_vectors if of_query else self.gallery_vectors
 
@@ -133,7 +140,7 @@ class Products:
 
     @property
     def half(self) -> torch.dtype:
-        """The dtype of operands of `Precision.HALF`."""
+        """The dtype of operands of `Precision.HALF`; float32 for TF32."""
         return self.bounds.half
 
     @property
@@ -173,8 +180,10 @@ class ScoreTiles(Products):
         left = units.measure(queries, of_query=True)
         right = left if gallery is queries else units.measure(gallery, of_query=False)
         norms = processes.largest([largest_of(n) for side in (left, right) for n in (side.norm, side.centred_norm)])
-        # float16 has three bits more than bfloat16, and scores that are bounded stay far inside its range
-        half = torch.float16 if device.type == "cuda" and units.similarity.bounded else torch.bfloat16
+        # float16 has three bits more than bfloat16, and scores that are bounded stay far inside its range; TF32 has both
+        half = torch.float32 if triton_kernels(device) is not None else torch.bfloat16
+        if device.type == "cuda" and units.similarity.bounded:
+            half = torch.float16
         chunk = CHUNK if device.type == "cpu" else queries.shape[1]
         largest = LargestNorms(*norms[:2]), LargestNorms(*norms[2:])
         return cls(left, right, units, ErrorBounds(units.similarity, queries.shape[1], chunk, half, *largest))
@@ -190,6 +199,10 @@ class ScoreTiles(Products):
     def with_chunk(self, chunk: int) -> ScoreTiles:
         """Return the same scores, whose float32 products sum up `chunk` components at a time."""
         return replace(self, bounds=replace(self.bounds, chunk=chunk))
+
+    def unrounded(self) -> ScoreTiles:
+        """Return the same scores, whose products in half precision are kept in float32."""
+        return replace(self, bounds=replace(self.bounds, unrounded=True))
 
     # ----------------------------------------------------------------------------------------------------- in tiles, exactly
 

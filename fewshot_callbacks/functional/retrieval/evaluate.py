@@ -180,8 +180,8 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             )
         of_all = asked.drawn is None
         grouped = _grouped(notes, ranked if of_all else inputs, settings, ranking if of_all else None)
-    found = _Found(per_query, pooled, grouped, tuple(notes), memory_note)
-    return _summarised(inputs, asked, settings, found)
+        found = _Found(per_query, pooled, grouped, tuple(notes), memory_note)
+        return _summarised(inputs, asked, settings, found)
 
 
 @dataclass(frozen=True)

@@ -207,16 +207,21 @@ def test_counts_begin_at_zero_and_hold_many_candidates():
 
 
 class TestChoice:
-    def test_what_cannot_be_loaded_is_said_once_and_replaced(self, monkeypatch):
+    @pytest.mark.parametrize(
+        ("error", "fix"),
+        [
+            (ImportError("no numba here"), r"ImportError: no numba here.*falls back to PyTorch.*pip install -U numba"),
+            (RuntimeError("cannot cache: no locator available for file"), "can be written in NUMBA_CACHE_DIR brings"),
+        ],
+    )
+    def test_what_cannot_be_loaded_is_said_once_and_replaced(self, monkeypatch, error, fix):
         def broken(name):
-            raise ImportError("no numba here")
+            raise error
 
         kernels._load.cache_clear()
         monkeypatch.setattr(kernels, "importlib", SimpleNamespace(import_module=broken))
         try:
-            with pytest.warns(
-                UserWarning, match=r"ImportError: no numba here.*falls back to PyTorch.*pip install -U numba"
-            ):
+            with pytest.warns(UserWarning, match=fix):
                 assert kernels.compiled_kernels() is None
             assert kernels.compiled_kernels() is None  # warnings are errors: a second one would raise
             embeddings = torch.nn.functional.one_hot(torch.arange(12) % 3).float()

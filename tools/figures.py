@@ -1,0 +1,180 @@
+"""Draw every figure of the documentation, as PNG and as SVG, in one style and one palette.
+
+    python tools/figures.py                                  # all; two minutes on one core, most of it for pictures_*
+    python tools/figures.py --only demo class_count          # some
+    python tools/figures.py --list                           # what there is, and which command makes the data
+
+What needs long trainings is drawn from what they left: docs/figures/data/NAME.json. `--measure` repeats them first and
+replaces that file (demo: five minutes on one core, the others up to an hour). docs/report.png is a picture of a browser:
+tools/report_picture.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES, DATA = ROOT / "examples", ROOT / "docs" / "figures" / "data"
+sys.path[:0] = [str(ROOT), str(EXAMPLES)]
+
+SEEDS = range(5)
+"""Of the demo's band."""
+
+
+class Study(NamedTuple):
+    """Figures that one command leaves behind."""
+
+    figures: tuple[str, ...]
+    draw: Callable[[Path, tuple[str, ...]], None]
+    commands: tuple[str, ...] = ()
+    """These make the data, in runs/."""
+
+
+def draw_demo(folder: Path, _: tuple[str, ...]) -> None:
+    from fewshot_callbacks.cli.curves import training_curves  # noqa: PLC0415 - only what is drawn is imported
+    from fewshot_callbacks.cli.demo import TITLES  # noqa: PLC0415
+
+    write(training_curves(read("demo"), TITLES), folder, "demo")
+
+
+def draw_study(data: str) -> Callable[[Path, tuple[str, ...]], None]:
+    """The figures of an example, from its data."""
+
+    def drawn(folder: Path, names: tuple[str, ...]) -> None:
+        from study_figures import draw  # noqa: PLC0415
+
+        draw(read(data), folder, names)
+
+    return drawn
+
+
+def draw_maps(folder: Path, _: tuple[str, ...]) -> None:
+    from distance_ratio_maps import draw_maps  # noqa: PLC0415
+
+    draw_maps(folder)
+
+
+def draw_glyphs(folder: Path, _: tuple[str, ...]) -> None:
+    from fewshot_callbacks.data import glyph_sheet  # noqa: PLC0415
+
+    for ending in ENDINGS:
+        glyph_sheet(folder / f"glyphs.{ending}")
+
+
+def draw_icons(folder: Path, _: tuple[str, ...]) -> None:
+    from fewshot_callbacks.data.icons.cache import load_drawing  # noqa: PLC0415
+    from fewshot_callbacks.data.icons.sheet import icon_sheet  # noqa: PLC0415
+
+    icon_sheet(folder / "icons.png", load_drawing())  # an SVG is larger, and its icons are pixels, too
+
+
+def draw_pictures(folder: Path, _: tuple[str, ...]) -> None:
+    subprocess.run([sys.executable, EXAMPLES / "pictures.py", "--docs", folder], check=True, cwd=ROOT)
+
+
+ENDINGS = ("png", "svg")
+STUDIES = {
+    "demo": Study(
+        ("demo",),
+        draw_demo,
+        tuple(f"fewshot demo --seed {seed} --output runs/figures/demo/seed{seed}" for seed in SEEDS),
+    ),
+    "class_count_invariance": Study(
+        ("class_count", "dropout_gap", "model_size_gap"),
+        draw_study("class_count_invariance"),
+        ("python examples/class_count_invariance.py --model-size --output runs/figures/class_count_invariance",),
+    ),
+    "average_precision_loss": Study(
+        ("average_precision_loss",),
+        draw_study("average_precision_loss"),
+        ("python examples/train_on_average_precision.py --output runs/figures/average_precision_loss",),
+    ),
+    "distance_ratio": Study(
+        ("distance_ratio_accuracy", "distance_ratio_norm_ratio"),
+        draw_study("distance_ratio"),
+        ("python examples/reproduce_distance_ratio.py --output runs/figures/distance_ratio",),
+    ),
+    "maps": Study(("distance_ratio_maps_plane", "distance_ratio_maps_sphere"), draw_maps),
+    "glyphs": Study(("glyphs",), draw_glyphs),
+    "icons": Study(("icons",), draw_icons),
+    "pictures": Study(
+        tuple(
+            f"pictures_{name}"
+            for name in ("worst_queries", "confident_mistakes", "embedding_map", "score_histograms", "weakest_classes")
+        ),
+        draw_pictures,
+    ),
+}
+
+
+def main() -> None:
+    names = [name for study in STUDIES.values() for name in study.figures]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help="figures; see --list")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs", help="folder of the figures; by default docs")
+    parser.add_argument("--measure", action="store_true", help="repeat the trainings first")
+    parser.add_argument("--list", action="store_true", help="name the figures and what makes their data; draw nothing")
+    options = parser.parse_args()
+    for name, study in STUDIES.items():
+        chosen = tuple(figure for figure in study.figures if figure in options.only)
+        if not chosen:
+            continue
+        if options.list:
+            print(*(f"{figure}.png" for figure in chosen), *(f"    {line}" for line in study.commands), sep="\n")
+            continue
+        if options.measure and study.commands:
+            measure(name, study.commands)
+        study.draw(options.output.resolve(), chosen)
+        print(f"{', '.join(chosen)}: drawn to {options.output}")
+
+
+def measure(name: str, commands: tuple[str, ...]) -> None:
+    """Run what makes the data, and keep that."""
+    for command in commands:
+        program, *arguments = command.split()
+        start = [sys.executable] if program == "python" else [sys.executable, "-m", "fewshot_callbacks.cli"]
+        subprocess.run([*start, *arguments], check=True, cwd=ROOT)
+    runs = ROOT / "runs" / "figures" / name
+    keep(name, read_demo(runs) if name == "demo" else json.loads((runs / "figures.json").read_text(encoding="utf-8")))
+
+
+def read_demo(runs: Path) -> dict[str, Any]:
+    """The curves of each method, one after the other for each seed."""
+    from fewshot_callbacks.cli.curves import read_curves  # noqa: PLC0415
+    from fewshot_callbacks.cli.demo import TRAINED  # noqa: PLC0415
+
+    return {
+        method: [
+            {
+                metric: (steps, [float(f"{value:.5g}") for value in values])
+                for metric, (steps, values) in read_curves(runs / f"seed{seed}" / method / "metrics.csv").items()
+            }
+            for seed in SEEDS
+        ]
+        for method in TRAINED
+    }
+
+
+def read(name: str) -> Any:
+    return json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def keep(name: str, data: Any) -> None:
+    (DATA / f"{name}.json").write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def write(figure: Any, folder: Path, name: str) -> None:
+    from fewshot_callbacks.plots import save  # noqa: PLC0415
+
+    for ending in ENDINGS:
+        save(figure, folder / f"{name}.{ending}")
+
+
+if __name__ == "__main__":
+    main()
