@@ -248,8 +248,8 @@ def test_the_checkpoint_of_another_network_is_named(there, tmp_path, capsys):
     line = last_line(capsys)
     assert "other.ckpt holds the weights of another network: backbone.blocks.0.0.weight has shape (64, 1, 3, 3)" in line
     assert (
-        "in the file and (64, 3, 3, 3) in the network (1 of 25 tensors differ). Give the config.yaml of its run with --config."
-        in line
+        "in the file and (64, 3, 3, 3) in the network (1 of 25 tensors differ). "
+        "Give the config.yaml of its run with --config." in line
     )
 
 
