@@ -53,7 +53,7 @@ class CountOperations(TorchDispatchMode):
     """Counts the floating-point operations of what PyTorch carries out inside the `with`, from above.
 
     One for each element of the result; for a sum, a mean or an `index_add_`, one for each element that is added; two
-    for each multiply-add of a matrix product. What is no arithmetic counts nothing.
+    for each multiply-add of a matrix product. Anything but arithmetic is not counted.
     """
 
     def __init__(self) -> None:

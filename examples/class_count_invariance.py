@@ -231,7 +231,7 @@ else:
     taken = snapshots.taken
     save(taken, checkpoint_file)
 first_embeddings = embed(trained(options.dropouts[0], width, seed))
-before_training = gap_of(untrained(options.dropouts[0], width, seed))  # what is a gap by then is no overfitting
+before_training = gap_of(untrained(options.dropouts[0], width, seed))  # a gap at this point is not overfitting
 rows = []
 for dropout in options.dropouts:
     rows.append((dropout, gap_of(trained(dropout, width, seed))))

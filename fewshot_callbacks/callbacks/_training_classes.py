@@ -114,8 +114,8 @@ class TrainingClasses:
             data = data(trainer)
         if not isinstance(data, DataLoader) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise UsageError(
-                f"{self.owner}: training_data gave a {type(data).__name__}; a data set with a length and items, "
-                "or a DataLoader of one, is wanted."
+                f"{self.owner}: training_data gave a {type(data).__name__}; expected a data set with a length and "
+                f"items, or a DataLoader of one."
             )
         return data
 

@@ -167,7 +167,7 @@ class EmbeddingMap(PictureCallback):
 
 
 def _thumbnail(picture: np.ndarray | str | None) -> Float[Tensor, "3 side side"]:
-    """Fit a picture into a square of one size, in colour; what is no picture is grey."""
+    """Fit a picture into a square of one size, in colour; anything but a picture is grey."""
     if picture is None or isinstance(picture, str):
         return torch.full((3, THUMBNAIL, THUMBNAIL), 0.85)
     image = torch.from_numpy(np.ascontiguousarray(picture)).movedim(-1, 0)[None]

@@ -321,7 +321,7 @@ class EmbeddingReader:
         if isinstance(outputs, Mapping) and key in outputs:
             return outputs[key]
         raise UsageError(
-            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}, but {key!r} is wanted. Return "
+            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. Return "
             f'{{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
             f"source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
             "whose output is the embedding."
@@ -372,15 +372,15 @@ class EmbeddingReader:
         if embeddings.ndim != 2 or not embeddings.is_floating_point():
             fix = SHAPE_FIXES.get(embeddings.ndim, "Flatten what belongs to one item: embeddings.flatten(1).")
             raise UsageError(
-                f"{self.owner}: the embeddings of {step} are {describe(embeddings)}; one floating-point vector for each "
-                f"item is wanted, (items, dim). {fix}"
+                f"{self.owner}: the embeddings of {step} are {describe(embeddings)}; expected one floating-point "
+                f"vector for each item, (items, dim). {fix}"
             )
         if self.shared.views > 1 and len(embeddings) == self.shared.views * len(read):
             read = Labels(read.codes.repeat(self.shared.views), read.words)
         if len(read) != len(embeddings):
             raise UsageError(
-                f"{self.owner}: {step} gave {len(embeddings)} embeddings, but {len(read)} labels; one for each embedding is "
-                "wanted, in the same order."
+                f"{self.owner}: {step} gave {len(embeddings)} embeddings, but {len(read)} labels; expected one for "
+                f"each embedding, in the same order."
             )
         return embeddings.detach(), read
 
@@ -403,13 +403,13 @@ def read_flag(
     if isinstance(flag, np.ndarray | list) and all(isinstance(entry, bool | np.bool_) for entry in flag):
         flag = torch.tensor(flag, dtype=torch.bool)
     if not isinstance(flag, Tensor) or flag.ndim != 1:
-        raise UsageError(f"{owner}: gallery_flag gave {describe(flag)}; one boolean for each item is wanted.")
+        raise UsageError(f"{owner}: gallery_flag gave {describe(flag)}; expected one boolean for each item.")
     mask = flag.detach().cpu().bool()
     if len(mask) * views == items:
         mask = mask.repeat(views)
     if len(mask) != items:
         raise UsageError(
-            f"{owner}: gallery_flag has {len(mask)} entries for {items} embeddings. One boolean for each item is wanted."
+            f"{owner}: gallery_flag has {len(mask)} entries for {items} embeddings. Expected one boolean for each item."
         )
     return mask
 
@@ -429,7 +429,7 @@ def read_ids(
         return id_numbers(ids, items, owner)
     except ValueError as error:
         raise UsageError(
-            f"{owner}: ids gave {describe(ids)}; an integer or a word for each of the {items} embeddings is wanted. {error}"
+            f"{owner}: ids gave {describe(ids)}; expected an integer or a word for each of the {items} embeddings. {error}"
         ) from error
 
 

@@ -118,7 +118,7 @@ class OmniglotDataModule(ImageDataModule):
         unknown = sorted(set(self.val_alphabets) - set(alphabets))
         if unknown:
             raise ValueError(
-                f"val_alphabets has {unknown[0]!r}, which is no alphabet of the background set. Choose among "
+                f"val_alphabets has {unknown[0]!r}, which is not an alphabet of the background set. Choose among "
                 f"{', '.join(alphabets)}."
             )
         splits: dict[Split, dict[str, list[Path]]] = {"train": {}, "val": {}, "test": evaluation}

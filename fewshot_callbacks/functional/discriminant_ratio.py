@@ -70,7 +70,7 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Ten
     """Read embeddings without a gradient, and the codes of their labels on the same device.
 
     Raises:
-        ValueError: if they are no batch, by shapes and types alone: values would be waited for.
+        ValueError: if shapes or types do not fit. Values are not checked, since that would wait for the device.
     """
     embeddings, codes = as_tensor(embeddings, "embeddings", function), as_labels(labels, "labels", function).codes
     if embeddings.ndim != 2 or not embeddings.is_floating_point():

@@ -211,5 +211,5 @@ def check_bins(call: str, score: str, count: int, low: float, high: float) -> Bi
             f"{call}(bins={count!r}) must be a whole number from 2 on: between two bins a score has a gradient."
         )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"{call}(low={low}, high={high}) is no range. Pass low < high, such as low=0, high=1.")
+        raise ValueError(f"{call}(low={low}, high={high}) is not a range. Pass low < high, such as low=0, high=1.")
     return Bins(score, count, float(low), float(high))  # type: ignore[arg-type]

@@ -257,7 +257,7 @@ def _exact(embeddings: Tensor) -> Tensor:
 
 
 def _refuse_undecided(logits: Tensor, call: str) -> None:
-    """Refuse queries whose largest logit is no finite number: all are -inf, or some are NaN or +inf."""
+    """Refuse queries whose largest logit is not finite: all are -inf, or some are NaN or +inf."""
     undecided = (~logits.amax(dim=-1).isfinite()).nonzero().flatten()
     if len(undecided):
         raise ValueError(

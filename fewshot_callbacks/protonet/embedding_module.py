@@ -129,7 +129,7 @@ class EmbeddingModule(LightningModule):
             `loss`, and for callbacks the detached `embeddings` and the `labels` of the batch of this process.
 
         Raises:
-            ValueError: If `micro_batch` is larger than the first batch of an epoch, or the loss is no scalar.
+            ValueError: If `micro_batch` is larger than the first batch of an epoch, or the loss is not a scalar.
         """
         images, labels = batch
         if batch_idx == 0 and self.micro_batch is not None and self.micro_batch > len(images):

@@ -95,7 +95,7 @@ def test_what_is_read_carries_no_gradient() -> None:
 )
 def test_missing_embeddings_name_what_was_there_and_the_argument_that_fixes_it(outputs: Any, was: str) -> None:
     expected = (
-        rf"Monitor found no embeddings: training_step returned {was}, but 'embeddings' is wanted\. "
+        rf"Monitor found no embeddings: training_step returned {was}; expected 'embeddings'\. "
         r"Return .*\"embeddings\": embeddings.* or say where they are: source=\('other', 'keys'\), "
         r"source=lambda outputs, batch: .*, or source='name.of.a.submodule'"
     )
@@ -329,7 +329,7 @@ def test_a_missing_flag_names_what_was_there() -> None:
 
 @pytest.mark.parametrize(("flag", "what"), [([1, 0], "a list of 2"), (E, r"a tensor of shape \(4, 3\)")])
 def test_a_flag_that_is_no_mask(flag: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=f"gallery_flag gave {what}.*; one boolean for each item is wanted"):
+    with pytest.raises(ValueError, match=f"gallery_flag gave {what}.*; expected one boolean for each item"):
         read_flag("g", {"g": flag}, None, 4, "Monitor")
 
 
@@ -430,7 +430,7 @@ class TestOnly(Net):
 
 MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
     (OnlyLoss, retrieval, "RetrievalMonitor found no embeddings: validation_step returned a tensor of shape"),
-    (Net, partial(retrieval, source=("z", "labels")), "the keys 'embeddings', 'labels', but 'z' is wanted. Return"),
+    (Net, partial(retrieval, source=("z", "labels")), "the keys 'embeddings', 'labels'; expected 'z'. Return"),
     (Net, partial(retrieval, labels="species"), "labels='species'): the batch is a list of 2 and has no such entry"),
     (Net, partial(retrieval, gallery_flag="shop"), "gallery_flag='shop'): neither what the step returned"),
     (Net, partial(retrieval, gallery_loader=3), "gallery_loader=3): there is no such loader; there are 'dataloader"),

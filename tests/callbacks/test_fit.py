@@ -193,7 +193,7 @@ def test_the_sanity_check_shows_what_cannot_be_measured_and_says_it_once(monitor
     [words] = said(warned)
     assert words.startswith(
         f"The sanity check shows that validation cannot be measured. {type(monitor()).__name__} found no embeddings: "
-        "validation_step returned a mapping with the keys 'loss', but 'embeddings' is wanted."
+        "validation_step returned a mapping with the keys 'loss'; expected 'embeddings'."
     )
 
 

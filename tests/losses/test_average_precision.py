@@ -218,8 +218,8 @@ def test_a_batch_without_a_relevant_pair():
     ({"bins": 2.5}, r"bins=2.5\) must be a whole number"),
     ({"similarity": "dot"}, "Choose one of cosine, euclidean, hamming"),
     ({"on_empty": "nan"}, "Choose raise or zero"),
-    ({"low": 1.0}, r"low=1.0, high=1.0\) is no range"),
-    ({"low": math.nan}, "is no range"),
+    ({"low": 1.0}, r"low=1.0, high=1.0\) is not a range"),
+    ({"low": math.nan}, "is not a range"),
     ({"similarity": "hamming", "bins": 9}, "Leave out bins"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_refused(as_users_run_it, arguments, words):

@@ -101,7 +101,7 @@ def draw_icons(themes: Sequence[Theme], size: int, min_families: int, *, symboli
     Args:
         themes: The themes.
         size: Height and width of the pictures, in pixels.
-        min_families: A name with fewer pictures is no class.
+        min_families: A name with fewer pictures is not a class.
         symbolic: Whether symbolic icons and those of one colour count.
 
     Returns:
@@ -218,7 +218,7 @@ def choose(
     Args:
         targets: For each name and family, the name of the icon that its file is a link to, or its own.
         pictures: Pixels of the pictures.
-        min_families: A name with fewer pictures is no class.
+        min_families: A name with fewer pictures is not a class.
         counts: Filled with what the rules left out.
 
     Returns:

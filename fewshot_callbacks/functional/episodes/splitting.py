@@ -94,8 +94,8 @@ def split_episodes(
     labels = read.numbered()[0].to(embeddings.device)
     if rows % episodes or len(labels) != rows:
         raise ValueError(
-            f"{rows} embeddings with labels of shape {tuple(labels.shape)} are no batch of {episodes} episodes of the same "
-            "size. Pass as many rows for each episode, and one label per row."
+            f"{rows} embeddings with labels of shape {tuple(labels.shape)} do not form a batch of {episodes} episodes "
+            f"of the same size. Pass as many rows for each episode, and one label per row."
         )
     blocks, size_of_one = labels.reshape(episodes, -1), rows // episodes
     first_support, first_query = split_episode(embeddings[:size_of_one], read[:size_of_one], shots=shots)

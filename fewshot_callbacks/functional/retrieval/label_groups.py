@@ -74,7 +74,7 @@ def checked_groups(call: str, name: str, groups: Any) -> list[Labels]:
         groups: the labels of each group, integers or words.
 
     Raises:
-        ValueError: if they are no groups of at least two labels each, or a label is in two groups.
+        ValueError: if they are not groups of at least two labels each, or a label is in two groups.
     """
     like = f"such as {name}=[[0, 1, 2], [3, 4, 5]]."
     if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str) or not len(groups):

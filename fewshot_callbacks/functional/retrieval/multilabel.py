@@ -304,7 +304,7 @@ def _vectors(value: Any, similarity: Similarity, name: str) -> Tensor:
     if similarity != "hamming":
         check_embeddings(vectors, name, _CALL)
         return vectors if vectors.dtype == torch.float64 else vectors.float()
-    pack_codes(vectors, name, _CALL)  # refuses what is no code
+    pack_codes(vectors, name, _CALL)  # refuses anything but codes
     return (vectors > 0).float() * 2 - 1
 
 

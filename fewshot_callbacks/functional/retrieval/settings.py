@@ -192,8 +192,8 @@ class RetrievalSettings:
             names: name of a setting in the signature of `target` -> its name here, where these differ.
 
         Raises:
-            UnknownSettingError: with the name that is near.
-            ValueError: for a value that no data could make sense of, with what to pass instead.
+            UnknownSettingError: with a similar name.
+            ValueError: for a value that is wrong for any data, with what to pass instead.
         """
         known = _names_of(options, names or {})
         for name in given:
@@ -292,7 +292,7 @@ def in_one_form(name: str, value: Any) -> Any:
 
 
 def check_settings(call: str, settings: RetrievalSettings, shown: Mapping[str, str]) -> None:
-    """Refuse what no data could make sense of.
+    """Refuse settings that are wrong for any data.
 
     Args:
         call: the public function, for messages.
@@ -398,7 +398,7 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
 
 
 def ranks_of(value: Any) -> tuple[Any, ...]:
-    """Make a tuple of one rank or several, NumPy's numbers as Python's; what is no number is left for the check."""
+    """Make a tuple of one rank or several, with NumPy numbers as Python numbers; anything else is left for the check."""
     return tuple(map(_whole, _several(value)))
 
 
@@ -408,7 +408,7 @@ def memory_or_default(memory_mb: Any) -> Any:
 
 
 def check_memory(call: str, memory_mb: object) -> None:
-    """Refuse a bound on the memory that is no positive number.
+    """Refuse a bound on the memory that is not a positive number.
 
     Raises:
         ValueError: with the default.
