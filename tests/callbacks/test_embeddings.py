@@ -267,8 +267,8 @@ def test_labels_that_are_not_where_the_argument_says(labels: Any, batch: Any, wh
         (E, ["a", "b", "a", 1], r"the labels of test_step are a list of 4.*mix words and integers"),
         (E.reshape(2, 3, 2), L[:2], r"a tensor of shape \(2, 3, 2\).*flatten them: embeddings.flatten\(1\)"),
         (E[0], L, r"a tensor of shape \(3,\) .*one floating-point vector for each"),
-        (E.long(), L, "type torch.int64; one floating-point vector for each"),
-        (E, L[:3], r"test_step gave 4 embeddings, but 3 labels; one for each"),
+        (E.long(), L, "type torch.int64; expected one floating-point vector for each"),
+        (E, L[:3], r"test_step gave 4 embeddings, but 3 labels; expected one for each"),
         (E, L[:, None].expand(4, 2), r"labels has shape \(4, 2\). Pass labels.argmax"),
         (
             E,

@@ -258,7 +258,7 @@ def test_a_flag_for_each_item(flag: str) -> None:
     ("settings", "words"),
     [
         ({"gallery_flag": "nowhere"}, "nor the batch \\(a mapping with the keys 'points', 'labels', 'shop'\\)"),
-        ({"gallery_flag": lambda o, b: b["shop"][:2]}, "gallery_flag has 2 entries for 7 embeddings. One boolean"),
+        ({"gallery_flag": lambda o, b: b["shop"][:2]}, "gallery_flag has 2 entries for 7 embeddings. Expected one boolean"),
         ({"gallery_flag": lambda o, b: b["shop"] | True}, "embeddings is empty"),
         ({"gallery_loader": 0}, r"\(gallery_loader=0\): there is one loader only, so there are no queries"),
         (
@@ -312,7 +312,7 @@ def test_a_batch_with_another_number_of_labels() -> None:
             points, labels = batch
             return {"embeddings": self.embed(points), "labels": labels[: 11 - batch_idx]}
 
-    with pytest.warns(UserWarning, match="validation_step gave 11 embeddings, but 10 labels; one for each"):
+    with pytest.warns(UserWarning, match="validation_step gave 11 embeddings, but 10 labels; expected one for each"):
         logged = validated(retrieval(strict=False), Short(), loader())
     assert math.isnan(logged["val/mAP"])
 

@@ -184,7 +184,7 @@ class TestAgainst:
     def test_classes_are_printed_as_json_alone(self, stored, other, capsys):
         words = ["evaluate", str(stored[0]), "--against", str(other[0]), "--per_class"]
         assert main(words) == 1
-        assert "Add --json, or leave --per_class out." in capsys.readouterr().err
+        assert "Add --json, or leave out --per_class." in capsys.readouterr().err
         assert main([*words, "--json"]) == 0
         assert "per_class" in json.loads(capsys.readouterr().out)["first"]
 

@@ -97,5 +97,5 @@ def test_help_tells_each_option(capsys):
     with pytest.raises(SystemExit):
         main(["report", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    for words in ("--against FILE", "--train FILE", "Size of the file in MB", "ImageFolder", "--similarity"):
+    for words in ("--against FILE", "--train FILE", "Largest size of the file in MB", "ImageFolder", "--similarity"):
         assert words in out

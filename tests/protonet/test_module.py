@@ -630,7 +630,7 @@ def test_a_protocol_refuses_small_numbers(field: str, value: int) -> None:
         ({"batch_statistics": True}, r"a batch is not an episode\. Use evaluation_batches='episodes'"),
         (
             {"batch_statistics": True, "evaluation_batches": "episodes", "backbone": nn.Flatten()},
-            r"batch norm alone, and Flatten has none\. Use batch_statistics=False",
+            r"batch norm, and Flatten has none\. Use batch_statistics=False",
         ),
         ({"in_channels": 0, "backbone": "conv4"}, "in_channels=0"),
     ],
