@@ -258,7 +258,10 @@ def test_a_flag_for_each_item(flag: str) -> None:
     ("settings", "words"),
     [
         ({"gallery_flag": "nowhere"}, "nor the batch \\(a mapping with the keys 'points', 'labels', 'shop'\\)"),
-        ({"gallery_flag": lambda o, b: b["shop"][:2]}, "gallery_flag has 2 entries for 7 embeddings. Expected one boolean"),
+        (
+            {"gallery_flag": lambda o, b: b["shop"][:2]},
+            "gallery_flag has 2 entries for 7 embeddings. Expected one boolean",
+        ),
         ({"gallery_flag": lambda o, b: b["shop"] | True}, "embeddings is empty"),
         ({"gallery_loader": 0}, r"\(gallery_loader=0\): there is one loader only, so there are no queries"),
         (

@@ -55,6 +55,13 @@ class DynamicsComparison:
     Attributes:
         names: names of the runs.
         measures: the comparison of each measure by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
+
+    Examples:
+        >>> from fewshot_callbacks.functional.dynamics.step import StepDynamics
+        >>> steps = tuple(StepDynamics(1.0, 0.9 + i / 100, 0.9, 1.1) for i in range(9))
+        >>> history = DynamicsHistory(tuple(range(9)), steps)
+        >>> compare_dynamics(history, history, names=("first", "second")).measures["con_div"].steps
+        (9, 9)
     """
 
     names: tuple[str, str]

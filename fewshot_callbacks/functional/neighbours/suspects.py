@@ -33,7 +33,18 @@ LOOKUPS_AT_ONCE = 2**16
 
 @dataclass(frozen=True, eq=False)
 class Suspects:
-    """Items whose label is more likely wrong than right, the most suspicious first."""
+    """Items whose label is more likely wrong than right, the most suspicious first.
+
+    Examples:
+        >>> import torch
+        >>> labels = ["owl"] * 20 + ["heron"] * 20
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> embeddings = torch.eye(2).repeat_interleave(20, dim=0) + 0.1 * torch.randn(40, 2, generator=generator)
+        >>> labels[3] = "heron"
+        >>> found = suspects(embeddings, labels, k=5)
+        >>> len(found), bool(found.probability[0] > 0.5)
+        (1, True)
+    """
 
     index: Int[Tensor, "items"]
     """index of each item among the embeddings"""

@@ -44,7 +44,16 @@ BYTES_PER_PAIR = 150
 
 @dataclass(frozen=True)
 class MultilabelReport(QueryMeans):
-    """The result of `evaluate_multilabel`. Means, in [0, 1], are over the queries that share a label with a candidate."""
+    """The result of `evaluate_multilabel`. Means, in [0, 1], are over the queries that share a label with a candidate.
+
+    Examples:
+        >>> import torch
+        >>> targets = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 1], [0, 0, 1]])
+        >>> codes = torch.tensor([[1, 1, 1, 1], [1, 1, 1, -1], [1, 1, -1, -1], [-1, -1, -1, -1]])
+        >>> report = evaluate_multilabel(codes, targets, similarity="hamming", ndcg_k=(2,))
+        >>> report.queries, report.labels, report.queries_without_match
+        (4, 3, 0)
+    """
 
     mean: dict[str, float]
     """metric of each query -> its mean over the queries: `mAP`, `map@r`, `r_precision`, `mrr`, `recall@1`, `ndcg@10`, ..."""
