@@ -21,7 +21,7 @@ ARGUMENTS = tuple(get_type_hints(RankOptions))
 """The settings that `evaluate_multilabel` has, too."""
 
 LEFT_OUT: dict[str, tuple[Any, ...]] = {"precisions": ((),), "group_size": (None,)}
-"""Values, beside the default, that ask for nothing."""
+"""Values, besides the default, that request nothing."""
 
 
 class TargetBook:
@@ -46,7 +46,8 @@ class TargetBook:
             step: where they come from, for messages.
 
         Raises:
-            UsageError: if targets are not 0 or 1, have other columns than before, or come beside labels of another form.
+            UsageError: if targets are not 0 or 1, have other columns than before, or are mixed with labels of another
+                form.
         """
         is_target = isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2 and labels.shape[1] > 1
         if not is_target:

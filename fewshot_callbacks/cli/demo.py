@@ -164,7 +164,7 @@ def split_lines(data: DemoData) -> Iterator[str]:
 
 
 class DemoProgressBar(RichProgressBar):
-    """Lightning's bar with the loss, J and mAP beside it."""
+    """Lightning's progress bar, with the loss, J and mAP."""
 
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule

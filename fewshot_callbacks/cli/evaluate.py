@@ -257,7 +257,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
 
 
 def comparison_table(differences: dict[str, Difference], first: str, second: str) -> Table:
-    """Make the table of two evaluations beside each other for a screen."""
+    """Make the table that compares two evaluations, for a screen."""
     table = Table(
         title=f"{first} against {second}",
         caption="Each query is compared with itself; the intervals are robust to the dependence of queries of one class.",

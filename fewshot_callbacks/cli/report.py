@@ -203,8 +203,8 @@ def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | No
         return None
     if len(found) != items:
         raise ValueError(
-            f"{where}, and {file} {items:,} {'gallery items' if start else 'embeddings'}. Save 'paths' beside the "
-            "embeddings, the file of each in the same order."
+            f"{where}, and {file} {items:,} {'gallery items' if start else 'embeddings'}. Save 'paths' with the "
+            f"embeddings, the file of each in the same order."
         )
     return found
 

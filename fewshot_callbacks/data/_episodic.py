@@ -30,7 +30,7 @@ class LabelledSplit:
 
 
 def as_it_is(batch: Any) -> Any:
-    """The `collate_fn` of a data set that hands out whole batches."""
+    """The `collate_fn` of a data set that returns whole batches."""
     return batch
 
 

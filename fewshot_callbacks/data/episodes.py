@@ -54,7 +54,7 @@ class SeededBatchSampler(BatchSampler):
         In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
 
         Args:
-            *names: Of the arguments that are attributes of the same name, beside those of this class.
+            *names: Names of the arguments that are attributes of the same name, besides those of this class.
         """
         settings = {name: getattr(self, name) for name in (*names, "seed", "class_names", "epoch")} | {"sampler": None}
         notes = {"args": (self.labels,), "kwargs": settings, "default_kwargs": {}, "arg_names": ("labels",)}

@@ -61,7 +61,7 @@ def as_labels(value: Any, name: str, call: str) -> Labels:
         call: the public function, for messages.
 
     Raises:
-        ValueError: for floats, missing values, words beside integers, and other shapes.
+        ValueError: for floats, missing values, words mixed with integers, and other shapes.
 
     Examples:
         >>> import torch

@@ -25,7 +25,7 @@ SMALLEST_CHUNK = 2**16
 """A 16th of a smaller matrix is worked on at once, but no less than this: at B = 1,024, d = 512 chunks of 2^20 took 13 MB
 more, for 2.46 instead of 2.63 times the time of the bare product (`benchmarks/losses.py`, Xeon at 2.1 GHz)."""
 KEPT_BYTES = 2**27
-"""Scores up to this size are kept for the backward pass; more of them are made anew from the embeddings."""
+"""Scores up to this size are kept for the backward pass; larger ones are recomputed from the embeddings."""
 SMALLEST_SQUARE = 1e-3
 """Added to a squared distance, so that its root has a derivative at 0; the value of the source's listing."""
 

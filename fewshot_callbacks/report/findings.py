@@ -131,7 +131,7 @@ def find(
     Args:
         model: the evaluation.
         other: of the same queries by a second model.
-        train: another split, whose near duplicates among the evaluated items are sought.
+        train: another split, to be searched for near duplicates of the evaluated items.
         settings: how much is shown.
         sets: queries, gallery if there is one, training items if there are some.
     """

@@ -102,7 +102,7 @@ def nearest(
             candidate.
         gallery_ids: (gallery,) identity of each gallery item.
         query_groups: (items,) group of each embedding; candidates of the query's own group are left out.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         gallery_places: (gallery,) index of each gallery item in a larger gallery, of which this one is a part;
             `indices` and the order of ties refer to that larger gallery. See `merged`.
         memory_mb: bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more

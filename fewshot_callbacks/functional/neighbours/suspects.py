@@ -22,7 +22,7 @@ most on full sets), but how many are returned. With 1, 2 and 3 here, `python ben
 prints for glyphs of the test split precision 0.66, 0.86, 0.92 and recall 1.00, 0.99, 0.99; with `--flips close` precision
 0.61, 0.76, 0.79 and recall 0.68, 0.44, 0.28."""
 PSEUDO_VOTES = 3.0
-"""Votes that each class is given beside its own, distributed as those of the whole set, so that a class of two or three
+"""Votes that are added to those of each class, distributed as in the whole set, so that a class of two or three
 items has a likelihood, too."""
 FIRST_RATE, ITERATIONS = 0.05, 50
 """Share of wrong labels that the estimate begins with, and its steps, after which it does not move."""

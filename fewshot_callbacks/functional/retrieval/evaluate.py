@@ -86,7 +86,7 @@ def evaluate_retrieval(
         gallery_ids: (gallery,) identity of each gallery item.
         query_groups: (queries,) group of each query, for instance the video of a frame: candidates of the query's own
             group are left out of its ranking, and count neither as hits nor as misses.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         query_places: (queries,) index of each query in the whole set, which determines the order of `per_query` and the
             random draws; by default, the queries of each process follow those of the previous process.
         gallery_places: (gallery,) index of each gallery item in the whole gallery.
@@ -246,7 +246,7 @@ def _request(settings: RetrievalSettings) -> PooledRequest:
 def _summarised(
     inputs: RetrievalInputs, asked: RetrievalInputs, settings: RetrievalSettings, found: _Found
 ) -> RetrievalReport:
-    """Means over queries, over classes and of each class, with their intervals, beside the pooled values."""
+    """Means over queries, over classes and of each class, with their intervals, and the pooled values."""
     per_query, pooled, grouped = found.per_query, found.pooled, found.grouped
     labels, confidence = asked.query_labels, settings.confidence
     mean, macro, by_class, intervals = {}, {}, {}, {}

@@ -154,7 +154,7 @@ def grouped_recall(
         gallery_ids: (gallery,) identity of each gallery item.
         query_groups: (queries,) group of each query: candidates of the query's own group are left out of its ranking,
             and count neither as hits nor as misses.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         **settings: see `RetrievalSettings`.
 
     Returns:

@@ -140,7 +140,7 @@ def evaluate_multilabel(
         gallery_ids: (gallery,) identity of each gallery item.
         query_groups: (queries,) group of each query, for instance the video of a frame: candidates of the query's own
             group are left out of its ranking, and count neither as hits nor as misses.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         progress: called with the number of pairs done and the number of all pairs.
         **settings: see `RetrievalSettings`.
 

@@ -376,7 +376,7 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
     """Choose the device that computes scores; `"auto"` is the first CUDA device, or the CPU if there is none.
 
     Raises:
-        ValueError: for a device that is not there, or that lacks float64.
+        ValueError: for a device that does not exist, or that does not support float64.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
