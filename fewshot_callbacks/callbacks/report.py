@@ -86,7 +86,7 @@ class ReportWriter(PictureCallback):
             self.path.format(epoch=0, step=0, prefix="", suffix="")
         except (KeyError, IndexError, ValueError) as error:
             raise UsageError(
-                f"ReportWriter(path={self.path!r}) cannot be filled in ({type(error).__name__}: {error}). There are "
+                f"ReportWriter(path={self.path!r}) cannot be filled in ({type(error).__name__}: {error}). The fields are "
                 "{epoch}, {step}, {prefix} and {suffix}."
             ) from error
 
