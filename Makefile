@@ -6,7 +6,7 @@ READY := $(VENV)/.installed
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-all format notebook bench figures mutants clean
+.PHONY: demo test test-all docs format notebook bench figures mutants clean
 
 demo: $(READY)
 	$(BIN)/fewshot demo
@@ -21,6 +21,12 @@ test: $(READY)
 # also every case of the long sweeps, and property tests on new random examples each time
 test-all: $(READY)
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --hypothesis-profile random
+
+# the documentation site in build/site; a warning or a broken link is an error
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -38,7 +44,7 @@ bench: $(READY)
 figures: $(READY)
 	$(BIN)/python tools/figures.py
 
-# mistakes put into the code, SAMPLE of them drawn by SEED, and whether a test fails: docs/mutants.md; it takes hours
+# mistakes put into the code, SAMPLE of them drawn by SEED, and whether a test fails: tools/mutants/README.md; it takes hours
 mutants: $(READY)
 	$(BIN)/python -m pip install --quiet --editable ".[dev,mutants]"
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutants/run.py --sample $(SAMPLE) --seed $(SEED)

@@ -1,8 +1,8 @@
 """Seeded embeddings of a chosen difficulty, more like those of a real model than isotropic noise is.
 
-The variance decays over the directions, as it does behind a trained network. How much noise there is in all is found by
-bisection, so that a difficulty means the same mAP at every size. With "outliers" each item has its own, heavy-tailed
-amount of noise, so that most classes hold a few items that lie among those of other classes.
+The variance decays over the directions, as it does for the output of a trained network. How much noise there is in all
+is found by bisection, so that a difficulty means the same mAP at every size. With "outliers" each item has its own,
+heavy-tailed amount of noise, so that most classes hold a few items that lie among those of other classes.
 """
 
 import math

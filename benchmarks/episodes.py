@@ -152,7 +152,7 @@ def their_evaluation(data: Images, shots: int, episodes: int, backbone: nn.Modul
 
 
 def take_turns(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each, one after the other, again and again; the first turn warms up and does not count."""
+    """Seconds of each, measured in turns; the first turn warms up and does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, run in runs.items():

@@ -53,7 +53,7 @@ class CountOperations(TorchDispatchMode):
     """Counts the floating-point operations of what PyTorch carries out inside the `with`, from above.
 
     One for each element of the result; for a sum, a mean or an `index_add_`, one for each element that is added; two
-    for each multiply-add of a matrix product. What is no arithmetic counts nothing.
+    for each multiply-add of a matrix product. Anything but arithmetic is not counted.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ def matrix_table(items: int, dim: int) -> str:
     with PeakMemory(torch.device("cpu")) as memory:
         value = whole_matrix(embeddings, labels)
     if memory.mb is None:
-        return "The memory of the whole matrix can be measured on Linux alone."
+        return "The memory of the whole matrix can only be measured on Linux."
     per_pair = memory.mb * 1e6 / items**2
     lines = [
         f"The whole matrix sorted at once, mAP {value:.4f} of N = {items:,}: {memory.mb:,.0f} MB at most, {per_pair:.1f} "

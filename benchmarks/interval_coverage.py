@@ -1,4 +1,4 @@
-"""How often the 95 % intervals of reports hold the truth, on sets that are drawn anew from a population of classes.
+"""How often the 95 % intervals of reports hold the truth, on sets that are drawn from a population of classes.
 
     python benchmarks/interval_coverage.py [--quick] [--sets 2000] [--all]
 

@@ -36,7 +36,7 @@ from fewshot_callbacks.metrics import all_processes
 
 
 def status_mb(key: str) -> float:
-    """A line of what the system knows of this process."""
+    """A line of the system's record of this process."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(key):
             return float(line.split()[1]) / 1024

@@ -45,7 +45,7 @@ def shuffled(labels: Tensor, size: int, draws: int, generator: torch.Generator) 
 
 
 def episodes(labels: Tensor, ways: int, items: int, draws: int) -> Iterator[Tensor]:
-    """Batches of so many classes with so many items each."""
+    """Batches with a fixed number of classes and of items per class."""
     for batch in EpisodicBatchSampler(labels, ways=ways, shots=1, queries=items - 1, episodes=draws):
         yield torch.tensor(batch)
 

@@ -9,9 +9,9 @@ It trains six small networks in two or three minutes on two cores, and writes to
 4. The gap between training and unseen classes in both metrics, with more and more dropout.
 5. With --model-size, the same gap of networks of 8 to 128 filters a layer, three trainings of each: 15 minutes more.
 
-The weights of each training are kept beside the tables: a second run, or one that was interrupted, goes on from there.
+The weights of each training are kept beside the tables: a second run, or one that was interrupted, continues from there.
 
---data icons does all this on the icon themes of this machine (docs/icons.md), in a folder of its own.
+--data icons does all this on the icon themes of this machine (docs/icons.md), in a separate folder.
 
 It follows the experiments of Zhdanov and Karpukhin, who proposed the metric, on data that needs no download.
 docs/class_count_invariance.md shows what came out.
@@ -39,7 +39,7 @@ from fewshot_callbacks.functional import GeneralizationGap, GroupedRecall, Inter
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings: change them here, or some on the command line.
-training_classes = 100  # so few that a network can learn them by heart
+training_classes = 100  # few enough for a network to memorise
 epochs = 30
 dropouts = (0.0, 0.2, 0.5, 0.7, 0.9, 0.99)  # on the embedding that the classifier sees
 width = 32  # filters of each layer of Conv4
@@ -231,7 +231,7 @@ else:
     taken = snapshots.taken
     save(taken, checkpoint_file)
 first_embeddings = embed(trained(options.dropouts[0], width, seed))
-before_training = gap_of(untrained(options.dropouts[0], width, seed))  # what is a gap by then is no overfitting
+before_training = gap_of(untrained(options.dropouts[0], width, seed))  # a gap at this point is not overfitting
 rows = []
 for dropout in options.dropouts:
     rows.append((dropout, gap_of(trained(dropout, width, seed))))
@@ -336,7 +336,7 @@ write(data, options.output, ["class_count", "dropout_gap", *(["model_size_gap"] 
 
 # ---------------------------------------------------------------------------------------------------------------- tables
 lines = [
-    "| classes | Recall@1 | Grouped Recall@1 | draws whose interval holds the value of all classes |",
+    "| classes | Recall@1 | Grouped Recall@1 | draws whose interval contains the value of all classes |",
     "| --- | --- | --- | --- |",
 ]
 for fraction, held in zip(fractions, [*covered, None], strict=True):

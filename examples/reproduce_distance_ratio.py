@@ -19,8 +19,8 @@ support point in place of the mean (with one shot both are the same network). It
                      tables 3 to 10: the measures of training and their tests
     results.json     all of these as numbers
 
-A run that was finished is not repeated, and one that was stopped goes on from its last checkpoint. docs/distance_ratio.md
-shows what came out, claim by claim.
+A run that was finished is not repeated, and one that was stopped continues from its last checkpoint.
+docs/distance_ratio.md shows what came out, claim by claim.
 """
 
 import argparse
@@ -68,7 +68,7 @@ seeds = (0, 1, 2)
 # ---------------------------------------------------------------------------------------------------------------------
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument(
-    "--quick", action="store_true", help="one seed and 120 episodes a network, into a folder of its own"
+    "--quick", action="store_true", help="one seed and 120 episodes per network, written to a separate folder"
 )
 parser.add_argument(
     "--early", action="store_true", help="ten seeds and 120 episodes a network: is the lead of DR more than luck?"
@@ -193,7 +193,7 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
     try:
         trainer.fit(net, data, ckpt_path=str(last) if last.exists() else None)
     except SystemExit:  # Lightning's answer to Ctrl-C
-        console.print(f"\nStopped. Run it again to go on: what is finished is in {output}.")
+        console.print(f"\nStopped. Run it again to continue: finished results are in {output}.")
         raise SystemExit(130) from None
     if trainer.global_step != options.episodes:
         raise RuntimeError(
@@ -345,7 +345,7 @@ for head, title in heads.items():
 comparisons = {}
 for task in tasks:
     pooled, late = [], []
-    for head, title in heads.items():  # the seeds one after the other, as one long run
+    for head, title in heads.items():  # the seeds in sequence, as one long run
         steps, measures = [], []
         for seed in options.seeds:
             for step, measure in DynamicsHistory.from_dict(results[task, head, seed]["dynamics"]):

@@ -128,7 +128,9 @@ methods = {
 sets = {"glyphs": GlyphDataModule, "icons": IconThemesDataModule}
 # ---------------------------------------------------------------------------------------------------------------------
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--quick", action="store_true", help="4,096 images, one rate, one seed; a folder of its own")
+parser.add_argument(
+    "--quick", action="store_true", help="4,096 images, one rate, one seed; writes to a separate folder"
+)
 parser.add_argument("--data", nargs="+", choices=tuple(sets), default=list(sets))
 parser.add_argument(
     "--methods", nargs="+", choices=tuple(methods), default=list(methods), metavar="METHOD",
@@ -217,7 +219,7 @@ def train(of: str, name: str, rate: float, seed: int) -> dict[str, Any]:
     try:
         trainer.fit(model, data)
     except SystemExit:  # Lightning's answer to Ctrl-C
-        console.print(f"\nStopped. Run it again to go on: what is finished is in {output}.")
+        console.print(f"\nStopped. Run it again to continue: finished results are in {output}.")
         raise SystemExit(130) from None
     seconds = time.process_time() - started
     settings: dict[str, Any] = {"recall_k": (1,), "group_size": None, "precisions": ()}
@@ -315,7 +317,7 @@ for of in present:
             row += [difference(records, base, metric) if name != "ap" else "" for metric in ("mAP", "recall@1")]
             row.append(f"{statistics.mean(record['seconds'] for record in records):.0f}")
         rows.append(row + [""] * (8 - len(row)))
-    header = ["", "rate", "mAP", "Recall@1", "J", "mAP less soft AP's", "Recall@1 less soft AP's", "s"]
+    header = ["", "rate", "mAP", "Recall@1", "J", "mAP minus soft AP's", "Recall@1 minus soft AP's", "s"]
     show(of, f"{of}: classes never seen", header, rows)
 
     gradient, exact = base[0]["gradient"], base[0]["mAP"]
@@ -325,7 +327,7 @@ for of in present:
     rows = [[name, *(f"{share:.0%}" for share in values)] for name, values in shares.items()]
     show(f"{of} gradient", f"{of}: where the gradient goes, before and after training", header, rows)
     rows = [[f"{int(bins):,}", f"{value:.4f}", f"{value - exact:+.4f}"] for bins, value in base[0]["surrogate"].items()]
-    show(f"{of} surrogate", f"{of}: exact mAP {exact:.4f}", ["bins", "soft AP", "less the exact mAP"], rows)
+    show(f"{of} surrogate", f"{of}: exact mAP {exact:.4f}", ["bins", "soft AP", "minus the exact mAP"], rows)
 marked = (f"<!-- table: {name} -->\n{table}\n<!-- end -->\n" for name, table in tables.items())
 (output / "tables.md").write_text("\n".join(marked))
 if options.page:

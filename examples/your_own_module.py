@@ -1,6 +1,6 @@
 """Your own LightningModule, unchanged, with the two monitors attached.
 
-The module below is an ordinary classifier: it knows nothing of embeddings, its steps return a loss or nothing at all.
+The module below is an ordinary classifier without any code for embeddings: its steps return a loss or nothing at all.
 The monitors listen to its hidden layer by name. The classes that it is evaluated on are not those that it was trained
 on: that is what the embedding is for.
 

@@ -1,6 +1,6 @@
 """PyTorch Lightning callbacks that evaluate an embedding exactly while it trains, and networks to train it with.
 
-Names are loaded when they are first used, so that the maths can be had without Lightning, and nothing here imports
+Names are loaded when they are first used, so that the functions can be used without Lightning, and nothing here imports
 torchvision before an image model or an image folder asks for it.
 """
 

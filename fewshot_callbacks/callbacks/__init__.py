@@ -1,4 +1,4 @@
-"""Lightning callbacks: find embeddings in a running Trainer, hand them down, log what comes back."""
+"""Lightning callbacks: they collect embeddings in a running Trainer, evaluate them and log the results."""
 
 from fewshot_callbacks.callbacks.discriminant_ratio import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks.embedding_map import EmbeddingMap

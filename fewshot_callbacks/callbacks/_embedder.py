@@ -30,7 +30,7 @@ class Embedder:
 
     Args:
         embed: see `Embed`; by default the submodule that the reader's source names, or else the module itself.
-        reader: knows where labels are in a batch.
+        reader: finds the labels in a batch.
         owner: name of the callback, for messages.
     """
 
@@ -128,8 +128,8 @@ class Embedder:
         moved = float(((own - given).norm(dim=1) / given.norm(dim=1).clamp(min=1e-30)).max()) if len(own) else 0.0
         if moved > MOVED:
             raise UsageError(
-                f"{self.owner}: {how} gives other embeddings than {step} for the same batch (they lie "
-                f"up to {moved:.2g} of their length apart), so {consequence}. {fix}"
+                f"{self.owner}: {how} gives other embeddings than {step} for the same batch (they differ by up to "
+                f"{moved:.2g} of their length), so {consequence}. {fix}"
             )
 
 
@@ -140,7 +140,7 @@ def _inputs(batch: Any, owner: str) -> Any:
         if len(rest) == 1:
             return batch[rest[0]]
         raise UsageError(
-            f"{owner}: the batch is a mapping with the keys {', '.join(map(repr, batch))}, and which of them "
-            "the model is called with is not known. Pass embed=lambda module, batch: module(batch['...'])."
+            f"{owner}: the batch is a mapping with the keys {', '.join(map(repr, batch))}, and it is not known with "
+            f"which of them the model is called. Pass embed=lambda module, batch: module(batch['...'])."
         )
     return batch[0] if isinstance(batch, Sequence) and not isinstance(batch, str) else batch

@@ -72,7 +72,7 @@ class EvaluationMonitor(Callback, ABC):
         for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
             if other is not self and isinstance(other, type(self)) and self._prefixes() & other._prefixes():
                 raise ValueError(
-                    f"Two {owner}s in one Trainer would log under the same keys, which Lightning turns into their mean. "
+                    f"Two {owner}s in one Trainer would log under the same keys, and Lightning would log their mean. "
                     + self._remedy_for_two
                 )
         self._policy.begin()
@@ -205,11 +205,11 @@ class EvaluationMonitor(Callback, ABC):
             if wanted is not None:
                 why = f"the {type(self).__name__} was given {given} embeddings for {wanted} samples"
             elif isinstance(sampler, DistributedSampler):
-                why = f"there are {process_count()} processes, and the sampler deals to {sampler.num_replicas}"
+                why = f"there are {process_count()} processes, and the sampler is set up for {sampler.num_replicas}"
             total = sum(items for _, items in known)
             self._policy.warn(
                 f"Whether some of the {total} items of loader {loader} came to several processes is unknown, because "
-                f"{why}; such items count more than once. {self._remedy_for_repeats} (Shown once.)",
+                f"{why}. Such items would be counted more than once. {self._remedy_for_repeats} (Shown once.)",
                 kind="repeated items",
             )
         return None

@@ -1,4 +1,4 @@
-"""Errors and warnings of the monitors: which end a run, and which are logged while it goes on."""
+"""Errors and warnings of the monitors: which of them end a run, and which are logged while it continues."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ class FailurePolicy:
 
 
 def without_digits(words: str) -> str:
-    """Remove the digits, so that messages that differ in their numbers alone are of one kind."""
+    """Remove the digits, so that messages that differ only in numbers are of one kind."""
     return "".join(character for character in words if not character.isdigit())

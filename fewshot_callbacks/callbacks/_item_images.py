@@ -32,7 +32,7 @@ KEPT_SIDE = 128
 def mixed(seed: int, positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
     """Hash positions: the items of the least hashes are a sample that is the same wherever and whenever it is drawn.
 
-    It needs not know how many items there are, and stays the same but for a few where items are added. The hash is
+    The number of items need not be known, and the sample changes little when items are added. The hash is
     SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 
     Examples:
@@ -114,7 +114,7 @@ class ItemImages:
             return
         images = images_of(batch)
         for number in wanted:
-            image = _small_copy(images[int(number) % len(images)])  # views come one after the other
+            image = _small_copy(images[int(number) % len(images)])  # views follow one another
             if isinstance(image, Tensor) and image.numel():
                 size = image.numel() * image.element_size()
                 self._most = max(1, min(MOST_KEPT, int(self.kept_mb * 1e6 / size)))

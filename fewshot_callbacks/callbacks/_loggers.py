@@ -1,4 +1,4 @@
-"""What a callback shows besides numbers: figures in every logger of the Trainer, points and texts in TensorBoard."""
+"""Shows figures in every logger of the Trainer, and points and texts in TensorBoard."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def log_embedding(
     images: Shaped[Tensor, "item channel height width"] | None = None,
     step: int | None = None,
 ) -> None:
-    """Show points in TensorBoard's projector; other loggers have none, and are left alone.
+    """Show points in TensorBoard's projector; other loggers have none and receive nothing.
 
     Args:
         trainer: the Trainer that runs.
         name: name of the set of points.
         vectors: the points.
-        columns: heading -> what is said of each point. The projector colours by columns of at most 50 words.
+        columns: heading -> a value for each point. The projector colours by columns of at most 50 words.
         policy: warns of failures, once for each kind of error.
         images: a picture of each point, of one or three channels: floats from 0 to 1, or bytes.
         step: by default the one at which Lightning logs metrics now.
@@ -95,7 +95,7 @@ def log_embedding(
 
 
 def log_text(trainer: Trainer, name: str, text: str, policy: FailurePolicy, step: int | None = None) -> None:
-    """Show a text, in Markdown, in TensorBoard; other loggers are left alone."""
+    """Show a text, in Markdown, in TensorBoard; other loggers receive nothing."""
 
     def add(writer: Any, step: int) -> None:
         writer.add_text(_accepted(name), text, step)
@@ -240,7 +240,7 @@ def _in_tensorboard(
         if _is(logger, "TensorBoardLogger"):
             owner = type(logger).__name__
             fact = f"{owner} did not take the {kind} {name!r}"
-            with _warned_once(policy, f"{owner}, {kind}", fact, "The run goes on without."):
+            with _warned_once(policy, f"{owner}, {kind}", fact, "The run goes on without it."):
                 add(logger.experiment, _step(trainer, step))
 
 

@@ -29,8 +29,9 @@ class PictureCallback(Viewer):
     """Draws figures of each set that a `RetrievalMonitor` has evaluated; subclasses say which.
 
     Args:
-        every_n_epochs: draw at most once in this number of epochs, the first time included.
-        max_share: skip epochs until all pictures together take no more than this share of the time; None never skips.
+        every_n_epochs: draw at most once in this number of epochs, beginning with the first.
+        max_share: skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
+            None never skips an epoch.
         prefix: draw the sets of the monitor whose keys begin with it; None draws those of every monitor.
 
     Raises:
@@ -43,7 +44,7 @@ class PictureCallback(Viewer):
             raise ValueError(f"{owner}(every_n_epochs={every_n_epochs}) must be at least 1.")
         if max_share is not None and not 0 < max_share < 1:
             raise ValueError(
-                f"{owner}(max_share={max_share}) is no share between 0 and 1. Pass for instance 0.05, or None."
+                f"{owner}(max_share={max_share}) is not a share between 0 and 1. Pass, for instance, 0.05, or None."
             )
         self.every_n_epochs, self.max_share, self.prefix = every_n_epochs, max_share, prefix
         self._policy = FailurePolicy(owner, strict=False)
@@ -78,14 +79,14 @@ class PictureCallback(Viewer):
         monitors = [callback for callback in callbacks if isinstance(callback, RetrievalMonitor)]
         if not monitors:
             raise UsageError(
-                f"{owner} shows what a RetrievalMonitor has evaluated, and this Trainer has none. Add one: "
+                f"{owner} draws what a RetrievalMonitor has evaluated, but this Trainer has none. Add one: "
                 f"Trainer(callbacks=[RetrievalMonitor(), {owner}()])."
             )
         known = sorted({prefix for each in monitors for prefix in ([each.prefix] if each.prefix else STEPS)})
         if self.prefix is not None and self.prefix not in known:
             raise UsageError(
                 f"{owner}(prefix={self.prefix!r}): no RetrievalMonitor has this prefix; there are "
-                f"{', '.join(map(repr, known))}. Pass one of these, or leave prefix out for all."
+                f"{', '.join(map(repr, known))}. Pass one of these, or leave out prefix for all."
             )
         alike = [other for other in callbacks if type(other) is type(self) and other is not self]
         if any(self.prefix is None or other.prefix in (None, self.prefix) for other in alike):
@@ -138,7 +139,7 @@ class PictureCallback(Viewer):
         return self._is_due and self.prefix in (None, prefix)
 
     def see_set(self, trainer: Trainer, evaluated: EvaluatedSet) -> None:
-        """Draw the figures of a set and log them; an error is a warning, said once."""
+        """Draw the figures of a set and log them; turn an error into a warning, shown once."""
         processes = all_processes()
         with self._watch.running():
             try:
@@ -170,8 +171,8 @@ class PictureCallback(Viewer):
         if not self._has_told:
             rank_zero_info(
                 f"{type(self).__name__}: pictures have taken {self._watch.seconds:.1f} s, {self._watch.share:.0%} of the "
-                f"time; epochs are left out until it is below {self.max_share:.0%} (max_share). A larger every_n_epochs or "
-                "fewer pictures avoid that, max_share=None allows it. (Shown once.)"
+                f"time; epochs are skipped until the share is below {self.max_share:.0%} (max_share). Use a larger "
+                f"every_n_epochs or fewer pictures, or max_share=None to skip none. (Shown once.)"
             )
         self._has_told = True
         return False
@@ -189,7 +190,7 @@ class PictureCallback(Viewer):
 
     def _warn_of(self, error: Exception, fact: str) -> None:
         words = (
-            f"{self._policy.owner}: {fact} ({type(error).__name__}: {error}). The run goes on without. (Shown once.)"
+            f"{self._policy.owner}: {fact} ({type(error).__name__}: {error}). The run goes on without it. (Shown once.)"
         )
         self._policy.warn(words, kind=f"{fact}: {type(error).__name__}")
 

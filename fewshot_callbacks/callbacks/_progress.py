@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 from tqdm.auto import tqdm
 
 QUIET_SECONDS = 1.0
-"""An evaluation that is shorter than this shows no bar of its own."""
+"""An evaluation that is shorter than this shows no progress bar."""
 
 
 @contextmanager

@@ -24,7 +24,7 @@ class Schedule:
             raise ValueError(f"{owner}(every_n_epochs={every_n_epochs}) must be at least 1.")
         if max_share is not None and not 0 < max_share < 1:
             raise ValueError(
-                f"{owner}(max_share={max_share}) is no share between 0 and 1. Pass for instance 0.1, or None."
+                f"{owner}(max_share={max_share}) is not a share between 0 and 1. Pass, for instance, 0.1, or None."
             )
         self.every_n_epochs, self.max_share, self.owner = every_n_epochs, max_share, owner
         self.begin()
@@ -48,8 +48,9 @@ class Schedule:
         if since < wait and not self._has_warned:
             self._has_warned = True
             rank_zero_info(
-                f"{self.owner}: to measure took {self._last_seconds:.1f} s; to keep that below {self.max_share:.0%} of the "
-                f"time (max_share), the next comes {wait:.0f} s of training later. Fewer classes or items_per_class make it "
+                f"{self.owner}: the measurement took {self._last_seconds:.1f} s; to keep it below "
+                f"{self.max_share:.0%} of the time (max_share), the next one follows after {wait:.0f} s of training. "
+                f"Fewer classes or items_per_class make it "
                 "cheaper. (Shown once.)"
             )
         return since >= wait

@@ -21,7 +21,7 @@ ARGUMENTS = tuple(get_type_hints(RankOptions))
 """The settings that `evaluate_multilabel` has, too."""
 
 LEFT_OUT: dict[str, tuple[Any, ...]] = {"precisions": ((),), "group_size": (None,)}
-"""Values, beside the default, that ask for nothing."""
+"""Values, besides the default, that request nothing."""
 
 
 class TargetBook:
@@ -46,7 +46,8 @@ class TargetBook:
             step: where they come from, for messages.
 
         Raises:
-            UsageError: if targets are not 0 or 1, have other columns than before, or come beside labels of another form.
+            UsageError: if targets are not 0 or 1, have other columns than before, or are mixed with labels of another
+                form.
         """
         is_target = isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2 and labels.shape[1] > 1
         if not is_target:
@@ -54,7 +55,7 @@ class TargetBook:
         if self._has_single_labels and (is_target or self.labels is not None):
             raise UsageError(
                 f"{self.owner}: some batches of {step} have multi-label targets (items, labels), others one label for each "
-                "item. Give all of them one form."
+                "item. Use the same form in all batches."
             )
         if not is_target:
             return labels
@@ -110,7 +111,7 @@ def gathered(shard: Shard, processes: Processes) -> tuple[Tensor, Tensor]:
 
 
 def target_settings(settings: RetrievalSettings) -> RetrievalSettings:
-    """Select a monitor's settings for multi-label targets, with nDCG@10 where no nDCG is asked for."""
+    """Select a monitor's settings for multi-label targets, with nDCG@10 where no nDCG is requested."""
     chosen = {name: getattr(settings, name) for name in ARGUMENTS}
     return RetrievalSettings(**chosen | {"ndcg_k": tuple(settings.ndcg_k) or (10,)})
 
@@ -140,7 +141,8 @@ def refuse_settings_of_classes(settings: RetrievalSettings, labels: int, owner: 
     ]
     if names:
         raise UsageError(
-            f"{owner}: the labels are multi-label targets (items, {labels}), for which {', '.join(names)} cannot be had. "
-            "Means and groups of classes, pooled pairs, a sample of queries and a device are for one label of each item. "
+            f"{owner}: the labels are multi-label targets (items, {labels}), for which {', '.join(names)} cannot be "
+            f"computed. "
+            "Means and groups of classes, pooled pairs, a sample of queries and a device need one label for each item. "
             f"Leave {'it' if len(names) == 1 else 'them'} out, or give one integer for each item."
         )

@@ -41,7 +41,7 @@ class TrainingClasses:
     """A fixed sample of the items of some training classes.
 
     Args:
-        data: the training set as it is served in an evaluation; by default the Trainer's data module is asked for it.
+        data: the training set with evaluation transforms; by default that of the Trainer's data module.
         labels: labels of the items; by default what `labels_in` finds.
         classes: number of classes.
         items_per_class: number of items of each class.
@@ -105,7 +105,7 @@ class TrainingClasses:
             data = getattr(data_module, "training_data_for_evaluation", None)
             if data is None:
                 raise UsageError(
-                    f"{self.owner} does not know the training set: pass training_data=..., your training set "
+                    f"{self.owner} has no training set: pass training_data=..., your training set "
                     "with the transforms of an evaluation, or give your data module a method training_data_for_evaluation() "
                     "that returns it."
                 )
@@ -114,8 +114,8 @@ class TrainingClasses:
             data = data(trainer)
         if not isinstance(data, DataLoader) and not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise UsageError(
-                f"{self.owner}: training_data gave a {type(data).__name__}; a data set with a length and items, "
-                "or a DataLoader of one, is wanted."
+                f"{self.owner}: training_data gave a {type(data).__name__}; expected a data set with a length and "
+                f"items, or a DataLoader of one."
             )
         return data
 

@@ -24,32 +24,40 @@ from fewshot_callbacks.metrics._words import refuse_another_form
 class DiscriminantRatioMonitor(EvaluationMonitor):
     """Logs the discriminant ratio J (scatter between classes over scatter within them) while a model trains.
 
-    `train/J` is J of the batch, for every n-th batch; it is computed on the device of the embeddings without waiting
-    for it (Lightning's progress bar reads what it shows, and waits then). `val/J` and `test/J` are J of the whole set,
-    all ranks together. Both go through `LightningModule.log`, so that every logger, checkpoint and progress bar gets
-    them. On several ranks `train/J` is that of rank 0's batch.
+    `train/J` is J of every n-th training batch. It is computed on the device of the embeddings without waiting for the
+    device (Lightning's progress bar waits when it reads a value to show). `val/J` and `test/J` are J of the whole set
+    over all ranks; with several ranks, `train/J` is J of rank 0's batch. All values are logged through
+    `LightningModule.log`, so that loggers, checkpoints and progress bars receive them. J is at least 0, larger means
+    better separated classes, and it is NaN where it is undefined.
 
-    J depends on how many items and classes it is taken of. Beside it stands what can be compared between batches and sets,
-    from the same sums: `train/variance_ratio`, `val/variance_ratio` (see `fewshot_callbacks.variance_ratio`), and for
-    sets the ends of its 95 % interval, `val/variance_ratio_low` and `..._high`. The labels of the first batch that is
-    measured in a fit are read at once, and a warning is given if most of its classes have one item.
+    J depends on the numbers of items and classes. The variance ratio, from the same sums, can be compared between
+    batches and sets; it is logged as `train/variance_ratio` and `val/variance_ratio` (see
+    `fewshot_callbacks.variance_ratio`), for sets with the ends of its 95 % interval, `val/variance_ratio_low` and
+    `..._high`. The labels of the first measured batch of a fit are read at once, and a warning is given if most of its
+    classes have a single item.
 
     Args:
         source: where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
-        labels: where labels are in the batch, if not where the step returned them: key, position or function.
-        every_n_steps: measure one training batch in this number, at least 1. In between the latest value stands, also in
-            a logger: let it divide the Trainer's `log_every_n_steps`, so that what is written has just been measured.
+        labels: where the labels are in the batch, if the step does not return them: a key, a position, or a function of
+            the batch.
+        every_n_steps: measure one training batch in this number, at least 1. Between measurements, progress bar and
+            loggers keep the latest value: choose a divisor of the Trainer's `log_every_n_steps`, so that loggers write
+            fresh values.
         normalize: scale each embedding to length 1 first, which changes J.
         skip_singletons: leave out classes with a single item in the batch.
         eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
-        variance_ratio: log the variance ratio beside J.
-        prog_bar: show what is measured of training batches in the progress bar, for which Lightning reads the values, and so
-            waits for the device, whenever it refreshes the bar.
-        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
-            ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
-            a run, and the values are NaN. True: any error ends the run. False: none does.
+        variance_ratio: also log the variance ratio.
+        prog_bar: show the values of training batches in the progress bar. Lightning reads the values, and so waits for
+            the device, whenever it refreshes the bar.
+        strict: which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
+            such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
+            batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
+            does.
+
+    Raises:
+        ValueError: if `every_n_steps` is below 1, or the source is of no known form.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -133,8 +141,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         if without_j:
             self._policy.warn(
                 f"train/J was NaN in {without_j} of {self._measured} batches: each class had one item, all embeddings "
-                "were equal (collapsed), or some were not finite. J compares items of one class: draw several of each, "
-                "for instance with an EpisodicBatchSampler. (Shown once.)",
+                "were equal (collapsed), or some were not finite. J compares items of the same class: draw several "
+                "items of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
                 kind="undefined batches",
             )
         elif without_ratio and self.variance_ratio:
@@ -155,10 +163,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         alone = int((counts == 1).sum())
         if 2 * alone > len(counts):
             self._policy.warn(
-                f"{alone} of the {len(counts)} classes of the first measured batch have one item: train/J then depends "
-                "on how the batch was drawn rather than on how good the embedding is, and cannot be compared with val/J. "
-                "Read train/variance_ratio, which can be compared (where some class has two items), or draw several items "
-                "of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
+                f"{alone} of the {len(counts)} classes of the first measured batch have one item: train/J then "
+                f"depends on how the batch was drawn rather than on the embedding, and cannot be compared with val/J. "
+                f"Use train/variance_ratio, which can be compared if some class has two items, or draw several items "
+                f"of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
                 kind="singletons",
             )
 
@@ -240,8 +248,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         value = float(kept.discriminant_ratio(eps=self.eps))
         if math.isnan(value):
             raise ValueError(
-                f"Each of the {len(scatter.counts)} classes has one item. J compares items of one class: validate on a set "
-                "with several of each."
+                f"Each of the {len(scatter.counts)} classes has one item. J compares items of the same class: "
+                f"validate on a set with several items of each class."
                 if scatter.counts.max() == 1
                 else "All embeddings are equal: the model has collapsed."
             )

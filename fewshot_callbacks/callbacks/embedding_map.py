@@ -1,4 +1,4 @@
-"""A map of some classes of a validation set in every epoch, turned to fit the one before, in every logger."""
+"""A map of some classes of a validation set in each epoch, aligned with the previous one, in every logger."""
 
 from __future__ import annotations
 
@@ -28,27 +28,32 @@ THUMBNAIL = 32
 
 
 class EmbeddingMap(PictureCallback):
-    """Shows a seeded set of classes in two dimensions, the same in every epoch, each map turned to fit the one before.
+    """Draws a fixed, seeded sample of classes in two dimensions, each map aligned with the one of the previous epoch.
 
-    After the evaluation of a `RetrievalMonitor`, whose embeddings are used, the map of its queries goes to every logger of
-    the Trainer as `val/embedding_map`, at the step of the metrics; with `projector=True` the points go to TensorBoard's
-    projector, with their images where the data set has an index. The sanity check is left out, and no error ends a run. Sets
-    with multi-label targets have no classes and no map.
+    After each evaluation of a `RetrievalMonitor`, whose embeddings it uses, it sends a map of the queries to every
+    logger of the Trainer as `val/embedding_map`, at the same step as the metrics. With `projector=True` it also sends
+    the points to TensorBoard's projector, with their images if the data set has an index. Nothing is drawn in the
+    sanity check, and an error never ends the run. A set with multi-label targets has no classes, and therefore no map.
 
     Args:
-        classes: how many classes are shown, at most 12.
-        per_class: how many items of each, at most.
-        method: `pca`; `tsne`, which needs scikit-learn; or `umap`, which needs umap-learn.
-        every_n_epochs: draw at most once in this number of epochs, the first time included.
-        projector: show the points in TensorBoard's projector, too.
-        images: for the projector; see `RetrievalPanels`.
-        mean: the same.
-        std: the same.
-        names: label -> name of the class, or the names by number; by default those that the data set has as `classes`, or
-            the labels themselves.
-        seed: of the sample, and of t-SNE and UMAP.
-        max_share: skip epochs until all pictures together take no more than this share of the time; None never skips.
-        prefix: draw the sets of the `RetrievalMonitor` whose keys begin with it; by default those of every monitor.
+        classes: number of classes, 1 to 12.
+        per_class: largest number of items of each class, at least 1.
+        method: projection: `pca`; `tsne`, which needs scikit-learn; or `umap`, which needs umap-learn.
+        every_n_epochs: draw at most once in this number of epochs, beginning with the first.
+        projector: also show the points in TensorBoard's projector.
+        images: a function of (data set, index) that returns an image for the projector; see `RetrievalPanels`.
+        mean: mean of the images' normalisation; see `RetrievalPanels`.
+        std: standard deviation of that normalisation.
+        names: names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+            set's attribute `classes`, or the labels themselves.
+        seed: seed of the sample, of t-SNE and of UMAP.
+        max_share: skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
+            None never skips an epoch.
+        prefix: draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
+            every monitor.
+
+    Raises:
+        ValueError: if a setting is out of range.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -74,7 +79,9 @@ class EmbeddingMap(PictureCallback):
     ) -> None:
         super().__init__(every_n_epochs, max_share, prefix)
         if not 1 <= classes <= MOST_CLASSES:
-            raise ValueError(f"EmbeddingMap(classes={classes}) must be 1 to {MOST_CLASSES}: more are not told apart.")
+            raise ValueError(
+                f"EmbeddingMap(classes={classes}) must be 1 to {MOST_CLASSES}: more classes cannot be told apart."
+            )
         if per_class < 1:
             raise ValueError(f"EmbeddingMap(per_class={per_class}) must be at least 1.")
         self.classes, self.per_class, self.method = classes, per_class, method
@@ -83,7 +90,7 @@ class EmbeddingMap(PictureCallback):
         self._maps: dict[str, Projection] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a run; a fit begins with a map of its own."""
+        """Begin a run; a fit starts without an earlier map."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             self._maps = {}
@@ -160,7 +167,7 @@ class EmbeddingMap(PictureCallback):
 
 
 def _thumbnail(picture: np.ndarray | str | None) -> Float[Tensor, "3 side side"]:
-    """Fit a picture into a square of one size, in colour; what is no picture is grey."""
+    """Fit a picture into a square of one size, in colour; anything but a picture is grey."""
     if picture is None or isinstance(picture, str):
         return torch.full((3, THUMBNAIL, THUMBNAIL), 0.85)
     image = torch.from_numpy(np.ascontiguousarray(picture)).movedim(-1, 0)[None]

@@ -1,4 +1,4 @@
-"""Where embeddings come from: what a step returned, a function of it, or the output of a submodule."""
+"""Reads the embeddings of a step: from its output, from a function of it, or from the output of a submodule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ STEP_KEYS = ("embeddings", "labels")
 TRAINING_STEP = "training_step"
 
 COMPILED = (
-    " Or it was compiled before this monitor listened to it, and such code passes hooks by: return the embeddings from the "
+    " Or it was compiled before this monitor added its hook, and compiled code ignores hooks: return the embeddings "
+    "from the "
     "step, or call torch.compiler.reset() before the run."
 )
 
@@ -57,18 +58,19 @@ def hooks_ignored() -> Iterator[None]:
 
 
 class EmbeddingSource:
-    """Says where the embeddings and labels of each step come from; one object can serve several monitors.
+    """Where the embeddings and labels of each step come from; several monitors can share one object.
 
-    Monitors that share one object share its hook, and the output of a submodule is captured, joined and flattened once.
+    Monitors that share an object share its hook, so that the output of a submodule is captured, joined and flattened once.
 
     Args:
         source: two keys of the mapping that the step returns; or the name of a submodule whose output is the embedding,
             with a path after a colon where the output is an object or a mapping that holds it (`"encoder:pooler_output"`,
             `"encoder:hidden_states.0"`); or a function of (outputs, batch) that returns (embeddings, labels).
-        labels: where labels are in the batch, if not where the step returned them: key, position or function.
-        views: embeddings that a step may make of each item (2 for SimCLR), all items in one view, then all in the next, in
-            one call of the submodule or in several. The labels are repeated for them. A step that makes one embedding of
-            each item, such as that of a validation, is read as without it.
+        labels: where the labels are in the batch, if the step does not return them: a key, a position, or a function of
+            the batch.
+        views: number of embeddings that a step may make of each item, at least 1 (2 for SimCLR): all items in the first
+            view, then all in the next, in one call of the submodule or in several. The labels are repeated accordingly.
+            A step that makes one embedding of each item, such as a validation step, is read as usual.
 
     Raises:
         ValueError: if the source is none of these, or `views` is less than 1.
@@ -300,12 +302,12 @@ class EmbeddingReader:
                 result = self.source(outputs, batch)
             except Exception as error:
                 raise UsageError(
-                    f"{self.owner}: the function given as source raised {type(error).__name__}: {error}. {step} returned "
+                    f"{self.owner}: the function passed as source raised {type(error).__name__}: {error}. {step} returned "
                     f"{describe(outputs)}, and the batch is {describe(batch)}."
                 ) from error
             if not (isinstance(result, Sequence) and len(result) == 2):
                 raise UsageError(
-                    f"{self.owner}: the function given as source returned {describe(result)}; it must return "
+                    f"{self.owner}: the function passed as source returned {describe(result)}; it must return "
                     "(embeddings, labels)."
                 )
             return result[0], result[1]
@@ -319,7 +321,7 @@ class EmbeddingReader:
         if isinstance(outputs, Mapping) and key in outputs:
             return outputs[key]
         raise UsageError(
-            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}, but {key!r} is wanted. Return "
+            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. Return "
             f'{{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
             f"source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
             "whose output is the embedding."
@@ -370,15 +372,15 @@ class EmbeddingReader:
         if embeddings.ndim != 2 or not embeddings.is_floating_point():
             fix = SHAPE_FIXES.get(embeddings.ndim, "Flatten what belongs to one item: embeddings.flatten(1).")
             raise UsageError(
-                f"{self.owner}: the embeddings of {step} are {describe(embeddings)}; one floating-point vector for each "
-                f"item is wanted, (items, dim). {fix}"
+                f"{self.owner}: the embeddings of {step} are {describe(embeddings)}; expected one floating-point "
+                f"vector for each item, (items, dim). {fix}"
             )
         if self.shared.views > 1 and len(embeddings) == self.shared.views * len(read):
             read = Labels(read.codes.repeat(self.shared.views), read.words)
         if len(read) != len(embeddings):
             raise UsageError(
-                f"{self.owner}: {step} gave {len(embeddings)} embeddings, but {len(read)} labels; one for each embedding is "
-                "wanted, in the same order."
+                f"{self.owner}: {step} gave {len(embeddings)} embeddings, but {len(read)} labels; expected one for "
+                f"each embedding, in the same order."
             )
         return embeddings.detach(), read
 
@@ -401,13 +403,13 @@ def read_flag(
     if isinstance(flag, np.ndarray | list) and all(isinstance(entry, bool | np.bool_) for entry in flag):
         flag = torch.tensor(flag, dtype=torch.bool)
     if not isinstance(flag, Tensor) or flag.ndim != 1:
-        raise UsageError(f"{owner}: gallery_flag gave {describe(flag)}; one boolean for each item is wanted.")
+        raise UsageError(f"{owner}: gallery_flag gave {describe(flag)}; expected one boolean for each item.")
     mask = flag.detach().cpu().bool()
     if len(mask) * views == items:
         mask = mask.repeat(views)
     if len(mask) != items:
         raise UsageError(
-            f"{owner}: gallery_flag has {len(mask)} entries for {items} embeddings. One boolean for each item is wanted."
+            f"{owner}: gallery_flag has {len(mask)} entries for {items} embeddings. Expected one boolean for each item."
         )
     return mask
 
@@ -427,7 +429,7 @@ def read_ids(
         return id_numbers(ids, items, owner)
     except ValueError as error:
         raise UsageError(
-            f"{owner}: ids gave {describe(ids)}; an integer or a word for each of the {items} embeddings is wanted. {error}"
+            f"{owner}: ids gave {describe(ids)}; expected an integer or a word for each of the {items} embeddings. {error}"
         ) from error
 
 

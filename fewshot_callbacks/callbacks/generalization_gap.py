@@ -1,4 +1,4 @@
-"""Separates overfitting from a validation set that merely has more classes."""
+"""Measures overfitting as a gap in recall that does not depend on the number of classes."""
 
 from __future__ import annotations
 
@@ -37,48 +37,59 @@ UNEVEN = 1.5
 
 @shows_settings(SearchOptions)
 class GeneralizationGapMonitor(EvaluationMonitor):
-    """Logs Grouped Recall@K of training classes minus that of the validation classes: is the embedding overfitting?
+    """Logs Grouped Recall@K of training classes minus that of validation classes, a measure of overfitting.
 
-    Plain Recall@K falls with the number of classes, so that its difference says little where the two sets have
-    different numbers of them; Grouped Recall@K searches a fixed number of classes at a time. At the end of a validation
-    a fixed, seeded subset of the training classes is embedded (by a loader of its own, the module in evaluation mode and
-    put back as it was, random states too), and compared with what the validation steps gave. Logged are
-    `gap/grouped_recall@1` with the ends of its interval, `gap/grouped_recall@1_low` and `..._high`, both recalls as
-    `gap/train_grouped_recall@1` and `gap/val_grouped_recall@1`, the same of plain recall as `gap/recall@1`, and
-    `gap/share_of_time`. When the gap comes to lie beyond its interval, or no longer does, a sentence says so.
+    Plain Recall@K falls with the number of classes, so its difference says little if the two sets have different
+    numbers of classes. Grouped Recall@K searches a fixed number of classes at a time. At the end of a validation, a
+    fixed, seeded subset of the training classes is embedded by a separate loader, with the module in evaluation mode,
+    and compared with the embeddings of the validation steps. Afterwards the modes of the module and the random states
+    are restored.
+
+    It logs the gap `gap/grouped_recall@1`, in [-1, 1], with the ends of its interval, `gap/grouped_recall@1_low` and
+    `..._high`; the two recalls as `gap/train_grouped_recall@1` and `gap/val_grouped_recall@1`; the same values of plain
+    recall as `gap/recall@1` and so on; and `gap/share_of_time`. If the gap cannot be measured, a warning gives the
+    reason and the values are NaN. When the interval of the gap moves above zero, or no longer lies above zero, a
+    message is logged.
 
     Args:
-        training_data: the training set with the transforms of an evaluation, as a data set or a loader of it whose
-            batch size, workers and collation are kept; or a function of the Trainer that returns one. By default what
-            `training_data_for_evaluation()` of the Trainer's data module returns, which those of this package have.
-        training_labels: label of each of its items. By default its attribute `labels` or `targets`, also through `Subset`
-            and `ConcatDataset`; the last tensor of a `TensorDataset`; the column `label` of a Hugging Face data set.
+        training_data: the training set with evaluation transforms: a data set; a loader of one, whose batch size,
+            workers and collation are kept; or a function of the Trainer that returns either. By default the result of
+            `training_data_for_evaluation()` of the Trainer's data module, which the data modules of this package have.
+        training_labels: label of each item of the training set. By default its attribute `labels` or `targets`, also
+            through `Subset` and `ConcatDataset`; the last tensor of a `TensorDataset`; or the column `label` of a
+            Hugging Face data set.
         source: where the embeddings of a validation step come from: two keys of the mapping that the step returns
             (default `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
-        labels: where labels are in a batch, if not where the step returned them: key, position or function.
+        labels: where the labels are in a batch, if the step does not return them: a key, a position, or a function of
+            the batch.
         embed: how a training batch is embedded, outside any step: the name of a submodule, called with the inputs of
             the batch, or a function of (module, batch) that returns embeddings or (embeddings, labels). By default the
             submodule that `source` names, or else the module itself, called with the inputs. The first validation batch
-            is embedded in this way too: where that is not what the step gave, an error says so.
+            is also embedded in this way; if the result differs from the embeddings of the step, an error says so.
         val_loader: index or name of the validation loader to compare with.
-        classes: training classes to measure, drawn with `seed`; null for all.
-        items_per_class: items of each class, of both sets, drawn with `seed`; by default all. Recall rises with the items
-            of a class: where the sets differ in that, set it to what both have.
+        classes: number of training classes to measure, drawn with `seed`; None for all.
+        items_per_class: number of items of each class in both sets, drawn with `seed`; by default all. Recall rises
+            with the number of items per class: if the two sets differ in it, set it to a number that both have.
         k: the K of Recall@K and of Grouped Recall@K.
-        group_size: classes in a group.
-        seed: seed of the subset and of the groups, which are the same at every epoch.
-        every_n_epochs: measure at most once in this number of epochs, the first validation included.
-        max_share: put a measurement off until measuring takes no more than this share of the time; null never does.
+        group_size: number of classes in a group.
+        seed: seed of the subset and of the groups, which are the same in every epoch.
+        every_n_epochs: measure at most once in this number of epochs, beginning with the first validation.
+        max_share: postpone a measurement until measuring has taken at most this share of the run time, in (0, 1); None
+            never postpones.
         prefix: first part of the keys.
         prog_bar: show the gap in the progress bar.
-        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
-            ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
-            a run, and the values are NaN. True: any error ends the run. False: none does.
+        strict: which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
+            such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
+            batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
+            does.
         **settings: see `RetrievalSettings`.
 
     Attributes:
-        gap: the latest `GeneralizationGap`; None before the first.
+        gap: the latest `GeneralizationGap`; None before the first measurement.
+
+    Raises:
+        ValueError: if a setting is unknown or out of range, or `classes` make fewer than two groups.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -121,7 +132,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
                 raise ValueError(f"{call}({name}={number}) must be at least 1.")
         if classes is not None and classes < 2 * group_size:
             raise ValueError(
-                f"{call}: classes={classes} make fewer than two groups of group_size={group_size}, so that the gap has no "
+                f"{call}: classes={classes} make fewer than two groups of group_size={group_size}, so the gap has no "
                 f"interval. Use classes >= {2 * group_size} or a smaller group_size."
             )
         if not prefix:
@@ -229,7 +240,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             values |= outcome.metrics()
             self._log_verdict(trainer, outcome)
         else:
-            self._policy.handle(outcome, f"{self.prefix}/{names[0]} and its companions are NaN.")
+            self._policy.handle(outcome, f"{self.prefix}/{names[0]} and the other values of the gap are NaN.")
         values["share_of_time"] = self.schedule.note(started, trainer.current_epoch)
         for name, value in values.items():
             self._log(pl_module, f"{self.prefix}/{name}", value, prog_bar=self.prog_bar and name == names[0])
@@ -267,8 +278,8 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         one, other = gap.items_per_class
         if max(one, other) > UNEVEN * min(one, other):
             self._policy.warn(
-                f"{self.prefix}: training classes hold {one:.1f} items each, validation classes {other:.1f}, and recall "
-                f"rises with the items of a class. Pass items_per_class={max(2, math.floor(min(one, other)))} to compare "
-                "like with like. (Shown once.)",
+                f"{self.prefix}: training classes hold {one:.1f} items each, validation classes {other:.1f}, and "
+                f"recall rises with the number of items per class. Pass "
+                f"items_per_class={max(2, math.floor(min(one, other)))} to make the sets comparable. (Shown once.)",
                 kind="uneven classes",
             )

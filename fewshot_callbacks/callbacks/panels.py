@@ -1,4 +1,4 @@
-"""Queries of a validation set and what was retrieved for them, as pictures in every logger."""
+"""Pictures of validation queries and of the items retrieved for them, in every logger."""
 
 from __future__ import annotations
 
@@ -27,39 +27,44 @@ SEARCHED = 2000
 
 
 class RetrievalPanels(PictureCallback):
-    """Shows queries with their first neighbours: the worst, the most confident mistakes, and a sample that stays the same.
+    """Draws queries with their first neighbours: the worst, the most confident mistakes, and a fixed sample.
 
-    After the evaluation of a `RetrievalMonitor`, whose report and embeddings are used, these figures go to every logger of
-    the Trainer (`docs/loggers.md`), at the step of the metrics and under names like theirs:
+    After each evaluation of a `RetrievalMonitor`, whose report and embeddings it uses, it sends these figures to every
+    logger of the Trainer (`docs/loggers.md`), at the same step as the metrics:
 
-    - `val/worst_queries`: the queries of the least average precision;
-    - `val/confident_mistakes`: the queries whose first neighbour is irrelevant and has the highest score, found among 2,000
-      such queries where there are more;
-    - `val/sample_queries`: a seeded sample, the same in every epoch, so that one can scroll through time.
+    - `val/worst_queries`: the queries with the lowest average precision;
+    - `val/confident_mistakes`: the queries with the highest score of an irrelevant first neighbour, searched among at
+      most 2,000 such queries;
+    - `val/sample_queries`: a seeded sample, the same in every epoch, so that a logger's slider shows one query through
+      time.
 
-    Images come from the data set, by index, after the evaluation; nothing is kept during it. Where the data set has no
-    index, or a sampler shuffles it, images of a seeded sample of at most 1,000 items are kept from the batches instead, and
-    the queries are chosen among them. The model is not touched, the sanity check is left out, and no error ends a run.
+    Images are read from the data set by index after the evaluation. If the data set has no index, or a sampler shuffles
+    it, images of a seeded sample of at most 1,000 items are kept from the batches instead, and the queries are chosen
+    among these. The model is not touched. Nothing is drawn in the sanity check, and an error never ends the run.
 
     Args:
-        worst: how many of the worst queries are shown; 0 for none.
-        mistakes: how many of the most confident mistakes.
-        sample: how many queries of the sample.
-        k: how many neighbours of each.
-        every_n_epochs: draw at most once in this number of epochs, the first time included.
-        images: a function of (data set, index) that returns an image (tensor, array or Pillow's) or a text, which is shown
-            as such; by default the first part of a sample, or its entry `image`, `img`, `pixel_values` or `text`.
-        batch_images: the same of a batch, for data sets without an index: a function of the batch that returns its images
-            or texts.
-        mean: of the normalisation that is undone for the pictures, for each channel or for all.
-        std: the same, what was divided by.
-        names: label -> name of the class, or the names by number; by default those that the data set has as `classes`, or
-            the labels themselves.
-        seed: of the samples.
-        kept_mb: bound on the memory of images that are kept where there is no index, in MB.
-        max_share: skip epochs until all pictures together take no more than this share of the time; None never skips. The
-            share is logged as `pictures/share_of_time`.
-        prefix: draw the sets of the `RetrievalMonitor` whose keys begin with it; by default those of every monitor.
+        worst: number of worst queries; 0 for none.
+        mistakes: number of most confident mistakes; 0 for none.
+        sample: number of queries in the fixed sample; 0 for none.
+        k: number of neighbours of each query, at least 1.
+        every_n_epochs: draw at most once in this number of epochs, beginning with the first.
+        images: a function of (data set, index) that returns an image (a tensor, an array or a Pillow image) or a text,
+            which is drawn as text; by default the first part of a sample, or its entry `image`, `img`, `pixel_values`
+            or `text`.
+        batch_images: for data sets without an index, a function of a batch that returns its images or texts.
+        mean: mean of the images' normalisation, which is undone for the pictures: one value, or one for each channel.
+        std: standard deviation of that normalisation, in the same form.
+        names: names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+            set's attribute `classes`, or the labels themselves.
+        seed: seed of the samples.
+        kept_mb: bound on the memory of the images that are kept if there is no index, in MB.
+        max_share: skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
+            None never skips an epoch. The share is logged as `pictures/share_of_time`.
+        prefix: draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
+            every monitor.
+
+    Raises:
+        ValueError: if a setting is out of range.
 
     Examples:
         >>> from lightning.pytorch import Trainer

@@ -1,4 +1,4 @@
-"""The HTML report of every evaluated set, from a fit or a test."""
+"""Writes an HTML report of each evaluated set, in a fit or a test."""
 
 from __future__ import annotations
 
@@ -25,25 +25,31 @@ from fewshot_callbacks.report import Items, ReportSettings, write_report
 class ReportWriter(PictureCallback):
     """Writes each set that a `RetrievalMonitor` has evaluated as one HTML file, as `fewshot report` does.
 
-    The file holds the metrics, a threshold to drag, the weakest classes, failures, suspects and near duplicates; see
-    docs/report.md. Pictures come from the data set, if item i of the loader is item i of it; else there are none. Several
-    processes gather the embeddings, and the first one writes. Of multi-label targets, and of an evaluation with
-    `max_queries`, there is no report, and a warning says so. The sanity check is left out; no error ends a run.
+    The file holds the metrics, an adjustable threshold, the weakest classes, failed queries, suspects and near
+    duplicates; see docs/report.md. Pictures are read from the data set if item i of the loader is its item i; otherwise
+    there are none. With several processes, the embeddings are gathered and the first process writes. There is no report of
+    multi-label targets or of an evaluation with `max_queries`, and a warning says so. Nothing is written in the sanity
+    check, and an error never ends the run.
 
     Args:
-        path: of the file; {epoch}, {step}, {prefix} and {suffix} (of the metrics) are filled in. A relative path begins in
-            the folder of the first logger, or else in the Trainer's `default_root_dir`. Without {epoch} the file is that of
-            the last evaluation.
+        path: path of the file; {epoch}, {step}, {prefix} and {suffix} (of the metrics' keys) are filled in. A relative
+            path starts from the folder of the first logger, or else from the Trainer's `default_root_dir`. Without
+            {epoch}, each evaluation overwrites the file.
         images: a function of (data set, index) that returns an image, or a text; by default the first part of a sample, or
             its entry `image`.
-        mean: of the normalisation of images that is undone.
-        std: the same, what was divided by.
-        names: label -> name of the class, or the names by number; by default those that the data set has as `classes`.
-        every_n_epochs: write at most once in this number of epochs, the first time included.
-        max_share: skip epochs until all pictures and reports together take no more than this share of the time; None never
-            skips.
-        prefix: write the sets of the `RetrievalMonitor` whose keys begin with it, such as "test"; by default all.
-        settings: how much a report shows.
+        mean: mean of the images' normalisation, which is undone: one value, or one for each channel.
+        std: standard deviation of that normalisation, in the same form.
+        names: names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+            set's attribute `classes`.
+        every_n_epochs: write at most once in this number of epochs, beginning with the first.
+        max_share: skip epochs until all pictures and reports together have taken at most this share of the run time, in
+            (0, 1); None never skips an epoch.
+        prefix: write only the sets of the `RetrievalMonitor` whose keys begin with this prefix, such as "test"; by
+            default all.
+        settings: size and content of the report; see `ReportSettings`.
+
+    Raises:
+        ValueError: if a setting is out of range.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -80,7 +86,7 @@ class ReportWriter(PictureCallback):
             self.path.format(epoch=0, step=0, prefix="", suffix="")
         except (KeyError, IndexError, ValueError) as error:
             raise UsageError(
-                f"ReportWriter(path={self.path!r}) cannot be filled in ({type(error).__name__}: {error}). There are "
+                f"ReportWriter(path={self.path!r}) cannot be filled in ({type(error).__name__}: {error}). The fields are "
                 "{epoch}, {step}, {prefix} and {suffix}."
             ) from error
 

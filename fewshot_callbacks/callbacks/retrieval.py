@@ -55,47 +55,56 @@ from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 class RetrievalMonitor(EvaluationMonitor):
     """Logs mAP, Recall@K, precision, recall, F1, recall at fixed precision and Grouped Recall@K of an embedding.
 
-    During validation (and test) the embeddings of each step are copied to the CPU; at its end they are evaluated over
-    all pairs, exactly, in tiles under a memory budget, and dropped. The values are logged before `ModelCheckpoint` and
+    During validation and test, the embeddings of each step are copied to the CPU. At the end they are evaluated exactly
+    over all pairs, in tiles under a memory budget, and then dropped. The values are logged before `ModelCheckpoint` and
     `EarlyStopping` read them, the same on every rank, as `val/mAP`, `val/recall@1`, `val/grouped_recall@1`, `val/f1`,
-    `val/recall@precision0.95` and so on (`test/...` in a test). The model is not touched. The sanity check is left out.
+    `val/recall@precision0.95` and so on (`test/...` in a test). Metrics lie in [0, 1]; larger is better. If a set
+    cannot be evaluated, a warning gives the reason and its values are NaN. The model is not touched. Nothing is
+    evaluated in the sanity check.
 
-    Three forms of query and gallery:
+    Queries and gallery can be given in three ways:
 
-    - one loader: each item is a query against all others (leave-one-out). With several loaders each is evaluated by
-      itself, and its keys end in its name or index: `val/mAP/dataloader_idx_1`;
-    - two loaders: `gallery_loader=1` (or its name), and every other loader is a set of queries against it;
+    - one loader: each item is a query against all others (leave-one-out). Several loaders are evaluated separately, and
+      the keys of each end in its name or index: `val/mAP/dataloader_idx_1`;
+    - two loaders: `gallery_loader=1` (or its name) is the gallery, and every other loader is a set of queries;
     - a flag in the batch: `gallery_flag="is_gallery"`, a boolean for each item.
 
     Labels of shape (items, labels) that hold zeros and ones are multi-label targets: a candidate is relevant if it shares a
     label, and the metrics of `evaluate_multilabel` are logged (`val/mAP`, `val/map@r`, `val/recall@1`, `val/ndcg@10` and so
-    on). Settings that need one class for each item are refused then. Under DDP every process is sent the whole set.
+    on). Settings that need one class for each item are then refused. Under DDP every process receives the whole set.
 
     Args:
         source: where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
-        labels: where labels are in the batch, if not where the step returned them: key, position or function.
-        embed: embeds each batch once more, where no step gives embeddings: the name of a submodule that is called with the
-            batch's inputs, or a function of (module, batch) that returns embeddings or (embeddings, labels). The module
-            is in evaluation mode then, and random states are put back.
+        labels: where the labels are in the batch, if the step does not return them: a key, a position, or a function of
+            the batch.
+        embed: for steps that give no embeddings, how each batch is embedded a second time: the name of a submodule that
+            is called with the batch's inputs, or a function of (module, batch) that returns embeddings or (embeddings,
+            labels). The module is then in evaluation mode, and random states are restored.
         gallery_loader: index or name of the loader that holds the gallery.
-        gallery_flag: entry of the step's output or of the batch, or function of (outputs, batch), that says which items
-            belong to the gallery.
-        ids: entry of the step's output or of the batch, or function of (outputs, batch), that names each item, by integers
-            or words: of those that come more than once, one counts. Needed where a sampler of your own repeats samples;
-            what Lightning's `DistributedSampler` repeats to even out the processes is found without.
+        gallery_flag: entry of the step's output or of the batch, or function of (outputs, batch), with a boolean for
+            each item: whether it belongs to the gallery.
+        ids: entry of the step's output or of the batch, or function of (outputs, batch), with an integer or a word that
+            identifies each item. An item that occurs more than once is counted once. Needed if your own sampler repeats
+            samples; the samples that Lightning's `DistributedSampler` repeats to give all processes the same number are
+            dropped without ids.
         ndcg_gain: gain of a candidate that shares n labels, for multi-label targets: `exponential`, 2^n - 1, or `linear`, n,
-            logged as `ndcg@10_linear`. The K of nDCG@K is 10 there if `ndcg_k` names none.
+            logged as `ndcg@10_linear`. If `ndcg_k` is empty, nDCG@10 is logged for multi-label targets.
         prefix: first part of the keys; by default `val` or `test`.
         prog_bar: show mAP in the progress bar.
-        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
-            ends the run, at the sanity check if there is one; what may heal, such as a diverged batch, is a warning, once in
-            a run, and the values are NaN. True: any error ends the run. False: none does.
+        strict: which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
+            such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
+            batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
+            does.
         **settings: see `RetrievalSettings`.
 
     Attributes:
-        reports: the latest report of each set, by the end of its keys (`""` for a single loader).
+        reports: the latest report of each set, by the suffix of its keys (`""` for a single loader); empty before the
+            first evaluation.
+
+    Raises:
+        ValueError: if a setting is unknown or out of range, both gallery arguments are given, or `prefix` is empty.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -129,7 +138,7 @@ class RetrievalMonitor(EvaluationMonitor):
         super().__init__(source, labels, strict)
         if gallery_loader is not None and gallery_flag is not None:
             raise ValueError(
-                "RetrievalMonitor: gallery_loader and gallery_flag are two ways to say the same. Pass one of them."
+                "RetrievalMonitor: gallery_loader and gallery_flag both choose the gallery. Pass one of them."
             )
         self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
         self._settings = RetrievalSettings.checked(RetrievalMonitor, settings)
@@ -137,7 +146,9 @@ class RetrievalMonitor(EvaluationMonitor):
         self.ndcg_gain, self._has_targets = ndcg_gain, False
         self._reader.number_targets = self._number_targets
         if prefix == "":
-            raise ValueError("RetrievalMonitor(prefix=''): the keys need a first part. Leave it out for val and test.")
+            raise ValueError(
+                "RetrievalMonitor(prefix=''): the keys need a first part. Leave out prefix for val and test."
+            )
         self.gallery_loader, self.gallery_flag, self.ids = gallery_loader, gallery_flag, ids
         self.prefix, self.prog_bar = prefix, prog_bar
         self.reports = {}
@@ -145,7 +156,7 @@ class RetrievalMonitor(EvaluationMonitor):
 
     @property
     def report(self) -> RetrievalReport | MultilabelReport | None:
-        """The latest report, if there is a single set; with several see `reports`."""
+        """The latest report, if there is a single set; for several sets see `reports`."""
         return next(iter(self.reports.values())) if len(self.reports) == 1 else None
 
     @property
@@ -313,7 +324,7 @@ class RetrievalMonitor(EvaluationMonitor):
             values["queries_without_match"] = float(outcome.queries_without_match)
             self._warn_of_notes(outcome, prefix + suffix)
         else:
-            self._policy.handle(outcome, f"{prefix}/mAP{suffix} and its companions are NaN.")
+            self._policy.handle(outcome, f"{prefix}/mAP{suffix} and the other values of this set are NaN.")
         for name, value in values.items():
             self._log(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=self.prog_bar and name == "mAP")
 

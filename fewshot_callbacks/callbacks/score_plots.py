@@ -1,4 +1,4 @@
-"""Scores of pairs, curves with their operating points, and the classes that fail, in every logger."""
+"""Histograms of pair scores, curves with operating points, and the weakest classes, in every logger."""
 
 from __future__ import annotations
 
@@ -43,31 +43,37 @@ ASKED = 1000
 
 
 class ScorePlots(PictureCallback):
-    """Shows how far the scores of relevant and irrelevant pairs lie apart, where the thresholds are, and which classes fail.
+    """Draws the scores of relevant and irrelevant pairs, curves with operating points, and the weakest classes.
 
-    After the evaluation of a `RetrievalMonitor`, whose report is used, these figures go to every logger of the Trainer, at
-    the step of the metrics and under names like theirs:
+    After each evaluation of a `RetrievalMonitor`, whose report it uses, it sends these figures to every logger of the
+    Trainer, at the same step as the metrics:
 
     - `val/score_histograms`: the distributions of the scores of relevant and of irrelevant pairs, with the thresholds;
     - `val/precision_recall`: pooled precision over pooled recall, with the operating points;
     - `val/error_tradeoff`: the false non-match rate over the false match rate (DET curve), with the operating points;
-    - `val/recall_at_k`: recall@k over the k that the monitor has;
-    - `val/weakest_classes`: the classes of the least mean average precision;
-    - `val/confused_classes`: the pairs of classes that are confused most often, counted in the first neighbours of 1,000
-      queries at most.
+    - `val/recall_at_k`: recall@k over the values of k that the monitor evaluates;
+    - `val/weakest_classes`: the classes with the lowest mean average precision;
+    - `val/confused_classes`: the pairs of classes that are confused most often, counted among the first neighbours of
+      at most 1,000 queries.
 
-    Operating points are those that the monitor was asked for: the best F1 or a threshold, `precisions` and
-    `false_match_rates`. Of multi-label targets there is recall@k alone. The sanity check is left out; no error ends a run.
+    The operating points are those of the monitor's settings: the best F1 or a threshold, `precisions` and
+    `false_match_rates`. For multi-label targets only recall@k is drawn. Nothing is drawn in the sanity check, and an error
+    never ends the run.
 
     Args:
-        figures: names of the figures that are drawn, of those above.
-        k: neighbours of a query in which confused classes are counted.
-        every_n_epochs: draw at most once in this number of epochs, the first time included.
-        names: label -> name of the class, or the names by number; by default those that the data set has as `classes`, or
-            the labels themselves.
-        seed: of the sample of queries for `confused_classes`.
-        max_share: skip epochs until all pictures together take no more than this share of the time; None never skips.
-        prefix: draw the sets of the `RetrievalMonitor` whose keys begin with it; by default those of every monitor.
+        figures: names of the figures to draw, from the list above; by default all.
+        k: number of neighbours of each query among which confused classes are counted, at least 1.
+        every_n_epochs: draw at most once in this number of epochs, beginning with the first.
+        names: names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+            set's attribute `classes`, or the labels themselves.
+        seed: seed of the sample of queries for `confused_classes`.
+        max_share: skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
+            None never skips an epoch.
+        prefix: draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
+            every monitor.
+
+    Raises:
+        ValueError: if a figure is unknown, or a setting is out of range.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -91,7 +97,7 @@ class ScorePlots(PictureCallback):
         unknown = [name for name in figures if name not in FIGURES]
         if unknown or isinstance(figures, str):
             raise ValueError(
-                f"ScorePlots(figures={figures!r}): there are {', '.join(FIGURES)}. Pass a list of these names."
+                f"ScorePlots(figures={figures!r}): the figures are {', '.join(FIGURES)}. Pass a list of these names."
             )
         if k < 1:
             raise ValueError(f"ScorePlots(k={k}) must be at least 1.")

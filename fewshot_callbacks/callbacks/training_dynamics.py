@@ -1,4 +1,4 @@
-"""What single optimiser steps do to the embeddings of their episode."""
+"""Measures the effect of single optimiser steps on the embeddings of their episode."""
 
 from __future__ import annotations
 
@@ -39,43 +39,47 @@ SECONDS_BETWEEN_WRITES = 5.0
 
 
 class TrainingDynamicsMonitor(Callback):
-    """Measures what one optimiser step in `every_n_steps` does to the embeddings of its episode.
+    """Measures the effect of one in `every_n_steps` optimiser steps on the embeddings of its episode.
 
-    Just before the step and after it the episode is embedded once more, with the same dropout, in the modes that
-    training uses. Logged as `dynamics/...` (see `StepDynamics`): `alpha`, the change of scale; `norm_ratio`, how much
-    of the movement was more than a change of scale; `psi_con` and `psi_div`, how far queries came closer to their class and
-    went away from the others; and the three ratios `con_alpha`, `div_alpha` and `con_div`.
+    The episode is embedded twice more, just before and just after the step, with the same dropout and the modules in
+    the modes of training. The following measures are logged as `dynamics/...` (see `StepDynamics`): `alpha`, the change
+    of scale; `norm_ratio`, the share of the movement that is not a change of scale; `psi_con` and `psi_div`, the change
+    of the distances to the query's own class and to the other classes; and the three ratios `con_alpha`, `div_alpha`
+    and `con_div`. A measure is NaN where it is undefined.
 
-    It leaves no trace: parameters, gradients, buffers (running statistics) and random states are what they would be
-    without it, to the last bit. With gradient accumulation the step is that which updates the weights, and the episode
-    its last batch. Where a batch takes several steps (several optimisers, manual optimisation, line searches), what is
-    measured is all of them together, from before the first to after the last. A step that a gradient scaler skips moves
-    nothing, and is NaN. A batch that is no episode, such as one of a shuffled loader, is measured on as many items of
-    each class that has more than `shots`, which a warning says once. On several ranks each measures its own episode,
-    and the first rank's is logged and kept.
+    The monitor has no side effects: parameters, gradients, buffers (running statistics) and random states are the same
+    as without it, bit for bit. With gradient accumulation it measures the step that updates the weights, on the last
+    batch. If a batch takes several steps (several optimisers, manual optimisation, line searches), it measures all of
+    them together. A step that a gradient scaler skips moves nothing, and gives NaN. If a batch is not an episode, for
+    instance from a shuffled loader, the same number of items is taken from each class that has more than `shots` items,
+    and a warning says so once. With several ranks each measures its own episode, and only the first rank's values are
+    logged and kept.
 
     Args:
-        every_n_steps: measure one update of the weights in this number, at least 1; the paper takes 100. Let the Trainer's
-            `log_every_n_steps` divide it, so that a logger writes what has just been measured.
-        shots: support images per class in the episode; by default the module's attribute `shots`. The first of each class
-            in the batch are its support.
-        episodes_per_batch: episodes in a batch, in sequence; by default the module's attribute of that name, or 1.
+        every_n_steps: measure one update of the weights in this number, at least 1; the paper uses 100. Choose a
+            multiple of the Trainer's `log_every_n_steps`, so that loggers write fresh values.
+        shots: number of support images per class in the episode; by default the module's attribute `shots`. The first
+            images of each class in the batch are its support.
+        episodes_per_batch: number of consecutive episodes in a batch; by default the module's attribute of that name,
+            or 1.
         embed: how a batch becomes embeddings: the name of a submodule that is called with the batch's inputs, or a
             function of (module, batch); by default the module itself is called with them.
-        source: two keys of the mapping that the step returns, by which embeddings and labels are found there, if they
-            are; see `Source`. The first time they are compared with those that `embed` gives.
-        labels: where labels are in the batch, if not under that key or in second place: key, position or function.
-        centering: `"points"` subtracts the average embedding, as the paper says; `"coordinates"` from each embedding the
-            mean of its own coordinates, as the authors' published program does.
-        prefix: first part of the logged keys; a second monitor in one Trainer needs another one, and another file.
-        file: where the history is kept as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of the
-            Trainer's logger (nothing is written without one), or a whole path. None for no file.
-        strict: what an error does. None: a mistake in the settings or in what a step returns (no embeddings, no such loader)
-            ends the run, at the first step that is measured; what may heal, such as a diverged batch, is a warning, once in
-            a run, and the values are NaN. True: any error ends the run. False: none does.
+        source: two keys of the mapping that the step returns, under which embeddings and labels are looked up. If there
+            are embeddings, the first ones are compared with those that `embed` gives.
+        labels: where the labels are in the batch, if not under the second key or in second place: a key, a position, or
+            a function of the batch.
+        centering: `"points"` subtracts the average embedding, as the paper says; `"coordinates"` subtracts from each
+            embedding the mean of its own coordinates, as the authors' published program does.
+        prefix: first part of the logged keys; a second monitor in the same Trainer needs another prefix and another file.
+        file: where the history is written as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of
+            the Trainer's logger (nothing is written without a logger), or an absolute path. None writes no file.
+        strict: which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
+            such loader) ends the run, at the first step that is measured; an error that may pass, such as a diverged
+            batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
+            does.
 
     Attributes:
-        history: the measured steps, a `DynamicsHistory`; checkpoints hold it, so that a resumed run goes on with it.
+        history: the measured steps, a `DynamicsHistory`; checkpoints hold it, and a resumed run continues it.
 
     Raises:
         ValueError: if a setting is out of range.
@@ -225,8 +229,8 @@ class TrainingDynamicsMonitor(Callback):
         if self._batches >= needed and self._stepping_batches == 0:
             self._policy.handle(
                 ValueError(
-                    f"Lightning announced no optimiser step in {self._batches} batches, so none could be measured. With "
-                    "manual optimisation step through Lightning's wrapper: self.optimizers().step()."
+                    f"Lightning announced no optimiser step in {self._batches} batches, so none could be measured. "
+                    f"With manual optimisation, step through Lightning's wrapper: self.optimizers().step()."
                 ),
                 "There are no dynamics.",
             )
@@ -311,7 +315,8 @@ class TrainingDynamicsMonitor(Callback):
         if len(chosen) == len(labels):
             return slice(None)
         self._policy.warn(
-            f"{type(self).__name__}: the batch is no episode. Measured are {size} items of each of the {classes} classes "
+            f"{type(self).__name__}: the batch is not an episode. Measured are {size} items of each of the {classes} "
+            f"classes "
             f"that have more than shots={shots}; {len(labels) - len(chosen)} of {len(labels)} items are left out. An "
             "EpisodicBatchSampler gives episodes. (Shown once.)",
             kind="no episode",
@@ -330,7 +335,7 @@ class TrainingDynamicsMonitor(Callback):
             return index(size)
         except TypeError:
             raise UsageError(
-                f"{type(self).__name__} does not know the {name.replace('_', ' ')}: {type(module).__name__} has no "
+                f"{type(self).__name__} needs the {name.replace('_', ' ')}: {type(module).__name__} has no "
                 f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
             ) from None
 

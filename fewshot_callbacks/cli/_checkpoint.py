@@ -1,4 +1,4 @@
-"""The checkpoint that `fewshot fit`, `validate` and `test` are given: found, read, and fit for the network."""
+"""Finds, reads and checks the checkpoint for `fewshot fit`, `validate` and `test`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ class Checkpoint:
         if different:
             name = different[0]
             raise ValueError(
-                f"{self.path} holds the weights of another network: {name} has shape {there.get(name, 'none')} there and "
-                f"{here.get(name, 'none')} here ({len(different)} of {len(here | there)} tensors differ). Give the "
+                f"{self.path} holds the weights of another network: {name} has shape {there.get(name, 'none')} in the "
+                f"file and {here.get(name, 'none')} in the network ({len(different)} of {len(here | there)} tensors "
+                f"differ). Give the "
                 "config.yaml of its run with --config."
             )
 
@@ -84,7 +85,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(path, dict(content["state_dict"]))
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, IndexError, ValueError) as error:
         raise ValueError(
-            f"{path} is no checkpoint of 'fewshot fit', or it is damaged ({type(error).__name__}). Give another one, such "
+            f"{path} is not a checkpoint of 'fewshot fit', or it is damaged ({type(error).__name__}). Give another "
+            f"one, such "
             "as best.ckpt or last.ckpt of the same run."
         ) from error
 

@@ -137,7 +137,7 @@ def arguments_of(class_path: str) -> list[str]:
 
 def _unknown(option: str, options: Iterable[str]) -> str:
     if not option.startswith("-"):
-        return f"'{option}' is one word too many."
+        return f"there is an unexpected word '{option}'."
     return f"there is no option {option}.{_nearest(option, options)}"
 
 

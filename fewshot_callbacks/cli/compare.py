@@ -65,11 +65,9 @@ def parser() -> ArgumentParser:
         nargs=2,
         default=None,
         metavar="NAME",
-        help="names of the two runs in the tables; without, those of their heads",
+        help="names of the two runs in the tables; by default those of their heads",
     )
-    options.add_argument(
-        "--test", type=bool, default=True, help="test both checkpoints; false compares the steps alone"
-    )
+    options.add_argument("--test", type=bool, default=True, help="test both checkpoints; false compares only the steps")
     options.add_argument("--json", action="store_true", help="print the comparison as JSON")
     return options
 
@@ -79,13 +77,13 @@ def run(arguments: Sequence[str]) -> None:
     options = parser().parse_args(list(arguments))
     if len(options.runs) != 2:
         raise ValueError(
-            f"two runs are compared; given {len(options.runs)}. Name two folders, such as runs/version_0 runs/version_1."
+            f"two runs are needed; got {len(options.runs)}. Name two folders, such as runs/version_0 runs/version_1."
         )
     names: tuple[str, str] = tuple(options.names or names_of(options.runs))
     histories = [history_of(folder) for folder in options.runs]
     testable = [folder.is_dir() and (folder / CONFIGURATION).is_file() for folder in options.runs]
     if not (options.test and all(testable)) and None in histories:
-        why = f"no {CONFIGURATION} to test it by" if options.test else "nothing else is asked for"
+        why = f"no {CONFIGURATION} to test it by" if options.test else "--test is false"
         lacking = options.runs[testable.index(False) if options.test else histories.index(None)]
         raise ValueError(
             f"{lacking} holds no {DYNAMICS}, and {why}. Give the folder of a run of 'fewshot "
@@ -183,7 +181,7 @@ def best_checkpoint(run: Path) -> Path:
         if found:
             return found[-1]
     raise FileNotFoundError(
-        f"{run} holds no checkpoint in {folder}, so it cannot be tested. --test false compares steps alone."
+        f"{run} holds no checkpoint in {folder}, so it cannot be tested. --test false compares only the steps."
     )
 
 

@@ -71,9 +71,9 @@ def parser() -> ArgumentParser:
     options = OneLineErrors(
         prog="fewshot demo",
         description=(
-            "Train two prototypical networks (softmax head, distance-ratio head) and a network on average precision itself, "
-            "on characters drawn in many typefaces or on icons, and compare them with random weights on classes never seen. "
-            "Writes curves, logs and checkpoints."
+            "Train two prototypical networks (softmax head, distance-ratio head) and a network with average precision "
+            "as the loss, on characters drawn in many typefaces or on icons, and compare them with random weights on "
+            "unseen classes. Writes curves, logs and checkpoints."
         ),
     )
     options.add_argument(
@@ -125,7 +125,7 @@ def run(arguments: Sequence[str]) -> None:
     console.print(
         f"{time.perf_counter() - started:.0f} s. Curves of J and mAP: {options.output / 'curves.png'}; values: "
         f"{options.output / 'dr' / 'metrics.csv'}; best checkpoints: {options.output / 'dr' / 'best.ckpt'}; "
-        f"failures, suspects and a threshold to drag: {options.output / 'dr' / 'report.html'}; "
+        f"report with failures and suspects: {options.output / 'dr' / 'report.html'}; "
         f"TensorBoard: tensorboard --logdir {options.output}",
         soft_wrap=True,
     )
@@ -164,7 +164,7 @@ def split_lines(data: DemoData) -> Iterator[str]:
 
 
 class DemoProgressBar(RichProgressBar):
-    """Lightning's bar with the loss, J and mAP beside it."""
+    """Lightning's progress bar, with the loss, J and mAP."""
 
     def get_metrics(
         self, trainer: Trainer, pl_module: LightningModule
@@ -324,7 +324,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
     """
     target = target.resolve()
     if target.exists() and not (target / MARKER).is_file() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} holds files of something else than a demo. Choose another --output.")
+        raise ValueError(f"{target} holds files that no demo has written. Choose another --output.")
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.incomplete-", dir=target.parent))
     try:

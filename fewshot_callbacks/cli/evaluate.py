@@ -44,7 +44,7 @@ MEANINGS = {
     "r_precision": "share of relevant items among the first R",
     "mrr": "one over the rank of the first relevant item",
     "auc_pr": "pooled area under the precision-recall curve",
-    "eer": "pooled; as many relevant pairs rejected as others accepted",
+    "eer": "pooled; rate of rejected relevant pairs where that of accepted irrelevant pairs is equal",
     "prototype_accuracy": "share of queries nearest to the mean of their class",
     "precision": "pooled over all pairs, at the threshold",
     "recall": "pooled over all pairs, at the threshold",
@@ -67,10 +67,11 @@ def parser() -> ArgumentParser:
     options = OneLineErrors(
         prog="fewshot evaluate",
         description=(
-            "Exact retrieval metrics of embeddings in an .npz file: arrays 'embeddings' (items, dim) and 'labels' (items,); "
+            "Compute exact retrieval metrics of embeddings in an .npz file: arrays 'embeddings' (items, dim) and "
+            "'labels' (items,); "
             "optionally 'gallery' and 'gallery_labels'. Without a gallery each item is a query against all others. "
-            "Also read, if there: 'query_ids' and 'gallery_ids' (an item is no candidate of itself), 'query_groups' and "
-            "'gallery_groups'."
+            "Optional arrays: 'query_ids' and 'gallery_ids' (an item is not a candidate for itself), 'query_groups' "
+            "and 'gallery_groups'."
         ),
     )
     options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
@@ -79,7 +80,10 @@ def parser() -> ArgumentParser:
         type=Path | None,
         default=None,
         metavar="FILE",
-        help="embeddings of the same items in the same order, say by another model: which differences are beyond chance?",
+        help=(
+            "embeddings of the same items in the same order, for instance by another model: shows which "
+            "differences are beyond chance"
+        ),
     )
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     add_settings(options)
@@ -128,7 +132,7 @@ def run(arguments: Sequence[str]) -> None:
     hidden = options.json or not sys.stderr.isatty()
     if options.per_class and options.against is not None and not options.json:
         raise ValueError(
-            "with --against the values of classes are printed as JSON alone. Add --json, or leave --per_class out."
+            "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
     arrays = load_arrays(options.file)
     others = None if options.against is None else load_arrays(options.against)
@@ -190,12 +194,12 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     if not file.exists():
         raise ValueError(f"{file} does not exist. {how}")
     if not file.is_file() or not zipfile.is_zipfile(file):
-        raise ValueError(f"{file} is no .npz file of plain arrays. {how}")
+        raise ValueError(f"{file} is not an .npz file of plain arrays. {how}")
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (zipfile.BadZipFile, ValueError, AttributeError, EOFError) as error:
-        raise ValueError(f"{file} is no .npz file of plain arrays ({error}). {how}") from error
+        raise ValueError(f"{file} is not an .npz file of plain arrays ({error}). {how}") from error
     missing = [name for name in ("embeddings", "labels") if name not in arrays]
     if missing:
         raise ValueError(
@@ -253,7 +257,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
 
 
 def comparison_table(differences: dict[str, Difference], first: str, second: str) -> Table:
-    """Make the table of two evaluations beside each other for a screen."""
+    """Make the table that compares two evaluations, for a screen."""
     table = Table(
         title=f"{first} against {second}",
         caption="Each query is compared with itself; the intervals are robust to the dependence of queries of one class.",

@@ -55,7 +55,7 @@ class FewshotCLI(LightningCLI):
         self._configured = _arguments_of(settings.model)
 
     def before_instantiate_classes(self) -> None:
-        """Say which hyperparameters the checkpoint overrules; log no validation or test unless that is asked for."""
+        """Say which hyperparameters the checkpoint overrules; log no validation or test unless requested."""
         settings = self._settings
         if self.checkpoint is not None:
             say_what_is_overruled(self._configured, _arguments_of(settings.model))
@@ -134,7 +134,7 @@ class InterruptReport(Callback):
         if trainer.state.fn != "fit":
             return
         if kept:
-            self.text = f"Kept: {' and '.join(kept)}; --ckpt_path {kept[-1]} goes on from there."
+            self.text = f"Kept: {' and '.join(kept)}; --ckpt_path {kept[-1]} continues from there."
         else:
             self.text = "No checkpoint was kept: the first is written when a validation ends."
 

@@ -1,4 +1,4 @@
-"""Hands each word of the command line to the part that knows it, and imports no other; turns mistakes into one line."""
+"""Runs the command that the first word of the command line names, importing no other; reports mistakes in one line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from importlib import import_module
 
 COMMANDS = {
     "demo": "train both heads and soft AP on the glyphs, and compare them; two minutes on a laptop",
-    "compare": "two runs of fit: their test sets, and how their steps moved the embeddings",
+    "compare": "compare two runs of fit: results on the test set, and how their steps moved the embeddings",
     "evaluate": "retrieval metrics of embeddings stored in an .npz file",
-    "report": "the same and what is behind it, with images, as one HTML file",
-    "plan": "what an evaluation will cost, before it is started",
+    "report": "the same with failures, suspects, near duplicates and images, as one HTML file",
+    "plan": "compute what an evaluation will cost, before it is started",
     "fit": "train a network, prototypical or any other, from a configuration file",
     "validate": "evaluate a checkpoint of fit on the validation classes",
     "test": "evaluate a checkpoint of fit on the test classes",
@@ -30,13 +30,15 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
 def parser() -> argparse.ArgumentParser:
-    """Make the parser of the first word; each command has one of its own for the others."""
+    """Make the parser of the first word; each command parses the other words itself."""
     first = argparse.ArgumentParser(
         prog="fewshot",
         description="Train few-shot embeddings and evaluate them exactly.",
-        epilog=f"'fewshot COMMAND --help' says more of each. With {DEBUG}=1 an error shows its traceback.",
+        epilog=f"'fewshot COMMAND --help' describes each command. With {DEBUG}=1 an error shows its traceback.",
     )
-    first.add_argument("--version", action=_Versions, nargs=0, help="show what a bug report should say, and exit")
+    first.add_argument(
+        "--version", action=_Versions, nargs=0, help="show the versions that a bug report should include, and exit"
+    )
     commands = first.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, add_help=False)
@@ -44,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Versions(argparse.Action):
-    """Print the version of this package, and of what it runs on."""
+    """Print the versions of this package and of the packages it uses."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import platform  # noqa: PLC0415 - not needed otherwise

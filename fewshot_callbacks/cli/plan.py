@@ -22,14 +22,17 @@ def parser() -> ArgumentParser:
     """Make the options of `fewshot plan`."""
     options = OneLineErrors(
         prog="fewshot plan",
-        description="Pairs, operations, memory and tiles of an exact evaluation, before it is started.",
+        description="Compute the pairs, operations, memory and tiles of an exact evaluation before it is started.",
     )
     options.add_argument("--queries", type=WHOLE, required=True, help="number of queries, such as 158652 or 1e6")
     options.add_argument(
-        "--gallery", type=WHOLE_OR_NONE, default=None, help="number of gallery items; without, the queries themselves"
+        "--gallery",
+        type=WHOLE_OR_NONE,
+        default=None,
+        help="number of gallery items; by default that of the queries, which are then also the gallery",
     )
     options.add_argument("--dim", type=WHOLE, required=True, help="number of components of an embedding")
-    options.add_argument("--memory_mb", type=float, default=512, help="memory to use beyond the embeddings, in MB")
+    options.add_argument("--memory_mb", type=float, default=512, help="memory budget beyond the embeddings, in MB")
     options.add_argument("--json", action="store_true", help="print the numbers as JSON")
     return options
 

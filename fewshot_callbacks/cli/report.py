@@ -37,10 +37,11 @@ def parser() -> ArgumentParser:
     options = OneLineErrors(
         prog="fewshot report",
         description=(
-            "Write one HTML file about embeddings: metrics with intervals, a threshold to drag, the weakest classes, the "
-            "worst queries beside what was retrieved, items that are perhaps mislabelled, near duplicates. It opens in any "
-            "browser and fetches nothing. The .npz file is that of 'fewshot evaluate': 'embeddings' and 'labels', perhaps "
-            "'gallery' and 'gallery_labels', ids and groups. Also read, if there: 'paths' and 'gallery_paths', the image "
+            "Write one self-contained HTML file about embeddings: metrics with intervals, an adjustable threshold, "
+            "the weakest classes, the worst queries with the items retrieved for them, items that may be mislabelled, "
+            "and near duplicates. It opens in any browser. The .npz file is that of 'fewshot evaluate': 'embeddings' "
+            "and 'labels', and optionally 'gallery' and 'gallery_labels', ids and groups. It may also hold 'paths' "
+            "and 'gallery_paths', the image "
             "files of the items, and 'label_names', the name of each label 0, 1, 2, ..."
         ),
     )
@@ -52,9 +53,11 @@ def parser() -> ArgumentParser:
         type=Path | None,
         default=None,
         metavar="FOLDER",
-        help="images of the items. With 'paths' in the file, the folder that these start from (without this option, the "
-        "folder of the file). Else its images in the order of torchvision's ImageFolder: folders sorted by name, files "
-        "sorted in each; without folders, files sorted by name",
+        help=(
+            "folder of the images of the items. With 'paths' in the file, the paths are relative to this folder "
+            "(by default to the folder of the file). Otherwise its images are taken in the order of torchvision's "
+            "ImageFolder: folders sorted by name, files sorted in each; without folders, files sorted by name"
+        ),
     )
     options.add_argument(
         "--gallery_images", type=Path | None, default=None, metavar="FOLDER", help="the same for the gallery"
@@ -64,16 +67,20 @@ def parser() -> ArgumentParser:
         type=Path | None,
         default=None,
         metavar="FILE",
-        help="embeddings of the same items in the same order by a second model: metrics and failures side by side, with the "
-        "intervals of the differences",
+        help=(
+            "embeddings of the same items in the same order by a second model: shows metrics and failures of "
+            "both, with the intervals of the differences"
+        ),
     )
     options.add_argument(
         "--train",
         type=Path | None,
         default=None,
         metavar="FILE",
-        help="embeddings of another split by the same model, such as the training set: near duplicates between the splits "
-        "are sought",
+        help=(
+            "embeddings of another split by the same model, such as the training set: finds near duplicates "
+            "between the splits"
+        ),
     )
     options.add_argument(
         "--train_images", type=Path | None, default=None, metavar="FOLDER", help="the same as --images for that split"
@@ -184,7 +191,7 @@ def items_of(
 def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | None, start: str) -> list[Path] | None:
     """Return the image file of each item; None where nothing is known of them."""
     if folder is not None and not folder.is_dir():
-        raise ValueError(f"{folder} is no folder. Pass the folder that holds the images.")
+        raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
     if paths is not None:
         base = file.parent if folder is None else folder
         found = [base / str(path) for path in paths.tolist()]
@@ -196,8 +203,8 @@ def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | No
         return None
     if len(found) != items:
         raise ValueError(
-            f"{where}, and {file} {items:,} {'gallery items' if start else 'embeddings'}. Save 'paths' beside the "
-            "embeddings, the file of each in the same order."
+            f"{where}, and {file} {items:,} {'gallery items' if start else 'embeddings'}. Save 'paths' with the "
+            f"embeddings, the file of each in the same order."
         )
     return found
 

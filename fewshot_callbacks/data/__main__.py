@@ -27,20 +27,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 1 where too few icon themes are installed.
 
-    Example:
+    Examples:
         >>> main(["--help"])
         Traceback (most recent call last):
         SystemExit: 0
     """
     parser = argparse.ArgumentParser(
-        prog="python -m fewshot_callbacks.data", description="How large the glyph data set, or that of the icons, is."
+        prog="python -m fewshot_callbacks.data", description="Print the size of the glyph data set, or of the icons."
     )
     parser.add_argument("set", nargs="?", choices=("glyphs", "icons"), default="glyphs")
     parser.add_argument("--size", type=int, default=32, help="height and width of the images, in pixels")
-    parser.add_argument("--min-faces", type=int, default=10, help="faces that hold a character, at least")
-    parser.add_argument("--min-families", type=int, default=6, help="families of themes that hold a name, at least")
+    parser.add_argument("--min-faces", type=int, default=10, help="smallest number of faces that contain a character")
+    parser.add_argument(
+        "--min-families", type=int, default=6, help="smallest number of theme families that contain a name"
+    )
     parser.add_argument("--roots", nargs="+", metavar="FOLDER", help="folders of icon themes, instead of the system's")
-    parser.add_argument("--sheet", metavar="PATH", help="write a page of the set, as a PNG; icons.png for icons")
+    parser.add_argument(
+        "--sheet", metavar="PATH", help="write a page of the set as a PNG; by default icons.png for icons"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.set == "icons":

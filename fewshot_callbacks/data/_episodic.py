@@ -30,7 +30,7 @@ class LabelledSplit:
 
 
 def as_it_is(batch: Any) -> Any:
-    """The `collate_fn` of a data set that hands out whole batches."""
+    """The `collate_fn` of a data set that returns whole batches."""
     return batch
 
 
@@ -51,7 +51,7 @@ def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split
     Returns:
         "test" where `seeded_draw` is below `test_share`, "val" for the next `val_share`, "train" for the rest.
 
-    Example:
+    Examples:
         >>> [split_of(name, 0, 0.2, 0.25) for name in ("edit-cut", "firefox", "weather-snow")]
         ['test', 'train', 'val']
     """
@@ -76,7 +76,7 @@ def coming_epoch(trainer: Trainer | None) -> int:
 
 @with_settings
 class TrainingBatches:
-    """What a training batch is: episodes, or class-balanced batches.
+    """The training batches: episodes, or class-balanced batches.
 
     Args:
         ways: Classes in a training episode.

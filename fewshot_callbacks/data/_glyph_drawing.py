@@ -79,7 +79,7 @@ class DrawnGlyphs:
 def script_of(character: str) -> str:
     """The script that the character's Unicode name mentions, `symbols` where it mentions none of ours.
 
-    Example:
+    Examples:
         >>> [script_of(character) for character in "aλжեგ+7"]
         ['Latin', 'Greek', 'Cyrillic', 'Armenian', 'Georgian', 'symbols', 'symbols']
     """

@@ -29,7 +29,7 @@ _NAMED_AT_MOST = 5  # in an error message
 
 
 class ImageSet(Dataset[tuple[Tensor, int]]):
-    """Images that are read when asked for; subclasses say how (`_read`).
+    """Images that are read on access; subclasses say how (`_read`).
 
     Args:
         labels: (items,), int64, 0 ... C-1.
@@ -180,7 +180,7 @@ class ImageDataModule(EpisodicDataModule):
         return super().val_dataloader() if self._why_no_validation() is None else []
 
     def check_evaluation(self) -> None:
-        """See that the classes of validation and test make the episodes that are asked for: before a training, not after.
+        """Check before training that the classes of validation and test suffice for the requested episodes.
 
         Raises:
             ValueError: A class is too small; names it, the split, and both numbers.
@@ -190,7 +190,7 @@ class ImageDataModule(EpisodicDataModule):
             self._check_episodes(split, "test_", self.test_ways, self.test_shots, self.test_queries)
 
     def check_training(self) -> None:
-        """See that the training classes make the episodes or batches that are asked for.
+        """Check that the training classes suffice for the requested episodes or batches.
 
         Raises:
             ValueError: A class is too small; names it and both numbers.
@@ -213,7 +213,7 @@ class ImageDataModule(EpisodicDataModule):
                 for size, value in (("ways", ways), ("shots", shots), ("queries", queries))
             )
             raise ValueError(
-                f"The {split} classes do not make the episodes that are asked for ({names}): {error}"
+                f"The {split} classes do not suffice for the requested episodes ({names}): {error}"
             ) from error
 
     def _why_no_validation(self) -> str | None:

@@ -20,12 +20,12 @@ def with_settings(cls: type[AnyClass]) -> type[AnyClass]:
     `help` and the help of LightningCLI find them. Another default is one line, such as `ways: int = 5`.
 
     Args:
-        cls: The class. Its `__post_init__` checks the settings. An instance equals itself alone.
+        cls: The class. Its `__post_init__` checks the settings. An instance only equals itself.
 
     Returns:
         The same class.
 
-    Example:
+    Examples:
         >>> @with_settings
         ... class Episodes:
         ...     '''Episodes.

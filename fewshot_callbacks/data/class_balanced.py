@@ -23,16 +23,16 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
 
     With several processes (torch.distributed initialised) P and K are those of the batch of all processes together, of
     which rank r takes the classes r, r + world_size, ...: the batches are those of one process.
-    `EmbeddingModule` makes its loss of the joined batch.
+    `EmbeddingModule` computes its loss on the joined batch.
 
     Args:
         labels: (items,), the class of each item of the data set, integers or words: a tensor, array or list, such as the
             `targets` of torchvision's data sets.
         classes_per_batch: P, 1 or more.
-        items_per_class: K, 2 or more: an item alone of its class has nothing to be ranked for.
-        batches: Batches in an epoch; by default as many as draw the number of items of the set, at least one.
+        items_per_class: K, 2 or more: an item alone in its class has no relevant item.
+        batches: Number of batches in an epoch, at least 1; by default as many as the items of the set fill.
         seed: Seed of the batches.
-        class_names: Names for the error messages, by label; for words these themselves.
+        class_names: Names for the error messages, by label; labels that are words are their own names.
         epoch: The first epoch; only a sampler that starts in the middle of a run needs it.
         sampler: Ignored, as in `EpisodicBatchSampler`: Lightning would put a DistributedSampler here.
         batch_size: Ignored; part of the interface of `BatchSampler`.
@@ -42,7 +42,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         ValueError: A number is too small; there are fewer than P classes, or a class has fewer than K items; or, when it is
             iterated, P is smaller than the number of processes.
 
-    Example:
+    Examples:
         >>> labels = ["owl", "wren", "owl", "wren", "heron", "heron", "heron", "owl"]
         >>> sampler = ClassBalancedBatchSampler(labels, classes_per_batch=2, items_per_class=2)
         >>> [len(batch) for batch in sampler]
@@ -69,7 +69,9 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         super().__init__(labels, class_names, seed, epoch)
         check_class_balance(self.labels, classes_per_batch, items_per_class, self.class_names)
         if batches is not None and batches < 1:
-            raise ValueError(f"ClassBalancedBatchSampler(batches={batches}): an epoch needs one. Use batches >= 1.")
+            raise ValueError(
+                f"ClassBalancedBatchSampler(batches={batches}): an epoch needs at least one. Use batches >= 1."
+            )
         self.classes_per_batch = classes_per_batch
         self.items_per_class = items_per_class
         self.batches = max(1, len(self.labels) // (classes_per_batch * items_per_class)) if batches is None else batches
@@ -82,8 +84,8 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         rank, world_size = own_rank()
         if self.classes_per_batch < world_size:
             raise ValueError(
-                f"ClassBalancedBatchSampler: batches of {self.classes_per_batch} classes leave some of the {world_size} "
-                f"processes without one. Use classes_per_batch >= {world_size}."
+                f"ClassBalancedBatchSampler: batches of {self.classes_per_batch} classes leave some of the "
+                f"{world_size} processes without a class. Use classes_per_batch >= {world_size}."
             )
         drawn = self._draw()
         self.epoch += 1
@@ -115,16 +117,18 @@ def check_batch_sizes(classes_per_batch: int, items_per_class: int) -> None:
     Raises:
         ValueError: A number is too small.
 
-    Example:
+    Examples:
         >>> check_batch_sizes(4, 1)
         Traceback (most recent call last):
-        ValueError: items_per_class=1: an item alone of its class has nothing to be ranked for. Use items_per_class >= 2.
+        ValueError: items_per_class=1: an item alone in its class has no relevant item. Use items_per_class >= 2.
     """
     if classes_per_batch < 1:
-        raise ValueError(f"classes_per_batch={classes_per_batch}: a batch holds a class. Use classes_per_batch >= 1.")
+        raise ValueError(
+            f"classes_per_batch={classes_per_batch}: a batch needs at least one class. Use classes_per_batch >= 1."
+        )
     if items_per_class < 2:
         raise ValueError(
-            f"items_per_class={items_per_class}: an item alone of its class has nothing to be ranked for. Use "
+            f"items_per_class={items_per_class}: an item alone in its class has no relevant item. Use "
             "items_per_class >= 2."
         )
 
@@ -143,7 +147,7 @@ def check_class_balance(
     Raises:
         ValueError: A number is too small, there are too few classes, or a class has too few items.
 
-    Example:
+    Examples:
         >>> check_class_balance(torch.tensor([0, 0, 0, 1, 1]), 2, 3, ("heron", "owl"))
         Traceback (most recent call last):
         ValueError: items_per_class=3, but class 'owl' has 2 items. Use items_per_class <= 2 or drop the class.
@@ -152,7 +156,9 @@ def check_class_balance(
     classes, counts = torch.unique(labels, return_counts=True)
     if len(classes) < classes_per_batch:
         fix = (
-            f"Use classes_per_batch <= {len(classes)} or add classes" if len(classes) else "Pass those of the data set"
+            f"Use classes_per_batch <= {len(classes)} or add classes"
+            if len(classes)
+            else "Pass the labels of the data set"
         )
         raise ValueError(f"classes_per_batch={classes_per_batch}, but the labels hold {len(classes)} classes. {fix}.")
     too_small = int((counts < items_per_class).sum())

@@ -26,7 +26,7 @@ _SPLIT_OF_REMAINDER: tuple[Split, Split, Split, Split] = ("train", "val", "train
 
 
 def cub_split(class_id: int) -> Split:
-    """The split of a class: with i = class_id - 1, i even is train, i mod 4 = 1 val, i mod 4 = 3 test.
+    """Find the split of a class: with i = class_id - 1, even i is train, i mod 4 = 1 is val, and i mod 4 = 3 is test.
 
     Args:
         class_id: Number of the class in `classes.txt`, from 1.
@@ -40,7 +40,7 @@ def cub_split(class_id: int) -> Split:
     References:
         Chen, Liu, Kira, Wang, Huang, "A Closer Look at Few-shot Classification", ICLR 2019.
 
-    Example:
+    Examples:
         >>> [cub_split(class_id) for class_id in (1, 2, 3, 4)]
         ['train', 'val', 'train', 'test']
     """
@@ -69,7 +69,7 @@ class CUBDataModule(PhotoDataModule):
 
     Args:
         root: The folder that holds `CUB_200_2011`.
-        partial: Use what is there of an incomplete set: missing images are left out, and so are classes without one.
+        partial: Accept an incomplete set: missing images are left out, and so are classes without an image.
             The split of the others stays the same.
 
     Raises:
@@ -80,7 +80,7 @@ class CUBDataModule(PhotoDataModule):
         Wah, Branson, Welinder, Perona, Belongie, "The Caltech-UCSD Birds-200-2011 Dataset", CNS-TR-2011-001, 2011.
         Chen, Liu, Kira, Wang, Huang, "A Closer Look at Few-shot Classification", ICLR 2019.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as root:
@@ -135,7 +135,7 @@ class CUBDataModule(PhotoDataModule):
         if paths.keys() != labels.keys():
             raise ValueError(
                 f"images.txt has {len(paths):,} images and image_class_labels.txt {len(labels):,}, not the same ones; "
-                f"image {min(paths.keys() ^ labels.keys())} is in one of them alone. {fix}"
+                f"image {min(paths.keys() ^ labels.keys())} is in only one of them. {fix}"
             )
         class_of = {image: int(label) for image, label in labels.items()}
         unknown = sorted(set(class_of.values()) - classes.keys())

@@ -1,4 +1,4 @@
-"""A batch sampler whose batches are episodes: any map-style data set and a DataLoader are enough to train on them."""
+"""A batch sampler whose batches are episodes, for any map-style data set with a DataLoader."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -33,12 +33,12 @@ class SeededBatchSampler(BatchSampler):
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next. Without this call, epochs count up by one at each iteration.
+        """Set the epoch that comes next. Without this call, the epoch increases by one at each iteration.
 
         Args:
             epoch: From 0. Fixed episodes do not depend on it.
 
-        Example:
+        Examples:
             >>> import torch
             >>> sampler = EpisodicBatchSampler(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
             >>> first = list(sampler)
@@ -54,7 +54,7 @@ class SeededBatchSampler(BatchSampler):
         In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
 
         Args:
-            *names: Of the arguments that are attributes of the same name, beside those of this class.
+            *names: Names of the arguments that are attributes of the same name, besides those of this class.
         """
         settings = {name: getattr(self, name) for name in (*names, "seed", "class_names", "epoch")} | {"sampler": None}
         notes = {"args": (self.labels,), "kwargs": settings, "default_kwargs": {}, "arg_names": ("labels",)}
@@ -65,18 +65,18 @@ class SeededBatchSampler(BatchSampler):
 class EpisodicBatchSampler(SeededBatchSampler):
     """Batches of `ways` classes with `shots` + `queries` images each, class by class, each class's support first.
 
-    A batch is one episode, or `episodes_per_batch` of them in a row; a last batch of fewer is left out.
+    A batch is one episode, or `episodes_per_batch` consecutive episodes; an incomplete last batch is left out.
 
-    While training (`fixed=False`) each epoch has a fresh list of episodes, a function of (seed, epoch) alone. For
-    evaluation (`fixed=True`) every epoch has the same list, `episode_list`, whose `hash` can be logged. Neither depends
-    on the number of workers, for the list is drawn in the main process, nor on global random state.
+    While training (`fixed=False`) each epoch has a fresh list of episodes, a function of (seed, epoch). For evaluation
+    (`fixed=True`) every epoch has the same list, `episode_list`, whose `hash` can be logged. The list is drawn in the
+    main process, so it depends neither on the number of workers nor on global random state.
 
-    With several processes (torch.distributed initialised) all draw the same list, and rank r takes the episodes r,
-    r + world_size, r + 2 world_size, ... of it. While training, the remainder of the list is left out, so that all
-    ranks take equally many steps; a fixed list is dealt whole, every episode exactly once, and the first ranks may get
-    one more (a multiple of the number of processes keeps them in step).
+    With several processes (torch.distributed initialised) all draw the same list, and rank r takes the episodes r, r +
+    world_size, r + 2 world_size, ... of it. While training, the remainder of the list is left out, so that all ranks
+    take the same number of steps. A fixed list is distributed completely, every episode exactly once, and the first
+    ranks may get one more (unless the number of episodes is a multiple of the number of processes).
 
-    Lightning calls `set_epoch` before each epoch, so that a resumed run goes on with the episodes of its epoch.
+    Lightning calls `set_epoch` before each epoch, so that a resumed run continues with the episodes of its epoch.
 
     Args:
         labels: (items,), the class of each item of the data set, integers or words: a tensor, array or list, such as the
@@ -85,12 +85,12 @@ class EpisodicBatchSampler(SeededBatchSampler):
         shots: Support images of each class.
         queries: Query images of each class.
         episodes: Episodes in an epoch, over all processes.
-        seed: Seed of the list. Training lists of different seeds have nothing in common.
+        seed: Seed of the list. Training lists of different seeds are independent.
         fixed: True for the same list at every epoch.
         episodes_per_batch: Episodes in a batch. `episodes` counts episodes, not batches.
-        class_names: Names for the error messages, by label; for words these themselves.
+        class_names: Names for the error messages, by label; labels that are words are their own names.
         epoch: The first epoch; only a training sampler that starts in the middle of a run needs it.
-        sampler: Ignored: Lightning would put a DistributedSampler here, but an episode is dealt whole.
+        sampler: Ignored: Lightning would put a DistributedSampler here, but episodes are not divided.
         batch_size: Ignored; part of the interface of `BatchSampler`.
         drop_last: Ignored; the same.
 
@@ -98,7 +98,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         ValueError: See `fewshot_callbacks.functional.episodes.sampling.sample_episodes`; or fewer training episodes than
             processes need for a batch each.
 
-    Example:
+    Examples:
         >>> import torch
         >>> labels = torch.arange(40) % 4
         >>> sampler = EpisodicBatchSampler(labels, ways=2, shots=1, queries=2, episodes=3)
@@ -155,9 +155,9 @@ class EpisodicBatchSampler(SeededBatchSampler):
 
     @property
     def episode_list(self) -> EpisodeList:
-        """The whole list, of all processes: the fixed one, or that of the epoch that comes next.
+        """The whole list, for all processes: the fixed list, or that of the next epoch.
 
-        Example:
+        Examples:
             >>> import torch
             >>> sampler = EpisodicBatchSampler(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
             >>> sampler.episode_list[0].flatten().tolist() == next(iter(sampler))

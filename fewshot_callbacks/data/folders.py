@@ -12,7 +12,7 @@ from fewshot_callbacks.data._settings import with_settings
 
 
 class ImageFolderSet(ImageSet):
-    """Images of a folder `root/class/image.jpg`, read when asked for; labels are 0 ... C-1 in the order of class names.
+    """Images of a folder `root/class/image.jpg`, read on access; labels are 0 ... C-1 in the order of class names.
 
     Args:
         root: The folder.
@@ -26,7 +26,7 @@ class ImageFolderSet(ImageSet):
         FileNotFoundError: There is no such folder.
         ValueError: There is no class in it, or a class without an image.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as root:
@@ -80,9 +80,9 @@ class ImageFolderDataModule(PhotoDataModule):
     Batches are tuples (images, labels): float images (images, 3, image_size, image_size), normalised; int64 labels
     0 ... C-1 of the split. A training batch is one episode, class by class, each class's support first.
 
-    Validation: the folder `val_folder` must exist. Where there is none, say so with `val_folder=None`: then there is no
-    validation; Lightning skips it, and says that the length is zero. Test images are never used to validate unless you
-    write `val_folder="test"`, and a checkpoint chosen on them is chosen on the test.
+    Validation: the folder `val_folder` must exist. If there is none, pass `val_folder=None`: Lightning then skips
+    validation, with a message that its length is zero. Test images are never used for validation unless you pass
+    `val_folder="test"`; a checkpoint chosen on them is chosen on the test set.
 
     Training images get a random resized crop, a horizontal flip and a colour jitter, drawn from PyTorch's random state
     in the process that loads them (`seed_everything(seed, workers=True)` makes a run repeatable). Evaluation images are
@@ -95,10 +95,10 @@ class ImageFolderDataModule(PhotoDataModule):
         test_folder: The folder of the test classes.
 
     Raises:
-        ValueError: A setting is out of range. Folders are checked in `setup`: a missing one is a FileNotFoundError; a
-            class without images, or one that two splits share, a ValueError.
+        ValueError: A setting is out of range. Folders are checked in `setup`: a missing one raises a FileNotFoundError;
+            a class without images, or one that two splits share, raises a ValueError.
 
-    Example:
+    Examples:
         >>> data = ImageFolderDataModule("birds", image_size=84, val_folder=None)
         >>> data.resize
         96
@@ -140,7 +140,7 @@ class ImageFolderDataModule(PhotoDataModule):
             )
         for split, name in wanted.items():
             if not (self._root / name).is_dir():
-                instead = " or val_folder=None to go without validation" if split == "val" else ""
+                instead = " or val_folder=None for no validation" if split == "val" else ""
                 raise FileNotFoundError(
                     f"{self._root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{instead}."
                 )

@@ -1,8 +1,8 @@
 """Glyphs: a real few-shot data set without a download, drawn from the fonts that come with matplotlib.
 
 A class is a character, its images are that character in up to 16 typefaces. Splits are scripts, as Omniglot's are
-alphabets (Lake et al., "Human-level concept learning through probabilistic program induction", Science 2015): nothing
-that is validated or tested on has been seen in training. `python -m fewshot_callbacks.data` prints the sizes.
+alphabets (Lake et al., "Human-level concept learning through probabilistic program induction", Science 2015): the
+classes of validation and test do not occur in training. `python -m fewshot_callbacks.data` prints the sizes.
 """
 
 import hashlib
@@ -51,14 +51,14 @@ class GlyphSet(Dataset[tuple[Tensor, int]]):
     DataLoader with the identity as `collate_fn` is fast.
 
     Attributes:
-        images: Ink is 255, paper 0.
+        images: uint8; ink is 255, background 0.
         labels: 0 ... C-1 inside the split.
         faces: For each item, the position of its typeface in `face_names`.
         characters: For each class, its character.
         scripts: For each class, its script.
-        face_names: All typefaces, whether they occur in the split or not.
+        face_names: Names of all typefaces, including those that do not occur in the split.
 
-    Example:
+    Examples:
         >>> glyphs = GlyphSet.load("test")
         >>> image, label = glyphs[0]
         >>> tuple(image.shape), glyphs.scripts[label], sorted(set(glyphs.scripts))
@@ -88,12 +88,12 @@ class GlyphSet(Dataset[tuple[Tensor, int]]):
         """Load a split from the cache; the first time, draw all splits and fill the cache (a few seconds).
 
         The cache is the folder named by the environment variable FEWSHOT_CALLBACKS_CACHE, else the user's cache folder.
-        A damaged file is drawn again; where the folder cannot be written, a warning says so and nothing is kept.
+        A damaged file is drawn again. If the folder cannot be written, a warning says so and nothing is cached.
 
         Args:
             split: "train" (Latin and symbols), "val" (Greek) or "test" (Cyrillic, Armenian, Georgian).
             size: Height and width of the images, in pixels, at least 8.
-            min_faces: A character that fewer faces hold is no class; 1 to 16.
+            min_faces: A character that fewer faces contain is not a class; 1 to 16.
 
         Returns:
             The split.
@@ -101,7 +101,7 @@ class GlyphSet(Dataset[tuple[Tensor, int]]):
         Raises:
             ValueError: An unknown split, or a size or a number of faces out of range.
 
-        Example:
+        Examples:
             >>> GlyphSet.load("val").scripts[0]
             'Greek'
             >>> GlyphSet.load("test", min_faces=17)
@@ -126,7 +126,7 @@ def load_splits(size: int = 32, min_faces: int = 10) -> dict[Split, GlyphSet]:
     Raises:
         ValueError: A size or a number of faces out of range.
 
-    Example:
+    Examples:
         >>> list(load_splits())
         ['train', 'val', 'test']
     """
@@ -166,7 +166,7 @@ def cache_file(size: int = 32, min_faces: int = 10) -> Path:
     Returns:
         The path, whether the file exists or not.
 
-    Example:
+    Examples:
         >>> cache_file(size=32, min_faces=10).name
         'glyphs-32px-10faces-....pt'
     """
@@ -185,7 +185,7 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
     Returns:
         The drawing, and how many look-alikes were left out of it.
 
-    Example:
+    Examples:
         >>> drawn = load_drawing()
         >>> len(drawn.images) == len(drawn.classes)
         True
@@ -203,11 +203,12 @@ def augment_glyphs(
     shift: float = 2 / 32,
     noise: float = 0.05,
 ) -> Float[Tensor, "images 1 size size"]:
-    """Move each image of a batch by its own small random affine map, then add Gaussian noise; one resampling for all.
+    """Transform each image of a batch by its own small random affine map, and add Gaussian noise.
 
     Args:
         images: In [0, 1], ink 1 on paper 0; new paper at the borders is 0. An empty batch comes back as it is.
-        generator: Source of the random numbers, drawn on its device; without one, the global one of the images' device.
+        generator: Source of the random numbers, drawn on its device; by default the global generator of the images'
+            device.
         degrees: Rotation, uniform in ±degrees.
         shear: Horizontal shear, uniform in ±shear (pixels aside per pixel up).
         scale: Scale, uniform in 1 ± scale.
@@ -217,7 +218,7 @@ def augment_glyphs(
     Returns:
         Images of the same shape and type, clamped to [0, 1].
 
-    Example:
+    Examples:
         >>> images = torch.zeros(2, 1, 32, 32)
         >>> images[:, :, 12:20, 12:20] = 1
         >>> moved = augment_glyphs(images, torch.Generator().manual_seed(0))
@@ -237,7 +238,7 @@ def augment_glyphs(
 
 @with_settings
 class GlyphDataModule(EpisodicDataModule):
-    """The glyphs as episodes to train on and as whole splits, or fixed episodes, to evaluate on.
+    """The glyphs: episodes for training; whole splits, or fixed episodes, for evaluation.
 
     Batches are tuples (images, labels): float images (images, 1, size, size) in [0, 1], int64 labels 0 ... C-1 of the
     split. A training batch is one episode, class by class, each class's support first.
@@ -252,12 +253,12 @@ class GlyphDataModule(EpisodicDataModule):
         num_workers: Worker processes of each loader; the images are in memory, so 0 is usually fastest.
         augment: Whether training batches are augmented; see `augment_glyphs`.
         size: Height and width of the images, in pixels.
-        min_faces: A character that fewer faces hold is no class.
+        min_faces: A character that fewer faces contain is not a class.
 
     Raises:
         ValueError: A setting is out of range.
 
-    Example:
+    Examples:
         >>> data = GlyphDataModule(ways=5, shots=1, queries=4, episodes=2)
         >>> images, labels = next(iter(data.train_dataloader()))
         >>> tuple(images.shape), labels.unique().numel()
@@ -288,7 +289,7 @@ class GlyphDataModule(EpisodicDataModule):
     def num_classes(self) -> int:
         """Classes to train on; loads the glyphs if they are not yet.
 
-        Example:
+        Examples:
             >>> GlyphDataModule().num_classes > 1000
             True
         """
@@ -303,7 +304,7 @@ class GlyphDataModule(EpisodicDataModule):
         Returns:
             The whole split, not augmented.
 
-        Example:
+        Examples:
             >>> GlyphDataModule().glyphs("val").scripts[0]
             'Greek'
         """
@@ -336,7 +337,7 @@ class GlyphDataModule(EpisodicDataModule):
         return augment_glyphs(images, torch.Generator().manual_seed(seed)), labels
 
     def state_dict(self) -> dict[str, Any]:
-        """How many batches have been augmented, so that a resumed run goes on from there."""
+        """Return the number of batches that have been augmented, so that a resumed run continues from there."""
         return {"augmented_batches": self._augmented_batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -352,19 +353,19 @@ def glyph_sheet(
     size: int = 32,
     dpi: int = 200,
 ) -> None:
-    """Write a page of glyphs as PNG or SVG: rows are classes of each script, columns the typefaces, dark on light.
+    """Write a page of glyphs as PNG or SVG: rows are classes of each script, columns are typefaces.
 
     The classes are spread evenly over those of the script that most faces hold. An empty cell is a face that does not
     hold the character.
 
     Args:
-        path: The file to write; what ends in .svg is one.
-        split: Which scripts; all without one.
+        path: The file to write, as an SVG if its name ends in .svg, else as a PNG.
+        split: Split whose scripts are shown; by default all.
         rows_per_script: Classes of each script.
         size: Height and width of the glyphs, in pixels.
         dpi: Resolution of the page.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     glyph_sheet(Path(folder) / "glyphs.png", "val", rows_per_script=2)

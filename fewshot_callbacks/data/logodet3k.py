@@ -60,7 +60,7 @@ def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> 
     Returns:
         "train", "val" or "test".
 
-    Example:
+    Examples:
         >>> {logo_split(f"lexus-{i}", val_share=0.2, test_share=0.2, seed=0) for i in range(9)}
         {'test'}
     """
@@ -69,13 +69,13 @@ def logo_split(name: str, *, val_share: float, test_share: float, seed: int) -> 
 
 @dataclass(frozen=True)
 class LogoCounts:
-    """What of LogoDet-3K is served, and what is left out.
+    """Numbers of classes and boxes of LogoDet-3K that are used, and that are left out.
 
     Attributes:
-        classes: Served, over all splits.
-        boxes: Served, over all splits.
-        broken_boxes: Left out: without a name, without four finite numbers, empty, or outside the image.
-        small_classes: Left out: with fewer than `min_boxes` boxes that are not broken.
+        classes: Classes that are used, over all splits.
+        boxes: Boxes that are used, over all splits.
+        broken_boxes: Boxes left out: without a name, without four finite numbers, empty, or outside the image.
+        small_classes: Classes left out: with fewer than `min_boxes` boxes that are not broken.
         boxes_of_small_classes: Number of boxes of these classes.
         missing_images: Annotations without their image; 0 without `partial`.
         unreadable_files: Annotations or images that cannot be read; 0 without `partial`.
@@ -92,7 +92,7 @@ class LogoCounts:
     def in_words(self) -> str:
         """One sentence.
 
-        Example:
+        Examples:
             >>> LogoCounts(3, 70, 2, 1, 5, 0, 0).in_words()
             'LogoDet-3K: 70 boxes of 3 classes; left out are 2 broken boxes and 1 small class with 5 boxes.'
         """
@@ -108,7 +108,7 @@ class LogoCounts:
 
 
 class LogoSet(ImageSet):
-    """Boxes, each cut out of its image when asked for.
+    """Boxes, each cut out of its image on access.
 
     Args:
         files: The image of each box.
@@ -155,10 +155,10 @@ class LogoSet(ImageSet):
 
 @with_settings
 class LogoDet3KDataModule(PhotoDataModule):
-    """LogoDet-3K as it is published, each annotated box an image of its own.
+    """LogoDet-3K as it is published; each annotated box is a separate image.
 
-    **No split of its classes is published**: the paper is about detection. Here classes are drawn into train, val
-    and test by `logo_split`, and results compare only with results of the same shares and seed.
+    **No split of its classes is published**: the paper is about detection. Here `logo_split` assigns classes to train,
+    val and test, and results can only be compared at the same shares and seed.
 
     `root` holds the folder that the archive unpacks to, an annotation in the format of Pascal VOC beside each image:
 
@@ -169,9 +169,9 @@ class LogoDet3KDataModule(PhotoDataModule):
     and classes with fewer than `min_boxes` boxes are left out and counted (`counts`, and a message of `setup`). Every
     annotation and the size of every image is read once, in `setup`.
 
-    Logos are of all shapes, and a part of a wide one may be another logo. So the whole box is squeezed to a square:
-    for evaluation to `image_size`, for training to `resize`, before the random resized crop. Nothing is mirrored
-    unless `flip` says so: letters are not.
+    Logos are of all shapes, and a part of a wide one may be another logo. So the whole box is squeezed to a square: for
+    evaluation to `image_size`, for training to `resize`, before the random resized crop. Nothing is mirrored unless
+    `flip` is set, since logos contain letters.
 
     Batches are tuples (images, labels): float images (images, 3, image_size, image_size), normalised; int64 labels
     0 ... C-1 of the split, in the order of the class names. A training batch is one episode, class by class, each
@@ -184,7 +184,7 @@ class LogoDet3KDataModule(PhotoDataModule):
         val_share: Share of the classes to validate on, on average (`logo_split`); 0 for no validation.
         test_share: Share of the classes to test on, on average.
         split_seed: Seed of the split.
-        partial: Use what is there of an incomplete set: categories may be missing, and annotations without an image
+        partial: Accept an incomplete set: categories may be missing, and annotations without an image
             and files that cannot be read are left out and counted.
         resize: Side of the square that a training image is squeezed to before its random crop; 8/7 of `image_size` by
             default.
@@ -197,7 +197,7 @@ class LogoDet3KDataModule(PhotoDataModule):
         Wang, Min, Hou, Ma, Zheng, Jiang, "LogoDet-3K: A Large-Scale Image Dataset for Logo Detection", ACM TOMM 18(1),
         2022.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> box = "<bndbox><xmin>2</xmin><ymin>2</ymin><xmax>18</xmax><ymax>6</ymax></bndbox>"

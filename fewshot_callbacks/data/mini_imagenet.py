@@ -36,8 +36,8 @@ class MiniImageNetDataModule(PhotoDataModule):
                                                n0153282900000005.jpg,n01532829
         images/n0153282900000005.jpg
 
-    The lists name 600 images of each class: 38,400, 9,600 and 12,000. The images have no archive of their authors; they are
-    ImageNet's, under the names that the lists give them, of any size.
+    The lists name 600 images of each class: 38,400, 9,600 and 12,000. The authors publish no archive of the images;
+    they are ImageNet's, of any size, under the names that the lists give them.
 
     Batches are tuples (images, labels): float images (images, 3, image_size, image_size), normalised; int64 labels
     0 ... C-1 of the split, in the order of the WordNet ids. A training batch is one episode, class by class, each
@@ -45,7 +45,7 @@ class MiniImageNetDataModule(PhotoDataModule):
 
     Args:
         root: The folder that holds the lists and `images`.
-        partial: Use what is there of an incomplete set: missing images are left out, and so are classes without one.
+        partial: Accept an incomplete set: missing images are left out, and so are classes without an image.
 
     Raises:
         ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
@@ -56,7 +56,7 @@ class MiniImageNetDataModule(PhotoDataModule):
         Vinyals, Blundell, Lillicrap, Kavukcuoglu, Wierstra, "Matching Networks for One Shot Learning", NeurIPS 2016.
         Ravi, Larochelle, "Optimization as a Model for Few-Shot Learning", ICLR 2017: the lists.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as root:

@@ -38,21 +38,22 @@ class OmniglotDataModule(ImageDataModule):
 
     The authors publish no validation set. Whole alphabets of the background set are held out for it: by default
     Armenian, Korean, N_Ko, Tagalog and Tifinagh, 186 characters of scripts without a near relative in the set, which
-    leaves 778 to train on. The split of Vinyals et al. (2016), which cuts through the alphabets, is another one.
+    leaves 778 to train on. The split of Vinyals et al. (2016), which divides alphabets, is different.
 
-    A class is a character, named `Korean/character01`; labels are in the order of these names, not in that of
-    the file system. The archives themselves are needed only to unpack them. `download=True` fetches them where a
-    folder is missing, and checks them against torchvision's checksums.
+    A class is a character, named `Korean/character01`; labels are in the order of these names, not in that of the file
+    system. The archives themselves are needed only to unpack them. `download=True` downloads them if a folder is
+    missing, and checks them against torchvision's checksums.
 
-    Batches are tuples (images, labels): float images (images, 1, image_size, image_size) in [0, 1], ink 1 on paper 0; int64
-    labels 0 ... C-1 of the split. A training batch is one episode, class by class, each class's support first. Nothing
-    is augmented: a mirrored character is another one.
+    Batches are tuples (images, labels): float images (images, 1, image_size, image_size) in [0, 1], ink 1 on paper 0;
+    int64 labels 0 ... C-1 of the split. A training batch is one episode, class by class, each class's support first.
+    Nothing is augmented: a mirrored character would be another character.
 
     Args:
         root: The folder that holds `omniglot-py`.
-        val_alphabets: Alphabets of the background set that are not trained on but validated on; none for no validation.
-        download: Fetch and unpack what is missing, on one process, before the first stage (`prepare_data`).
-        partial: Use what is there of an incomplete set.
+        val_alphabets: Alphabets of the background set that are used for validation instead of training; empty for no
+            validation.
+        download: Download and unpack what is missing, on one process, before the first stage (`prepare_data`).
+        partial: Accept an incomplete set.
 
     Raises:
         ValueError: A setting is out of range. The files are checked in `setup`: a missing folder is a
@@ -62,7 +63,7 @@ class OmniglotDataModule(ImageDataModule):
         Lake, Salakhutdinov, Tenenbaum, "Human-level concept learning through probabilistic program induction",
         Science 350(6266), 2015.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> from PIL import Image
         >>> with tempfile.TemporaryDirectory() as root:
@@ -117,7 +118,7 @@ class OmniglotDataModule(ImageDataModule):
         unknown = sorted(set(self.val_alphabets) - set(alphabets))
         if unknown:
             raise ValueError(
-                f"val_alphabets has {unknown[0]!r}, which is no alphabet of the background set. Choose among "
+                f"val_alphabets has {unknown[0]!r}, which is not an alphabet of the background set. Choose among "
                 f"{', '.join(alphabets)}."
             )
         splits: dict[Split, dict[str, list[Path]]] = {"train": {}, "val": {}, "test": evaluation}

@@ -1,1 +1,1 @@
-"""What processes that evaluate one set together say to each other: over gloo, NCCL, or nobody."""
+"""Collective communication between processes that evaluate one set together, over gloo or NCCL."""

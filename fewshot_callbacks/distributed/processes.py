@@ -1,7 +1,7 @@
-"""Several processes that evaluate one set, each of which holds a part of it: the words in which they talk.
+"""Collective communication between processes that each hold a part of one set.
 
-All calls are collective: every process makes the same calls in the same order. What is handed to one process is never
-handed to all, so that none ever holds the whole set.
+All calls are collective: every process makes the same calls in the same order. Data for one process is never sent to all,
+so that no process ever holds the whole set.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ShardIndex(NamedTuple):
 
 
 class RemoteError(RuntimeError):
-    """Another process has failed; the text is its error's."""
+    """Raised when another process has failed; its text is that of the other process's error."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def to_the_end() -> Iterator[None]:
 
 
 class Processes(ABC):
-    """What `evaluate_retrieval` needs of a group of processes. `metrics.TorchProcesses` has it from `torch.distributed`."""
+    """The interface of a group of processes for `evaluate_retrieval`; `metrics.TorchProcesses` implements it."""
 
     rank: int = 0
     count: int = 1
@@ -114,9 +114,9 @@ class Processes(ABC):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """If this process fails inside the block, the others learn of it at their next call, instead of waiting for ever.
+        """Report an error inside the block to the other processes at their next call, so that they do not wait for ever.
 
-        None leaves the outermost block before all have come to its end.
+        No process leaves the outermost block before all have reached its end.
         """
         self._failed = False
         self._depth += 1
@@ -134,25 +134,25 @@ class Processes(ABC):
             self._depth -= 1
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """The largest of each number over all processes."""
+        """Return the largest value of each number over all processes."""
         return np.max(self.gather(list(values)), axis=0).tolist() if self.count > 1 else list(values)
 
     def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The sum of each number over all processes."""
+        """Return the sum of each number over all processes."""
         total: NDArray[np.int64] = np.sum(self.gather(values), axis=0)
         return total
 
     def joined(self, mine: NDArray[Any]) -> NDArray[Any]:
-        """The arrays of all processes one after the other."""
+        """Concatenate the arrays of all processes, by rank."""
         return np.concatenate(self.gather(mine)) if self.count > 1 else mine
 
     def placed(self, mine: Tensor, place: Tensor, length: int) -> Tensor:
-        """Columns of all processes where they belong among so many; each process says where its own do.
+        """Gather the columns of all processes into one array.
 
         Args:
-            mine: (..., items).
-            place: (items,) of each.
-            length: number of all; where no process has an item, zeros.
+            mine: (..., items) columns of this process.
+            place: (items,) index of each of them among all columns.
+            length: number of all columns; those of no process are zero.
         """
         if self.count == 1 and len(place) == length and bool((place == torch.arange(length)).all()):
             return mine

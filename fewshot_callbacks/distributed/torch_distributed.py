@@ -1,4 +1,4 @@
-"""Processes that talk through `torch.distributed`, also where its backend knows no CPU."""
+"""Processes that communicate through `torch.distributed`, also if its backend does not support CPU tensors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ T = TypeVar("T")
 # Weak references: a group that something still held after `destroy_process_group` would keep its threads until the
 # interpreter ends, where a thread that releases a tensor aborts the process.
 _beside: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""The group of all processes -> the one made beside it to talk on the CPU."""
+"""The group of all processes -> the gloo group that was created for CPU tensors."""
 _talking: WeakKeyDictionary[Any, ref[TorchProcesses]] = WeakKeyDictionary()
-"""A group -> its `TorchProcesses`, of which there is one as long as it is used: it knows who has failed."""
+"""A group -> its `TorchProcesses`: a single object as long as it is used, since it records which process has failed."""
 
 
 class TorchProcesses(Processes):
     """The processes of `torch.distributed`, for `evaluate_retrieval(..., processes=...)`.
 
-    Embeddings are kept on the CPU, and travel there. NCCL knows no CPU: a gloo group is made beside it, once.
+    Embeddings are kept on the CPU and sent from there. Since NCCL does not support CPU tensors, a gloo group is then
+    created once.
 
     Args:
-        group: a group whose backend knows the CPU; by default one of all processes.
+        group: a group whose backend supports CPU tensors; by default a group of all processes.
 
     Examples:
         >>> from fewshot_callbacks.metrics import TorchProcesses
@@ -77,9 +78,10 @@ class TorchProcesses(Processes):
 
 
 def all_processes() -> Processes:
-    """Those of `torch.distributed`, for `evaluate_retrieval(..., processes=...)`; this one alone where there are no others.
+    """Return the processes of `torch.distributed`, for `evaluate_retrieval(..., processes=...)`.
 
-    Where the backend knows no CPU (NCCL), all processes have to ask together the first time.
+    Without `torch.distributed` it is this process alone. If the backend does not support CPU tensors (NCCL), the first
+    call is collective: all processes must make it together.
 
     Examples:
         >>> all_processes().count
@@ -97,7 +99,7 @@ def all_processes() -> Processes:
 
 
 def cpu_group() -> Any:
-    """A group of all processes whose backend knows the CPU. All of them have to ask for it together, the first time."""
+    """Return a group of all processes whose backend supports CPU tensors. The first call is collective."""
     everyone = torch.distributed.group.WORLD
     if "cpu" in torch.distributed.get_backend_config(everyone):
         return everyone

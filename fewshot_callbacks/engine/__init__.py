@@ -1,4 +1,4 @@
-"""Exact ranks and threshold counts of all query-gallery pairs, in bounded memory; knows no metric. See README.md."""
+"""Exact ranks and threshold counts of all query-gallery pairs, in bounded memory, without metrics. See README.md."""
 
 from fewshot_callbacks.engine.candidates import find_candidates
 from fewshot_callbacks.engine.open_pass import PairCounts, Pass, open_pass, pair_counts

@@ -14,7 +14,7 @@ __all__ = ["plan_layout"]
 
 
 def rows_at_once(embeddings: Tensor) -> int:
-    """Return how many rows hold 2**16 numbers, 0.5 MB in float64: what is made of so many at a time takes little memory."""
+    """Return how many rows hold 2**16 numbers, 0.5 MB in float64, to be processed at a time in little memory."""
     return max(1, 2**16 // max(1, embeddings.shape[1]))
 
 
@@ -42,7 +42,7 @@ Without it, `tests/engine/test_budget.py` finds the smallest budgets exceeded.
 """
 
 LEAST_ROWS = 64
-"""No block and no batch has fewer queries, as long as there are so many."""
+"""Smallest number of queries in a block or a batch, unless there are fewer."""
 
 LEAST_TILE = 2**22
 """Multiplications, or what counting costs in these, below which a tile costs more to begin than to make."""
@@ -79,7 +79,7 @@ def choose_layout(
         gallery: number of gallery items.
         dim: components of an embedding.
         relevant: relevant items of a query, the mean over queries.
-        threads: each works on tiles of its own.
+        threads: number of threads, each of which works on its own tiles.
         whole_tiles: a tile is as large as its blocks, and several tables of its size are made (plain PyTorch).
     """
     per_query = COUNTER_BYTES * (relevant + 1) + 40
@@ -122,7 +122,7 @@ def choose_layout(
 
 
 def item_bytes(queries: int, gallery: int) -> int:
-    """Return what an evaluation holds for each query and each gallery item, whatever its budget."""
+    """Return the memory of an evaluation for each query and each gallery item, regardless of the budget."""
     return min(PRODUCT_BYTES, 4 * queries * gallery) + QUERY_BYTES * queries + ITEM_BYTES * gallery
 
 

@@ -140,7 +140,7 @@ def find_candidates(
         gallery_ids: identity of each gallery item.
         query_groups: items of the query's own group are neither hit nor miss.
         gallery_groups: group of each gallery item.
-        query_part: by default everything is searched; else each query searches the classes of its part alone. The
+        query_part: by default everything is searched; else each query only searches the classes of its part. The
             part of a class is that of its queries: no class may have queries in two, or no query at all.
         query_position: where the queries are some of the gallery's items: the index of each there.
     """

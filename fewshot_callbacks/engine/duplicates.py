@@ -25,7 +25,7 @@ def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
     """Return the same number for equal rows (and for no others), so that what repeats is scored once.
 
     Rows are compared bit by bit after -0.0 became 0.0; candidates come from a hash of 64 bits, and each is checked. Should
-    the hash of two different rows be the same, the copies of one of them get numbers of their own, which costs time alone.
+    the hash of two different rows be the same, the copies of one of them get numbers of their own, which only costs time.
     """
     wide = torch.int64 if vectors.dtype == torch.float64 else torch.int32
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +57,7 @@ def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
     start = 0
     for part in vectors.split(at_once):
         same = (bits(part) == bits(vectors[first[number[start : start + len(part)]]])).all(dim=1)
-        if not bool(same.all()):  # two different rows with one hash: give each such row a number of its own
+        if not bool(same.all()):  # two different rows with one hash: give each such row its own number
             alone = start + (~same).nonzero().flatten()
             number[alone] = int(number.max()) + 1 + torch.arange(len(alone), device=number.device)
         start += len(part)

@@ -2,7 +2,7 @@
 
 Each process keeps its queries, and the gallery travels: every part visits every other process, in chunks, so that none
 ever holds more than its own part and one chunk. The exact score of a pair depends on its two vectors alone, and so the
-counts are those of one process, to the last one, however the items are spread. With one process nobody visits.
+counts are exactly those of one process, however the items are distributed. With one process no chunk visits.
 
 A part visits twice: once for the scores of relevant pairs, which are the thresholds of the queries, and once to be counted.
 With one set the score of a pair serves both its items: a visiting chunk then brings its own thresholds and takes its

@@ -107,7 +107,7 @@ class RankingPass:
         return self._best
 
     def release(self) -> None:
-        """Release the counters; relevant scores that are asked for later are made anew."""
+        """Release the counters; relevant scores that are needed later are computed again."""
         self.thresholds.release()
 
     def _choose(self, pooled: PooledCounts | None) -> None:
@@ -140,7 +140,7 @@ class RankingPass:
                 self.precision = self.tile_maker.count(rectangle, self.precision, pooled, self._done.add)
 
             self._visit_rectangles(blocks, visit, counting=True)
-        else:  # no query of this batch has a match, and nothing else is asked of its pairs
+        else:  # no query of this batch has a match, and nothing else is computed from its pairs
             self._done.add(len(batch) * matrix.everyone.pairs // max(1, len(matrix.duplicates.queries)))
         for block in blocks:
             for ranks, relevant_scores in rank_blocks(block, matrix):

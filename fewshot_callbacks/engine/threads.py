@@ -44,7 +44,7 @@ def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int]
     busy, free = set[int](), threading.Condition()
     inference = (
         torch.is_inference_mode_enabled()
-    )  # each thread has a mode of its own; the caller's tensors need the caller's
+    )  # each thread has its own mode; the caller's tensors need the caller's
     finished: SimpleQueue[int | BaseException | None] = SimpleQueue()
 
     def next_task() -> Task | None:

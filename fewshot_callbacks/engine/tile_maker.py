@@ -47,7 +47,7 @@ class TileMaker(ABC):
         """Count the candidates of a rectangle for its queries, and all its pairs for `pooled`.
 
         Returns:
-            The precision with which to go on.
+            The precision with which to continue.
         """
 
     @abstractmethod

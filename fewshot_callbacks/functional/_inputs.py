@@ -11,13 +11,13 @@ from fewshot_callbacks.functional._labels import read_labels, refuse_words_besid
 
 
 def check_embeddings(embeddings: Tensor, name: str, call: str) -> None:
-    """Refuse what is no finite, non-empty, floating-point (items, dim) matrix."""
+    """Refuse anything but a finite, non-empty, floating-point (items, dim) matrix."""
     check_matrix(embeddings, name, call)
     refuse_non_finite(non_finite_rows(embeddings), len(embeddings), name, call)
 
 
 def check_matrix(embeddings: Tensor, name: str, call: str) -> None:
-    """Refuse what is no non-empty, floating-point (items, dim) matrix; its values may be NaN."""
+    """Refuse anything but a non-empty, floating-point (items, dim) matrix; its values may be NaN."""
     if embeddings.ndim != 2:
         hint = (
             f"For a single item pass {name}[None]; for items of one number each {name}[:, None]."

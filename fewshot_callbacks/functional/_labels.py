@@ -61,7 +61,7 @@ def as_labels(value: Any, name: str, call: str) -> Labels:
         call: the public function, for messages.
 
     Raises:
-        ValueError: for floats, missing values, words beside integers, and other shapes.
+        ValueError: for floats, missing values, words mixed with integers, and other shapes.
 
     Examples:
         >>> import torch
@@ -212,8 +212,8 @@ def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
         raise ValueError(f"{call}: {name} is the single word {value!r}. Pass a list with one for each item.")
     if not isinstance(value, Sequence | np.ndarray) and not hasattr(value, "__array__"):
         raise ValueError(
-            f"{call}: {name} is a {type(value).__name__}; a list, array or tensor of integers or words is wanted, one for "
-            "each item."
+            f"{call}: {name} is a {type(value).__name__}; expected a list, array or tensor of integers or words, one "
+            f"for each item."
         )
     array = value
     if isinstance(value, Sequence):
@@ -231,7 +231,7 @@ def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
             array = np.char.decode(array, "utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{call}: {name} are bytes that are no UTF-8 ({error}). Pass np.char.decode({name}, encoding=...)."
+                f"{call}: {name} are bytes that are not UTF-8 ({error}). Pass np.char.decode({name}, encoding=...)."
             ) from error
     objects: NDArray[Any] = array
     return objects
@@ -270,7 +270,7 @@ def _of_objects(entries: list[Any], name: str, call: str) -> Labels:
 
 
 def _refuse_objects(entries: list[Any], name: str, call: str) -> None:
-    """Raise the error that names the first entry that is no label, or words among integers."""
+    """Raise the error that names the first entry that is not a label, or words among integers."""
     missing = [index for index, entry in enumerate(entries) if _is_missing(entry)]
     if missing:
         raise ValueError(
@@ -282,7 +282,7 @@ def _refuse_objects(entries: list[Any], name: str, call: str) -> None:
         kind = int if isinstance(entry, int | np.integer | np.bool_) else str if isinstance(entry, str) else type(entry)
         if kind not in (int, str):
             raise ValueError(
-                f"{call}: {name} hold a {kind.__name__} at index {index}; integers or words are wanted, such as "
+                f"{call}: {name} hold a {kind.__name__} at index {index}; expected integers or words, such as "
                 f"list(map(str, {name}))."
             )
         first.setdefault(kind, index)

@@ -29,7 +29,8 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(
-            f"{call}: {name} is a {kind} that no tensor can be made of ({error}). Pass numbers: a tensor, a NumPy array, or "
+            f"{call}: {name} is a {kind} that cannot be converted to a tensor ({error}). Pass numbers: a tensor, a "
+            f"NumPy array, or "
             "a list of rows of the same length."
         ) from error
 
@@ -48,12 +49,12 @@ def number_distinct(values: Int[Tensor, "items"]) -> tuple[Int[Tensor, "items"],
 def _refuse_words(value: Any, name: str, call: str) -> None:
     """Refuse an array of words, and a list that begins with one."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "US":
-        raise ValueError(f"{call}: {name} is a NumPy array of words ({value.dtype}); numbers are wanted.")
+        raise ValueError(f"{call}: {name} is a NumPy array of words ({value.dtype}); expected numbers.")
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
     if isinstance(first, str | bytes):
-        raise ValueError(f"{call}: {name} hold words, such as {first!r}; numbers are wanted.")
+        raise ValueError(f"{call}: {name} hold words, such as {first!r}; expected numbers.")
 
 
 def _as_array(value: Any) -> Any:
@@ -84,7 +85,7 @@ def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
     if tensor.layout != torch.strided:
         kind = str(tensor.layout).removeprefix("torch.")
         fix = f"{name}.to_padded_tensor(0.0)" if tensor.is_nested else f"{name}.to_dense()"
-        raise ValueError(f"{call}: {name} is a tensor of layout {kind}; a dense one is wanted. Pass {fix}.")
+        raise ValueError(f"{call}: {name} is a tensor of layout {kind}; expected a dense one. Pass {fix}.")
 
 
 def refuse_masked(value: Any, name: str, call: str) -> None:

@@ -19,13 +19,14 @@ def class_subset(
 ) -> Int[Tensor, "chosen"]:
     """Draw classes at random, and items of each, without replacement.
 
-    Which classes are drawn depends on the set of labels and the seed alone, and of two numbers of classes the smaller
-    draws some of those that the larger draws. The same holds for the items of each class, in the order of the data.
+    Which classes are drawn depends only on the set of labels and the seed. A smaller number of classes draws a subset
+    of those that a larger number draws. The same holds for the items of each class, whose draw also depends on the
+    order of the data.
 
     Args:
         labels: label of each item, any integers or words: a tensor, array or list.
-        classes: number of classes; by default, and where there are fewer, all.
-        items_per_class: number of items of each class; by default, and where a class has fewer, all.
+        classes: number of classes, at least 1; by default, or if there are fewer, all.
+        items_per_class: number of items of each class, at least 1; by default, or if a class has fewer, all.
         seed: seed of the draw.
 
     Returns:
@@ -43,7 +44,7 @@ def class_subset(
     """
     for name, number in (("classes", classes), ("items_per_class", items_per_class)):
         if number is not None and number < 1:
-            raise ValueError(f"class_subset: {name}={number} must be at least 1; None stands for all.")
+            raise ValueError(f"class_subset: {name}={number} must be at least 1; None takes all.")
     numbers = as_labels(labels, "labels", "class_subset").numbered()[0].cpu()
     generator = torch.Generator().manual_seed(seed)
     distinct, number = numbers.unique(return_inverse=True)

@@ -1,14 +1,15 @@
-"""The discriminant ratio J: scatter between classes over scatter within classes, by traces alone.
+"""The discriminant ratio J: scatter between classes over scatter within classes, from the traces alone.
 
 J = Tr(S_B) / (Tr(S_W) + eps Tr(S_T)) with Tr(S_W) = sum over items of |E_i - mu_class|^2, Tr(S_B) = sum over classes of
 n_c |mu_c - mu|^2 and Tr(S_T) = Tr(S_B) + Tr(S_W) (Fisher's criterion; K. Fukunaga, "Introduction to Statistical Pattern
 Recognition", 1990, chapter 10). J (N - C) / (C - 1) is the index of Calinski and Harabasz (1974). Only the traces are
 formed, never the d x d matrices: O(B d) time and memory.
 
-Numbers. Each class is measured from one of its own items, its origin: an offset cancels in E_i - origin, whose rounding
-error is relative to the diameter of the class, and an outlier in one class leaves the others exact. Any item serves as
-the origin; which one, and so the order of the items, changes the last digits alone. All is in float64, which holds the
-squares of narrower types; float64 embeddings are scaled before they are squared, and may be as large as 1e300.
+Numerics. Each class is measured relative to one of its own items, its origin. A common offset cancels in E_i - origin,
+whose rounding error is relative to the diameter of the class, and an outlier in one class does not affect the others.
+Any item can serve as the origin; the choice, and therefore the order of the items, changes only the last digits. All
+computation is in float64, which holds the squares of narrower types; float64 embeddings are scaled before they are
+squared, and may be as large as 1e300.
 """
 
 from __future__ import annotations
@@ -32,25 +33,26 @@ EPS = 1e-30
 def discriminant_ratio(
     embeddings: Any, labels: Any, *, eps: float = EPS, normalize: bool = False, skip_singletons: bool = False
 ) -> Float[Tensor, ""]:
-    """J of one batch, on the device of the embeddings and without waiting for it.
+    """Compute J of one batch, on the device of the embeddings and without waiting for the device.
 
     Args:
         embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
         labels: (items,) integers of any value, on the same device if they are a tensor, or words.
-        eps: share of the total scatter Tr(S_T) that is added to the scatter within classes: J is at most 1 / eps, its
-            value where each class is one point. Relative to the scatter, so that J does not depend on the scale.
+        eps: share of the total scatter Tr(S_T) that is added to the scatter within classes. J is at most 1 / eps, which
+            it reaches where each class is a single point. Because eps is relative to the scatter, J does not depend on
+            the scale of the embeddings.
         normalize: scale each embedding to length 1 first. J does not change when all embeddings are multiplied by one
             number, but it does change under normalisation.
-        skip_singletons: leave out classes with a single item: they add scatter between classes, but can add none within.
+        skip_singletons: leave out classes with a single item, which add scatter between classes but none within classes.
 
     Returns:
-        A scalar on the same device, >= 0, larger is better separated; no gradient flows. NaN where J says nothing: every
-        class has one item, the batch is empty, or all embeddings are equal (0 / 0). float64 for float64 embeddings, else
-        float32.
+        A scalar on the same device, in [0, 1 / eps], without a gradient; larger means better separated classes. NaN
+        where J is undefined: every class has one item, the batch is empty, or all embeddings are equal (0 / 0). float64
+        for float64 embeddings, else float32.
 
     Raises:
-        ValueError: if embeddings are not (items, dim) or labels are not one integer or word for each item. Values are not
-            looked at, since that would wait for the device; NaN or Inf in the embeddings makes J NaN.
+        ValueError: if embeddings are not (items, dim) or labels are not one integer or word for each item. Values are
+            not checked, since that would wait for the device; NaN or Inf in the embeddings makes J NaN.
 
     Examples:
         >>> import torch
@@ -68,7 +70,7 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Ten
     """Read embeddings without a gradient, and the codes of their labels on the same device.
 
     Raises:
-        ValueError: if they are no batch, by shapes and types alone: values would be waited for.
+        ValueError: if shapes or types do not fit. Values are not checked, since that would wait for the device.
     """
     embeddings, codes = as_tensor(embeddings, "embeddings", function), as_labels(labels, "labels", function).codes
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
@@ -175,11 +177,11 @@ def unit_rows(items: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
 
 @dataclass(frozen=True)
 class ClassMoments:
-    """What J needs of a set of items: per class the count, the mean and the scatter around it.
+    """The moments of a set of items that J is computed from: for each class the count, the mean and the scatter around it.
 
     Moments of disjoint sets can be merged in any order (Chan, Golub and LeVeque, "Updating formulae and a pairwise
-    algorithm for computing sample variances", 1979), so that J of a set can be had in one pass over its batches, or
-    over the shards of several processes.
+    algorithm for computing sample variances", 1979), so that J of a set can be computed in one pass over its batches,
+    or over the shards of several processes.
 
     Examples:
         >>> import torch
@@ -211,7 +213,7 @@ class ClassMoments:
 
     @classmethod
     def nothing(cls, dim: int) -> ClassMoments:
-        """Those of no items."""
+        """Return the moments of an empty set."""
         return cls.of(torch.empty(0, dim), torch.empty(0, dtype=torch.int64))
 
     @classmethod
@@ -220,10 +222,10 @@ class ClassMoments:
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers of any value, or words, each of which is the same number of 64 bits in every call.
+            labels: (items,) integers of any value, or words, each of which maps to the same 64-bit integer in every call.
 
         Raises:
-            ValueError: if they are no batch.
+            ValueError: if embeddings are not (items, dim) or labels are not one integer or word for each item.
         """
         rows, codes = read_batch(embeddings, labels, "ClassMoments.of")
         items = rows.double()
@@ -260,7 +262,7 @@ class ClassMoments:
     def shared(self, processes: Processes) -> ClassMoments:
         """Merge the moments of all processes for some of the classes; each class is in one process only.
 
-        Every process has to call it; one without items brings moments of as many dimensions and no class.
+        Every process must call it; a process without items passes moments of the same dimension and no class.
         """
         owner = self.labels.remainder(processes.count)
         mine = self._of(owner == processes.rank)
@@ -281,7 +283,7 @@ class ClassMoments:
     def discriminant_ratio(
         self, *, eps: float = EPS, skip_singletons: bool = False, processes: Processes = ALONE
     ) -> Float[Tensor, ""]:
-        """J of the whole set; NaN where it says nothing (see `discriminant_ratio`).
+        """Compute J of the whole set; NaN where it is undefined (see `discriminant_ratio`).
 
         Args:
             eps: see `discriminant_ratio`.
@@ -321,7 +323,7 @@ class ClassScatter:
     """square root of the scatter of each class"""
 
     def discriminant_ratio(self, *, eps: float = EPS) -> Float[Tensor, ""]:
-        """J of the whole set; NaN where it says nothing."""
+        """Compute J of the whole set; NaN where it is undefined."""
         if len(self.counts) == 0 or self.counts.max() <= 1:
             return self.counts.new_full((), torch.nan)
         return _ratio(_lengths(self.counts.sqrt() * self.distances), _lengths(self.spread), eps)

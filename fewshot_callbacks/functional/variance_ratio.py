@@ -1,9 +1,9 @@
 """The variance ratio: variance between the classes of a population over variance within them, estimated from a sample.
 
 J of noise is (k - 1) / (n - k) for k classes and n items, and J of a batch depends more on how the batch was drawn than
-on how good the embedding is. What can be compared between batches, samplers and sets is the ratio of the two variances
-themselves, from the mean squares of a one-way analysis of variance (Searle, Casella and McCulloch, "Variance
-Components", 1992), here of all dimensions together:
+on the embedding. What can be compared between batches, samplers and sets is the ratio of the two variances themselves,
+from the mean squares of a one-way analysis of variance (Searle, Casella and McCulloch, "Variance Components", 1992),
+here of all dimensions together:
 
     MSB = Tr(S_B) / (k - 1),  MSW = Tr(S_W) / (n - k),  n0 = (n - sum_c n_c^2 / n) / (k - 1)
     ratio = (MSB - MSW) / (n0 MSW)
@@ -39,10 +39,11 @@ from fewshot_callbacks.functional.statistics.intervals import UNKNOWN, Interval,
 
 
 def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> Float[Tensor, ""]:
-    """Variance between classes over variance within them, on the device of the embeddings and without waiting for it.
+    """Estimate variance between classes over variance within them, on the device of the embeddings.
 
-    It estimates a property of the population that the items were drawn from, so that batches of any size, episodes and
-    whole sets can be compared; they differ in how far the estimate scatters. See the head of this file.
+    The ratio is a property of the population that the items were drawn from, so that batches of any size, episodes and
+    whole sets can be compared; they differ only in the uncertainty of the estimate. The call does not wait for the
+    device. The module docstring gives the formula and its source.
 
     Args:
         embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
@@ -50,13 +51,14 @@ def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> 
         normalize: scale each embedding to length 1 first.
 
     Returns:
-        A scalar on the same device, larger is better separated, 0 in expectation for noise and slightly below it by
-        chance; no gradient flows. NaN where it is undefined: fewer than two classes, no class with two items, or items
-        that are equal within every class. float64 for float64 embeddings, else float32.
+        A scalar on the same device, without a gradient; larger means better separated classes. For noise it is 0 in
+        expectation, and may be slightly negative by chance; it has no upper limit. NaN where it is undefined: fewer
+        than two classes, no class with two items, or items that are equal within every class. float64 for float64
+        embeddings, else float32.
 
     Raises:
-        ValueError: if embeddings are not (items, dim) or labels are not one integer or word for each item. Values are not
-            looked at, since that would wait for the device; NaN or Inf in the embeddings makes the ratio NaN.
+        ValueError: if embeddings are not (items, dim) or labels are not one integer or word for each item. Values are
+            not checked, since that would wait for the device; NaN or Inf in the embeddings makes the ratio NaN.
 
     Examples:
         >>> import torch
@@ -106,7 +108,7 @@ def _estimate(traces: Tensor, items: Tensor | float, classes: Tensor | int, squa
 
 @dataclass(frozen=True)
 class VarianceRatioEstimate:
-    """The variance ratio of a set, and how well it is known.
+    """The variance ratio of a set, with its confidence interval; the result of `variance_ratio_of_set`.
 
     Examples:
         >>> import torch
@@ -117,13 +119,14 @@ class VarianceRatioEstimate:
     """
 
     value: float
-    """NaN where it is undefined"""
+    """the ratio; NaN where it is undefined"""
     interval: Interval
-    """interval of the ratio in the population of classes; NaN where it is unknown, as for fewer than three classes"""
+    """confidence interval of the ratio in the population of classes; NaN where it is unknown, as for fewer than three
+    classes"""
     classes: int
     items: int
     undefined: str | None = None
-    """why the value is NaN"""
+    """the reason why the value is NaN; None where it is defined"""
 
 
 def variance_ratio_of_set(
@@ -133,18 +136,28 @@ def variance_ratio_of_set(
     normalize: bool = False,
     confidence: float = 0.95,
 ) -> VarianceRatioEstimate:
-    """Compute the variance ratio of a whole set, with its interval over the classes (see the head of this file).
+    """Compute the variance ratio of a whole set, with its interval over the classes (see the module docstring).
 
     Args:
-        embeddings: (items, dim), any floating dtype; or the `ClassMoments` or `ClassScatter` of a set, as they are merged
-            from batches or processes.
-        labels: (items,) integers or words; None with moments.
-        normalize: scale each embedding to length 1 first; moments hold what they were made of.
-        confidence: share of such intervals that hold the ratio of the population.
+        embeddings: (items, dim), any floating dtype; or the `ClassMoments` or `ClassScatter` of a set, merged from
+            batches or processes.
+        labels: (items,) integers or words; None if `embeddings` are moments.
+        normalize: scale each embedding to length 1 first; has no effect on moments.
+        confidence: confidence level of the interval, in (0, 1).
+
+    Returns:
+        The ratio and its interval, both NaN where they are undefined; `undefined` then gives the reason.
 
     Raises:
-        ValueError: if embeddings are not (items, dim), labels are not one integer or word for each item, or `confidence`
-            is no probability.
+        ValueError: if embeddings are not (items, dim), labels are not one integer or word for each item, or
+            `confidence` is not in (0, 1).
+
+    Examples:
+        >>> import torch
+        >>> embeddings = torch.tensor([[0.0], [2.0], [4.0], [6.0], [8.0], [9.0], [13.0], [15.0]])
+        >>> found = variance_ratio_of_set(embeddings, torch.arange(8) // 2)
+        >>> round(found.value, 2), found.undefined
+        (18.21, None)
     """
     normal_quantile(confidence)
     if not isinstance(embeddings, ClassMoments | ClassScatter):

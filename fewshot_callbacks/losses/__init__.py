@@ -1,4 +1,4 @@
-"""Losses to train embeddings with: average precision itself, made smooth."""
+"""Losses for embeddings: smooth approximations of average precision."""
 
 from fewshot_callbacks.losses.average_precision import (
     BinaryCodes,

@@ -16,20 +16,26 @@ OnEmpty = Literal["raise", "zero"]
 
 
 def soft_average_precision(histograms: SoftHistograms) -> Float[Tensor, "queries"]:
-    """Average precision of each query from soft counts, bins from the highest scores to the lowest.
+    """Compute the average precision of each query from soft counts, with bins from the highest scores to the lowest.
 
-    AP = sum_b r_b P_b / R, where P_b is the share of relevant ones among the candidates up to bin b, r_b counts the
-    relevant ones in it and R all of them. All items of a bin share one rank: the precision of a relevant item counts
-    all items of its bin.
+    AP = sum_b r_b P_b / R, where P_b is the share of relevant items among the candidates up to bin b, r_b the number of
+    relevant items in bin b, and R the number of all relevant items. All items of a bin share one rank: the precision of a
+    relevant item counts all items of its bin.
 
     Args:
-        histograms: soft counts of candidates and of relevant ones.
+        histograms: soft counts of all candidates and of the relevant ones, each (queries, bins).
 
     Returns:
-        In [0, 1]; NaN for a query without a relevant candidate.
+        (queries,) values in [0, 1]; NaN for a query without a relevant candidate.
 
     References:
         He, Lu, Sclaroff, "Local Descriptors Optimized for Average Precision", CVPR 2018.
+
+    Examples:
+        >>> import torch
+        >>> counts = SoftHistograms(candidates=torch.tensor([[2.0, 2.0]]), relevant=torch.tensor([[1.0, 1.0]]))
+        >>> soft_average_precision(counts)
+        tensor([0.5000])
     """
     relevant = histograms.relevant
     reached = histograms.candidates.cumsum(dim=1)
@@ -38,23 +44,30 @@ def soft_average_precision(histograms: SoftHistograms) -> Float[Tensor, "queries
 
 
 def tie_aware_average_precision(histograms: SoftHistograms) -> Float[Tensor, "queries"]:
-    """Expected average precision of each query where the candidates of a bin are tied and ordered at random.
+    """Compute the expected average precision of each query if the candidates of a bin are tied and ordered at random.
 
-    With C and R candidates and relevant ones before a bin of c and r, the precisions at its relevant ones add up to
+    Let C candidates, R of them relevant, precede a bin of c candidates, r of them relevant. The precisions at the
+    relevant items of the bin then add up to
 
         r / c * ((R + 1) S + (r - 1) / (c - 1) * (c - (C + 1) S)),    S = 1 / (C + 1) + ... + 1 / (C + c),
 
-    in expectation (McSherry and Najork, 2008). S is a difference of two digamma functions, which soft counts have, too. With
-    whole counts this is `evaluate_retrieval`'s mAP of binary codes.
+    in expectation (McSherry and Najork, 2008). S is a difference of two digamma functions, which is also defined for
+    soft counts. For whole counts the mean over queries is `evaluate_retrieval`'s mAP of binary codes.
 
     Args:
-        histograms: soft counts of candidates and of relevant ones.
+        histograms: soft counts of all candidates and of the relevant ones, each (queries, bins).
 
     Returns:
-        NaN for a query without a relevant candidate.
+        (queries,) values in [0, 1]; NaN for a query without a relevant candidate.
 
     References:
         He, Cakir, Bargal, Sclaroff, "Hashing as Tie-Aware Learning to Rank", CVPR 2018.
+
+    Examples:
+        >>> import torch
+        >>> counts = SoftHistograms(candidates=torch.tensor([[2.0, 2.0]]), relevant=torch.tensor([[1.0, 1.0]]))
+        >>> round(tie_aware_average_precision(counts).item(), 4)  # 2 / 3
+        0.6667
     """
     relevant, count = histograms.relevant, histograms.candidates
     before = count.cumsum(dim=1) - count
@@ -79,30 +92,30 @@ def _or_nan(total: Tensor, relevant: Tensor) -> Tensor:
 
 
 class SoftAveragePrecisionLoss(nn.Module):
-    """One minus the mean average precision of a batch, made smooth by soft histograms of the scores.
+    """One minus the mean average precision of a batch, made differentiable by soft histograms of the scores.
 
-    Each item is a query that all others of the batch are ranked for; queries without a relevant item are left out. The
-    gradient is that of the soft histograms alone: memory grows with the number of scores, not with scores times bins.
+    Each item is a query for which all other items of the batch are ranked; queries without a relevant item are left out of
+    the mean. Memory grows with the number of scores, not with scores times bins.
 
     Args:
-        bins: Into how many bins the range is divided, 2 or more, 25 by default. Few bins give a gradient to pairs that lie
-            far apart in the ranking; with many the value comes near the exact average precision. It stays a little below,
-            since the two parts of a relevant item fall into two bins, and the first counts without the second. Not to be
-            given for `"hamming"`: codes of b bits have b + 1 distances.
-        low: Lower end of the range of scores. Scores below count for the last bin, without a gradient.
-        high: Upper end of the range.
+        bins: Number of bins of the range, at least 2, by default 25. With few bins, pairs that are far apart in the
+            ranking have a gradient, too; with many bins, the value approaches the exact average precision. It stays
+            slightly below, since each relevant item is shared between two bins, and its part in the first bin is
+            counted without the other. Not allowed for `"hamming"`, where codes of b bits have b + 1 distances.
+        low: Lower end of the range of scores. Lower scores count for the last bin, without a gradient.
+        high: Upper end of the range. Higher scores count for the first bin, without a gradient.
         similarity: `"cosine"`; `"euclidean"`: 1 minus the distance of the embeddings, scaled to length 1; `"hamming"`: minus
-            the Hamming distance of codes of -1 and 1, or of relaxed ones in between, such as `BinaryCodes` gives.
-        on_empty: What a batch without any relevant pair means: `"raise"` an error, or a loss of `"zero"` with a gradient of
-            zero.
+            the Hamming distance of codes of -1 and 1, or of relaxed ones in between, such as `BinaryCodes` returns.
+        on_empty: What to do with a batch without any relevant pair: `"raise"` an error, or return `"zero"`, with a
+            gradient of zero.
 
     Shape:
         `loss(embeddings, labels)` with (items, dim) and (items,), or `loss(queries, query_labels, gallery, gallery_labels)`;
-        a scalar in [0, 1], at least in float32.
+        a scalar in [0, 1], smaller is better, in float32 or float64.
 
     Raises:
-        ValueError: For settings out of range; for embeddings that are not finite, with their rows; for labels of another
-            length; for a batch in which no item has another one of its class.
+        ValueError: A setting is out of range; embeddings are not finite (the message names the rows); the number of
+            labels is not that of embeddings; or no item of the batch has another item of its class.
 
     References:
         He, Lu, Sclaroff, "Local Descriptors Optimized for Average Precision", CVPR 2018; Revaud, Almazan, Rezende, de Souza,
@@ -139,7 +152,7 @@ class SoftAveragePrecisionLoss(nn.Module):
         check_bins(type(self).__name__, similarity, self.bins, low, high)
 
     def extra_repr(self) -> str:
-        """The settings, as `print` shows them."""
+        """Return the settings, as `print` shows them."""
         if self.similarity == "hamming":
             return "similarity='hamming'"
         return f"bins={self.bins}, low={self.low:g}, high={self.high:g}, similarity={self.similarity!r}"
@@ -151,7 +164,7 @@ class SoftAveragePrecisionLoss(nn.Module):
         gallery: Float[Tensor, "others dim"] | None = None,
         gallery_labels: Any = None,
     ) -> Float[Tensor, ""]:
-        """The loss of a batch, or of queries and a gallery."""
+        """Compute the loss of a batch, or of queries and a gallery."""
         values = self.average_precisions(embeddings, labels, gallery, gallery_labels)
         present = ~values.isnan()
         if not present.any():
@@ -159,8 +172,9 @@ class SoftAveragePrecisionLoss(nn.Module):
                 return (0.0 * embeddings.float()).sum()  # with a gradient of zero
             classes = len(as_labels(labels, "labels", type(self).__name__).codes.unique())
             raise ValueError(
-                f"SoftAveragePrecisionLoss: none of the {len(values)} items of the batch has another one of its class "
-                f"({classes} classes). Draw several of each, for instance with a ClassBalancedBatchSampler, or pass "
+                f"SoftAveragePrecisionLoss: none of the {len(values)} items of the batch has another item of its "
+                f"class ({classes} classes). Draw several items of each class, for instance with a "
+                f"ClassBalancedBatchSampler, or pass "
                 "on_empty='zero'."
             )
         return 1 - values[present].mean()
@@ -175,7 +189,7 @@ class SoftAveragePrecisionLoss(nn.Module):
         """The soft average precision of each query; NaN where no candidate is relevant."""
         call = type(self).__name__
         if (gallery is None) != (gallery_labels is None):
-            raise ValueError(f"{call}: gallery and gallery_labels come together. Pass both, or neither.")
+            raise ValueError(f"{call}: gallery and gallery_labels belong together. Pass both, or neither.")
         queries, query_labels = self._checked(embeddings, labels, "embeddings", "labels")
         items, item_labels = queries, query_labels
         if gallery is not None:
@@ -208,14 +222,18 @@ class SoftAveragePrecisionLoss(nn.Module):
 
 
 class BinaryCodes(nn.Module):
-    """Codes of -1 and 1 from a layer's output: relaxed by a hyperbolic tangent in training, exact in evaluation.
+    """Turns a layer's output into codes of -1 and 1: by a hyperbolic tangent in training, exactly in evaluation.
 
     Args:
-        temperature: What outputs are divided by before the tangent, above 0. The smaller, the nearer codes are to -1 and
-            1, and the smaller their gradient.
+        temperature: Divisor of the output before the hyperbolic tangent, above 0. The smaller it is, the closer codes
+            are to -1 and 1, and the smaller is their gradient.
 
     Shape:
-        (..., bits) of any floating dtype to the same; 0 counts as 1.
+        (..., bits) of any floating dtype to the same shape and dtype, with values in [-1, 1]; an output of 0 becomes 1 in
+        evaluation.
+
+    Raises:
+        ValueError: `temperature` is not above 0.
 
     References:
         Cao, Long, Wang, Yu, "HashNet: Deep Learning to Hash by Continuation", ICCV 2017.
@@ -234,11 +252,11 @@ class BinaryCodes(nn.Module):
         self.temperature = temperature
 
     def extra_repr(self) -> str:
-        """The settings, as `print` shows them."""
+        """Return the settings, as `print` shows them."""
         return f"temperature={self.temperature:g}"
 
     def forward(self, outputs: Float[Tensor, "*items bits"]) -> Float[Tensor, "*items bits"]:
-        """Relaxed codes in training, codes in evaluation."""
+        """Return relaxed codes in training, exact codes in evaluation."""
         if self.training:
             return torch.tanh(outputs / self.temperature)
         return torch.where(outputs >= 0, 1.0, -1.0).to(outputs.dtype)

@@ -25,7 +25,7 @@ SMALLEST_CHUNK = 2**16
 """A 16th of a smaller matrix is worked on at once, but no less than this: at B = 1,024, d = 512 chunks of 2^20 took 13 MB
 more, for 2.46 instead of 2.63 times the time of the bare product (`benchmarks/losses.py`, Xeon at 2.1 GHz)."""
 KEPT_BYTES = 2**27
-"""Scores up to this size are kept for the backward pass; more of them are made anew from the embeddings."""
+"""Scores up to this size are kept for the backward pass; larger ones are recomputed from the embeddings."""
 SMALLEST_SQUARE = 1e-3
 """Added to a squared distance, so that its root has a derivative at 0; the value of the source's listing."""
 
@@ -64,7 +64,7 @@ class Relevance(NamedTuple):
     query_labels: Int[Tensor, "queries"]
     gallery_labels: Int[Tensor, "items"]
     own: bool
-    """queries are the gallery: each is no candidate of its own"""
+    """queries are also the gallery: no query is its own candidate"""
 
     def rows(self, start: int, stop: int) -> Bool[Tensor, "queries items"]:
         """The relevant candidates of some queries."""
@@ -75,7 +75,14 @@ class Relevance(NamedTuple):
 
 
 class SoftHistograms(NamedTuple):
-    """Soft counts in each bin, from the highest scores to the lowest."""
+    """Soft counts of each query's candidates in each bin, from the highest scores to the lowest.
+
+    Examples:
+        >>> import torch
+        >>> counts = SoftHistograms(candidates=torch.tensor([[1.5, 2.5]]), relevant=torch.tensor([[1.0, 0.0]]))
+        >>> counts.candidates.sum(dim=1)  # the number of candidates of each query
+        tensor([4.])
+    """
 
     candidates: Float[Tensor, "queries bins"]
     relevant: Float[Tensor, "queries bins"]
@@ -84,13 +91,13 @@ class SoftHistograms(NamedTuple):
 def soft_histograms(
     queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "items dim"], relevance: Relevance, bins: Bins
 ) -> SoftHistograms:
-    """Histograms of each query's scores, with gradients.
+    """Compute histograms of each query's scores, with gradients.
 
     Args:
         queries: embeddings whose products are the scores (of length 1 for cosines and distances), in float32 or float64.
         gallery: embeddings; for one set the very tensor of the queries.
-        relevance: who is relevant to whom.
-        bins: how scores are divided.
+        relevance: which candidates are relevant to each query.
+        bins: the bins of the scores.
 
     Returns:
         Histograms over all candidates, and over the relevant ones.
@@ -204,5 +211,5 @@ def check_bins(call: str, score: str, count: int, low: float, high: float) -> Bi
             f"{call}(bins={count!r}) must be a whole number from 2 on: between two bins a score has a gradient."
         )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"{call}(low={low}, high={high}) is no range. Pass low < high, such as low=0, high=1.")
+        raise ValueError(f"{call}(low={low}, high={high}) is not a range. Pass low < high, such as low=0, high=1.")
     return Bins(score, count, float(low), float(high))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Thin holders of state around `fewshot_callbacks.functional`: update, compute, reduction over ranks."""
+"""torchmetrics metrics around `fewshot_callbacks.functional`: update, compute, reduction over ranks."""
 
 from fewshot_callbacks.distributed.torch_distributed import TorchProcesses, all_processes
 from fewshot_callbacks.metrics.discriminant_ratio import DiscriminantRatio

@@ -59,8 +59,8 @@ class ClassMomentsMetric(Metric):
             labels: (items,) integers or words.
 
         Raises:
-            ValueError: if embeddings are not (items, dim), with the dim of the batches before, or labels are not one integer
-                or word for each, in the form of those before.
+            ValueError: if embeddings are not (items, dim), with the same dim as earlier batches, or labels are not one
+                integer or word for each item, in the same form as earlier labels.
         """
         call = type(self).__name__
         embeddings, read = read_batch(embeddings, labels, call)
@@ -81,8 +81,8 @@ class ClassMomentsMetric(Metric):
     def within_scatter(self) -> dict[int | str, float]:
         """Compute the mean squared distance of the items of each class to their mean.
 
-        By the labels as they were given, over the items of all processes, so that each of them has to call it. Empty before
-        the first item.
+        The keys are the labels as they were given, and the items are those of all processes, so every process must call
+        it. Empty before the first item.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             if len(self.counts) == 0:

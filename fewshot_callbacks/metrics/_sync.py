@@ -1,4 +1,4 @@
-"""How the states of our metrics travel between processes."""
+"""Gathers the states of metrics from all processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fewshot_callbacks.distributed.torch_distributed import cpu_group
 def gather_tensors(tensor: Tensor, group: Any | None = None) -> list[Tensor]:
     """Gather the tensors of all processes, by rank, without empty ones: `dist_sync_fn` of `torchmetrics.Metric`.
 
-    Unlike the function of torchmetrics this one lets a process without a single batch take part, whose state has no
-    shape and no dtype yet, and tensors on the CPU under a backend that knows CUDA alone.
+    Unlike the function of torchmetrics, it accepts a process without a single batch, whose state has no shape and no
+    dtype yet, and tensors on the CPU under a backend that supports only CUDA.
     """
     if group is None or group is torch.distributed.group.WORLD:
         group = cpu_group()

@@ -52,7 +52,7 @@ def refuse_another_form(call: str, are_words: bool, labels: Labels) -> None:
     if len(labels) and are_words != (labels.words is not None):
         before, now = ("words", "integers") if are_words else ("integers", "words")
         raise ValueError(
-            f"{call}: the labels so far are {before}, those of this batch {now}. Pass the same with each batch."
+            f"{call}: the labels so far are {before}, those of this batch {now}. Pass the same kind in every batch."
         )
 
 
@@ -76,4 +76,4 @@ def refuse_other_codes(call: str, codes: Int[Tensor, "_"], book: CodeBook) -> No
         ValueError: if there are any.
     """
     if not bool(torch.isin(codes.cpu(), torch.tensor(list(book))).all()):
-        raise ValueError(f"{call}: some labels are words, others integers. Pass the same in every process.")
+        raise ValueError(f"{call}: some labels are words, others integers. Pass the same kind in every process.")

@@ -14,9 +14,10 @@ from fewshot_callbacks.metrics._class_moments import ClassMomentsMetric
 class DiscriminantRatio(ClassMomentsMetric):
     """The discriminant ratio J over all batches since the last reset, in one streaming pass.
 
-    The state is one count, mean and scatter for each class, however many items there are. Batches and ranks are merged
-    exactly (in float64), so that the value equals J of all items at once. A metric does not see which samples a
-    `DistributedSampler` repeats to even out the ranks, and counts them again; `DiscriminantRatioMonitor` leaves them out.
+    The state is one count, mean and scatter for each class, regardless of the number of items. Batches and ranks are
+    merged in float64, so that the value equals J of all items at once. A metric does not see which samples a
+    `DistributedSampler` repeats to even out the ranks, and counts them again; `DiscriminantRatioMonitor` leaves them
+    out.
 
     Args:
         eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
@@ -40,7 +41,7 @@ class DiscriminantRatio(ClassMomentsMetric):
         self.eps, self.skip_singletons = eps, skip_singletons
 
     def compute(self) -> Tensor:
-        """J of everything seen; NaN before the first item and where J says nothing."""
+        """Compute J of all items, at least 0, larger is better; NaN before the first item and where J is undefined."""
         if len(self.counts) == 0:
             return torch.tensor(torch.nan, device=self.device)
         return self._moments().discriminant_ratio(eps=self.eps, skip_singletons=self.skip_singletons).float()

@@ -1,4 +1,4 @@
-"""Embeddings on their way from the steps of an epoch to its end."""
+"""Collects embeddings over the steps of an epoch."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class _Batch:
 
 
 class Shard(NamedTuple):
-    """The part of a set that one process holds; each item is in exactly one process."""
+    """The part of a set that one process holds; each item of the set is in exactly one process."""
 
     embeddings: Float[Tensor, "items dim"]
     labels: Int[Tensor, "items"]
     places: Int[Tensor, "items"]
     """index of each item among those of all processes, for `evaluate_retrieval(..., query_places=...)`"""
     dropped: int
-    """items of all processes that were left out because they came a second time"""
+    """number of items of all processes that were dropped as repetitions"""
     words: CodeBook | None
-    """what the labels of this process stand for, if they are words"""
+    """the words of the labels of this process; None if labels are integers"""
     positions: Int[Tensor, "items"]
-    """index of each item in the pass of all processes over their data, which counts what was left out, too"""
+    """index of each item in the pass of all processes over their data, in which dropped items count, too"""
 
     @property
     def named_labels(self) -> Labels:
@@ -57,11 +57,11 @@ class Shard(NamedTuple):
 
 
 class EmbeddingStore:
-    """Collects (embeddings, labels) batch by batch on the CPU, and hands the whole set out once.
+    """Collects embeddings and labels batch by batch on the CPU, and returns the whole set.
 
-    What is stored is a detached copy in the dtype that the model produced (half precision stays half the size),
-    never a view that would keep a larger tensor alive. From a CUDA device the copy goes through pinned memory without
-    stalling the device: it is read one batch later, when it has long arrived.
+    It stores a detached copy in the dtype of the model (half precision stays half the size), never a view that would
+    keep a larger tensor in memory. From a CUDA device, embeddings are copied through pinned memory without stalling the
+    device, and the copy is read one batch later.
 
     Examples:
         >>> import torch
@@ -79,7 +79,7 @@ class EmbeddingStore:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all stored items."""
         self._batches: list[_Batch] = []
         self._arriving: list[tuple[torch.cuda.Event, _Batch]] = []
         self._items = 0
@@ -87,7 +87,7 @@ class EmbeddingStore:
         self._words: CodeBook | None = None
 
     def __len__(self) -> int:
-        """Number of items held by this process."""
+        """Return the number of items that this process holds."""
         return self._items
 
     def append(
@@ -102,13 +102,13 @@ class EmbeddingStore:
         Args:
             embeddings: (items, dim), any floating dtype, any device.
             labels: (items,), integers or words, any device.
-            positions: (items,) place of each item in this process's pass over its data; by default they follow on.
-                Needed only where the items of one loader go to two stores.
-            ids: (items,) integers or words that name each item, by which one that comes twice is found.
+            positions: (items,) index of each item in this process's pass over its data; by default the next ones.
+                Needed only if the items of one loader go to two stores.
+            ids: (items,) integers or words that identify each item, so that repeated items can be dropped.
 
         Raises:
-            ValueError: if the shapes do not fit each other or what was stored before, or labels are neither integers nor
-                words, or not what was stored before.
+            ValueError: if the shapes do not fit each other or earlier batches, labels are neither integers nor words,
+                or words and integers are mixed.
         """
         call = "EmbeddingStore"
         embeddings, read = read_batch(embeddings, labels, call)
@@ -149,16 +149,16 @@ class EmbeddingStore:
             self._batches.append(_Batch(batch.embeddings.clone(), batch.labels.clone(), batch.positions, batch.ids))
 
     def shard(self, dataset_size: int | None = None) -> Shard:
-        """Return the items of this process without those that any process holds a second time. Collective.
+        """Return the items of this process without repeated items. Collective.
 
         Args:
-            dataset_size: the number of items that there are, where a `DistributedSampler` has dealt them out. It gives
-                item `i * ranks + rank` to a rank as its i-th, and repeats the first ones to even out the ranks:
-                the repeats lie past the end, and are dropped.
+            dataset_size: the number of items of the data set, if a `DistributedSampler` has distributed them. The i-th
+                item of a rank is then item `i * ranks + rank` of the data set. The sampler repeats the first items to
+                give all ranks the same number; these repetitions lie past the end and are dropped.
 
         Returns:
-            The items of this process, with their places in the order of the data set. Where ids were given, the first
-            item of each id stays, and the others are dropped. With nothing stored, all are empty: (0, 0) and (0,).
+            The items of this process, with their places in the order of the data set. If ids were given, only the first
+            item of each id is kept. If nothing is stored, all tensors are empty: (0, 0) and (0,).
         """
         self._settle()
         embeddings = torch.cat([batch.embeddings for batch in self._batches] or [torch.empty(0, 0)])
@@ -183,14 +183,14 @@ class EmbeddingStore:
         return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left), self._words, places)
 
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
-        """Gather the items of all processes, in the order of the data set, on every rank, which must have room for them.
+        """Gather the items of all processes on every rank, in the order of the data set. Collective.
 
         Args:
             dataset_size: see `shard`.
 
         Returns:
-            embeddings (items, dim) and labels (items,), words as their places among all, sorted. With nothing stored
-            anywhere, both are empty: (0, 0) and (0,).
+            embeddings (items, dim) and labels (items,); words are replaced by their indices in sorted order. If no rank
+            has stored anything, both are empty: (0, 0) and (0,).
         """
         mine = self.shard(dataset_size)
         if process_count() == 1:

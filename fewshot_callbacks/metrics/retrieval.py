@@ -28,16 +28,17 @@ from fewshot_callbacks.metrics.embedding_store import first_of_each, id_numbers
 
 
 class RetrievalEvaluation(Metric):
-    """Collects embeddings over batches and evaluates them, leave-one-out, when asked.
+    """Collects embeddings over batches, and evaluates them leave-one-out in `compute`.
 
-    For people who hold their metrics in the module. Embeddings are kept on the CPU in the dtype of the model.
+    It is meant for modules that hold their own metrics; with a Trainer, `RetrievalMonitor` needs less code. Embeddings are
+    kept on the CPU in the dtype of the model.
 
     Args:
         settings: settings of `evaluate_retrieval` by name, such as `{"recall_k": (1, 10)}`; see `RetrievalSettings`.
         **kwargs: see `torchmetrics.Metric`.
 
     Raises:
-        ValueError: if there is no such setting, or no data could make sense of it.
+        ValueError: if a setting is unknown or out of range.
 
     Examples:
         >>> import torch
@@ -62,7 +63,7 @@ class RetrievalEvaluation(Metric):
         self.settings: RetrievalOptions = {**settings} if settings else {}
         RetrievalSettings.checked(RetrievalEvaluation, self.settings)
         self.report: RetrievalReport | None = None
-        """the whole report of the last `compute`"""
+        """the report of the last `compute`; None before the first"""
         for name in ("embeddings", "labels", "ids", "words"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
@@ -72,11 +73,12 @@ class RetrievalEvaluation(Metric):
         Args:
             embeddings: (items, dim), any floating dtype.
             labels: (items,) integers or words.
-            ids: (items,) integers or words that name each item. Of items of one name the first counts: a
-                `DistributedSampler` repeats some to even out the processes, which a metric cannot see.
+            ids: (items,) integers or words that identify each item. Only the first item of each id is counted. Needed
+                under a `DistributedSampler`, which repeats items to give all processes the same number; a metric cannot
+                see which.
 
         Raises:
-            ValueError: if shapes or types do not fit each other or the batches before, or only some batches have ids.
+            ValueError: if shapes or types do not fit each other or earlier batches, or only some batches have ids.
         """
         call = "RetrievalEvaluation"
         embeddings, read = read_batch(embeddings, labels, call)
@@ -95,7 +97,7 @@ class RetrievalEvaluation(Metric):
         self.embeddings.append(embeddings.clone())
 
     def compute(self) -> dict[str, Tensor]:
-        """Compute the metrics, by the names of `RetrievalReport.metrics`; the report itself is kept in `report`.
+        """Compute the metrics under the names of `RetrievalReport.metrics`; the report itself is kept in `report`.
 
         Raises:
             ValueError: as `evaluate_retrieval` does, for instance when nothing was collected.

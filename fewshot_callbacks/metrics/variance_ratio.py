@@ -15,8 +15,8 @@ from fewshot_callbacks.metrics._class_moments import ClassMomentsMetric
 class VarianceRatio(ClassMomentsMetric):
     """Variance between classes over variance within them, over all batches since the last reset, in one streaming pass.
 
-    The state is that of `DiscriminantRatio`: in a `MetricCollection` both share it, and each batch is added once. Batches
-    and ranks are merged exactly (in float64). A metric does not see which samples a `DistributedSampler` repeats to even
+    The state is that of `DiscriminantRatio`: in a `MetricCollection` both share it, and each batch is added once.
+    Batches and ranks are merged in float64. A metric does not see which samples a `DistributedSampler` repeats to even
     out the ranks, and counts them again; `DiscriminantRatioMonitor` leaves them out.
 
     Args:
@@ -36,14 +36,14 @@ class VarianceRatio(ClassMomentsMetric):
         super().__init__(normalize=normalize, **kwargs)
 
     def compute(self) -> Tensor:
-        """Compute the ratio over all items; NaN before the first one and where it is undefined (see `variance_ratio`)."""
+        """Compute the ratio over all items, larger is better; NaN before the first one and where it is undefined."""
         value = variance_ratio_of_set(self._moments()).value if len(self.counts) else torch.nan
         return torch.tensor(value, device=self.device)
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """Interval of the ratio, with classes as the independent units; NaN for fewer than three of them.
 
-        Over the items of all processes, so that each of them has to call it.
+        The items are those of all processes, so every process must call it.
         """
         with self.sync_context(dist_sync_fn=self.dist_sync_fn):
             if len(self.counts) == 0:

@@ -44,31 +44,31 @@ def embedding_map(
     highlighted: Sequence[Any] | None = None,
     most: int = MOST_CLASSES,
 ) -> Figure:
-    """Draw a map of items, some classes each in a colour and with a mark of its own, the others in grey.
+    """Draw a map of items: some classes have a colour and a mark each, all others are grey.
 
-    Names stand on the map where the classes lie apart from each other and every name finds room; else below it.
+    Class names are written on the map if the classes are well separated and every name fits; otherwise below the map.
 
     Args:
         projection: what `project` returned.
-        names: label -> its name, or the names by number; labels are shown as they are without them.
+        names: names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the labels.
         title: a line above the map.
-        highlighted: labels that are to be named, such as those of the weakest classes; the largest classes without them.
-        most: how many classes are named, at most 12.
+        highlighted: labels to name, such as those of the weakest classes; by default the largest classes.
+        most: number of classes to name, 1 to 12.
 
     Returns:
         A figure of 6 inches in width.
 
     Raises:
-        ValueError: no item, or more or fewer classes to name than 1 to 12.
+        ValueError: if there is no item, or the number of classes to name is not 1 to 12.
 
-    Example:
+    Examples:
         >>> from fewshot_callbacks.plots.projection import project
         >>> figure = embedding_map(project(np.eye(4), ["cat", "cat", "dog", "dog"]), title="epoch 3")
     """
     if not len(projection.points):
         raise ValueError("There is no item to draw.")
     if not 1 <= most <= MOST_CLASSES:
-        raise ValueError(f"most is {most}. Use 1 to {MOST_CLASSES}: more colours and marks are not told apart.")
+        raise ValueError(f"most is {most}. Use 1 to {MOST_CLASSES}: more colours and marks cannot be told apart.")
     drawn = np.isfinite(projection.points).all(1)
     points, labels = projection.points[drawn], projection.labels[drawn]
     chosen = _largest(labels, most) if highlighted is None else list(dict.fromkeys(highlighted))[:most]
@@ -205,7 +205,7 @@ def _overlap(one: Placed, other: Placed) -> bool:
 
 
 def _write(figure: Figure, axes: Axes, spots: Sequence[Placed], words: Sequence[str]) -> None:
-    """Write the names on tags with the mark of their class, which nobody takes for an item."""
+    """Write the names on tags with the mark of their class, which cannot be mistaken for items."""
     width, height = (length / figure.dpi for length in axes.get_window_extent().size)
     inches = Affine2D().scale(1 / width, 1 / height) + axes.transAxes
     for number, ((left, bottom, right, top), text) in enumerate(zip(spots, words, strict=True)):

@@ -33,11 +33,11 @@ MARKS: dict[bool, tuple[str, Dashes, str]] = {True: (RELEVANT, "-", "✓"), Fals
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """A query or a gallery item, as a person sees it.
+    """A query or a gallery item, as it is shown.
 
     Attributes:
-        picture: what `to_picture` returned, (height, width, 1 or 3) between 0 and 1; a text, which is shown itself; or
-            None where there is nothing to show.
+        picture: what `to_picture` returned, (height, width, 1 or 3) between 0 and 1; a text, which is drawn as text; or
+            None if there is nothing to show.
         label: the name of its class.
     """
 
@@ -52,9 +52,9 @@ class Neighbour:
     Attributes:
         item: the item.
         score: larger is closer.
-        relevant: whether it is what the query asked for.
-        tied: whether another candidate, shown or not, has the same score; neighbours of one score that are both shown are
-            told without it.
+        relevant: whether it is relevant to the query.
+        tied: whether another candidate, shown or not, has the same score; ties between shown neighbours are also found
+            without it.
     """
 
     item: Item
@@ -65,12 +65,12 @@ class Neighbour:
 
 @dataclass(frozen=True, eq=False)
 class PanelRow:
-    """A query with the neighbours that are shown of it, the closest first.
+    """A query with its shown neighbours, the closest first.
 
     Attributes:
         query: the query.
         neighbours: the first neighbours.
-        caption: what else is known of the query, such as "AP 0.31, first hit at rank 4".
+        caption: a text on the query, such as "AP 0.31, first hit at rank 4".
     """
 
     query: Item
@@ -110,28 +110,28 @@ class _Grid:
 def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
     """Show queries, each with its first neighbours to the right of it, the closest first.
 
-    A relevant neighbour has a solid frame and a check mark, another one a dashed frame in another colour and a cross. Next
-    to the mark are its rank and its score, and "tie" if another one has the same score. More than six neighbours take
-    several lines.
+    A relevant neighbour has a solid frame and a check mark, an irrelevant one a dashed frame in another colour and a
+    cross. Next to the mark are its rank and its score, and "tie" if another candidate has the same score. More than six
+    neighbours take several lines.
 
     Args:
         rows: the queries, from top to bottom.
-        title: a line above all.
+        title: a line above all rows.
 
     Returns:
-        A figure of 6 inches in width and as high as it has to be.
+        A figure of 6 inches in width, as high as its rows.
 
     Raises:
-        ValueError: no row.
+        ValueError: if there is no row.
 
-    Example:
+    Examples:
         >>> cat = Item("a cat on a mat", "cat")
         >>> figure = retrieval_panels([PanelRow(cat, [Neighbour(Item(None, "dog"), 0.8, relevant=False)], "AP 0.25")])
         >>> figure.get_size_inches().round(2).tolist()
         [6.0, 2.32]
     """
     if not rows:
-        raise ValueError("There is no query to show. Hand over at least one row.")
+        raise ValueError("There is no query to show. Pass at least one row.")
     most = max(len(row.neighbours) for row in rows)
     lines = max(1, -(-most // MOST_IN_A_LINE))
     grid = _Grid(columns=max(1, -(-most // lines)), lines=lines)
@@ -240,7 +240,7 @@ def _explain_marks(axes: Axes, level: float) -> None:
 def score_text(score: float) -> str:
     """Write a score in few characters.
 
-    Example:
+    Examples:
         >>> score_text(0.91234), score_text(-123.456), score_text(2.5e7)
         ('0.912', '-123.5', '2.5e+07')
     """

@@ -14,28 +14,28 @@ LONGEST = 256  # pixels: more than a panel shows at 200 pixels per inch
 
 
 def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, longest: int = LONGEST) -> Picture:
-    """Turn an image as a network takes it into a picture as a person sees it.
+    """Convert the input image of a network to a picture that can be shown.
 
-    One channel is shown in grey, two as the grey mean of both, three as red, green and blue, four as red, green, blue and
-    alpha, laid on white; of more, the first three are shown. Bytes, and other integers between 0 and 255, are divided by
-    255. Fractions between 0 and 1 stay as they are. Other values are stretched so that the least becomes black and the
-    greatest white, or are all mid-grey if there is one value alone. NaN and infinity are mid-grey.
+    One channel is shown in grey, two as the grey mean of both, three as red, green and blue, four as red, green, blue
+    and alpha on white; of more than four, the first three are shown. Integers between 0 and 255 are divided by 255.
+    Fractions between 0 and 1 are kept. Other values are stretched so that the smallest becomes black and the largest
+    white, or are all mid-grey if they are equal. NaN and infinity are mid-grey.
 
     Args:
         image: a tensor (channels, height, width) or (height, width); an array (height, width) or (height, width,
-            channels), or with the channels first if only the first axis can be theirs; or an image of Pillow.
-        mean: of the normalisation that is to be undone, for each channel or for all; what it gives is clipped, to 255 if
-            a mean is greater than 1.
-        std: the same, what was divided by.
-        longest: a picture with a longer side is made smaller, by means over squares of pixels.
+            channels), or with the channels first if no other axis can hold the channels; or a Pillow image.
+        mean: mean of the normalisation that is undone, one value or one per channel. The result is clipped to [0, 1],
+            or to [0, 255] if a mean is greater than 1.
+        std: standard deviation of that normalisation, in the same form.
+        longest: a picture with a longer side is reduced, by averaging squares of pixels.
 
     Returns:
-        Values between 0 and 1 in one channel or three.
+        (height, width, 1 or 3) float32 values in [0, 1].
 
     Raises:
-        ValueError: no image, or a number of values in `mean` or `std` that is neither one nor that of the channels.
+        ValueError: if it is not an image, or `mean` or `std` has neither one value nor one per channel.
 
-    Example:
+    Examples:
         >>> import torch
         >>> to_picture(torch.full((1, 2, 2), 51, dtype=torch.uint8))[0, 0], to_picture(torch.rand(7, 8, 9)).shape
         (array([0.2], dtype=float32), (8, 9, 3))
@@ -71,7 +71,8 @@ def _channels_last(image: Any) -> tuple[Float[np.ndarray, "height width channels
         first = array.ndim == 3 and array.shape[-1] > 4 and array.shape[0] in (1, 3, 4)
     if array.ndim not in (2, 3) or array.size == 0 or array.dtype.kind not in "biuf":
         raise ValueError(
-            f"An image has the axes height and width, and perhaps channels, of numbers; this one has the shape "
+            f"An image needs the axes height and width, and optionally channels, and must hold numbers; this one has "
+            f"the shape "
             f"{tuple(array.shape)} and the type {array.dtype}."
         )
     if array.ndim == 2:

@@ -1,4 +1,4 @@
-"""Embeddings in two dimensions, turned so that the maps of successive epochs can be compared."""
+"""Embeddings in two dimensions, aligned so that the maps of successive epochs can be compared."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +20,13 @@ class Projection:
     """Items on a plane.
 
     Attributes:
-        points: a row for each item; NaN where its embedding was not finite.
+        points: (items, 2); NaN where an embedding was not finite.
         labels: the class of each item.
-        ids: which item each row is.
-        method: how it was made.
-        shares: of PCA, each component's share of the variance; None where there is no variance.
+        ids: the identity of each item.
+        method: the method of projection.
+        shares: for PCA, each component's share of the variance; None if there is no variance.
         notes: what a reader of the map should know.
-        aligned: whether it was turned, shifted and scaled to fit an earlier map.
+        aligned: whether it was rotated, shifted and scaled to fit an earlier map.
     """
 
     points: Points
@@ -39,14 +39,14 @@ class Projection:
 
     @property
     def axes(self) -> tuple[str, str]:
-        """What the two axes are, in words."""
+        """Descriptions of the two axes."""
         if self.method != "pca":
             name = {"tsne": "t-SNE", "umap": "UMAP"}[self.method]
-            turned = ", turned to fit the map before" if self.aligned else ""
+            turned = ", aligned with the previous map" if self.aligned else ""
             return f"first axis of {name}, without unit{turned}", f"second axis of {name}, without unit"
         if self.aligned:
             told = "" if self.shares is None else f", {100 * sum(self.shares):.0f} % of the variance"
-            return f"plane of the first two principal components{told}", "turned to fit the map before"
+            return f"plane of the first two principal components{told}", "aligned with the previous map"
         first, second = (
             ("", "") if self.shares is None else (f", {100 * share:.0f} % of the variance" for share in self.shares)
         )
@@ -62,30 +62,31 @@ def project(
     ids: Tensor | np.ndarray | Sequence[Any] | None = None,
     seed: int = 0,
 ) -> Projection:
-    """Project embeddings onto a plane, turned to fit an earlier map of the same items or of the same classes.
+    """Project embeddings onto a plane, aligned with an earlier map of the same items or of the same classes.
 
-    Principal components are always at hand and never change by chance; t-SNE takes scikit-learn and UMAP takes umap-learn,
-    which are looked for only then. The map is shifted, turned or mirrored, and scaled so that the items that are in both
-    maps come as near to their earlier places as can be (orthogonal Procrustes). If fewer than three items are in both, the
-    means of the classes in both serve instead; if fewer than three classes are, the map stays as it is.
+    Principal components need no further package and are deterministic; t-SNE needs scikit-learn and UMAP needs
+    umap-learn, which are imported only then. The map is shifted, rotated or mirrored, and scaled so that the items in
+    both maps come as close to their earlier positions as possible (orthogonal Procrustes). If fewer than three items
+    are in both maps, the means of common classes are aligned instead; if fewer than three classes are common, the map
+    is not aligned.
 
     Args:
-        embeddings: a row for each item; rows that are not finite are left out.
+        embeddings: (items, dim); rows that are not finite are left out.
         labels: class of each item.
-        previous: an earlier map.
+        previous: an earlier map to align with; None for none.
         method: "pca", "tsne" or "umap".
-        ids: which item each row is, to find it in the earlier map; its place without them, provided that both maps have
-            the same labels in the same order.
-        seed: of t-SNE and UMAP.
+        ids: identity of each item, to find it in the earlier map; by default its index, if both maps have the same
+            labels in the same order.
+        seed: seed of t-SNE and UMAP.
 
     Returns:
-        The map; of fewer than five items, and of equal ones, it is that of PCA.
+        The map. For fewer than five items, or if all are equal, it is that of PCA.
 
     Raises:
-        ValueError: no item, an unknown method, or not as many labels or ids as embeddings.
-        ImportError: the package of the method is not installed.
+        ValueError: if there is no item, the method is unknown, or the numbers of labels, ids and embeddings differ.
+        ImportError: if the package of the method is not installed.
 
-    Example:
+    Examples:
         >>> map_ = project(np.array([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0], [4.0, 1.0, 1.0]]), ["a", "a", "b"])
         >>> map_.axes
         ('first principal component, 98 % of the variance', 'second principal component, 2 % of the variance')
@@ -95,10 +96,10 @@ def project(
     vectors, kinds = _array(embeddings).astype(np.float64), _array(labels)
     names = np.arange(len(vectors)) if ids is None else _array(ids)
     if not len(vectors):
-        raise ValueError("There is no embedding to project. Hand over at least one.")
+        raise ValueError("There is no embedding to project. Pass at least one.")
     for what, given in (("labels", kinds), ("ids", names)):
         if len(given) != len(vectors):
-            raise ValueError(f"There are {len(vectors)} embeddings and {len(given)} {what}. Hand over one for each.")
+            raise ValueError(f"There are {len(vectors)} embeddings and {len(given)} {what}. Pass one for each.")
     finite = np.isfinite(vectors).all(1)
     notes = [] if finite.all() else [f"{(~finite).sum():,} of {len(vectors):,} embeddings are not finite: not shown."]
     points = np.full((len(vectors), 2), np.nan)
@@ -153,7 +154,7 @@ def _tsne(vectors: Float[np.ndarray, "items dim"], seed: int) -> Float[np.ndarra
     try:
         from sklearn.manifold import TSNE  # noqa: PLC0415 - only this method needs it
     except ImportError as error:
-        raise ImportError('method="tsne" takes scikit-learn: pip install scikit-learn') from error
+        raise ImportError('method="tsne" needs scikit-learn: pip install scikit-learn') from error
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     start, _ = _principal(vectors)
     start = (1e-4 * start / (start[:, 0].std() or 1.0)).astype(np.float32)  # as scikit-learn scales its own
@@ -165,7 +166,7 @@ def _umap(vectors: Float[np.ndarray, "items dim"], seed: int) -> Float[np.ndarra
     try:
         from umap import UMAP  # noqa: PLC0415 - only this method needs it
     except ImportError as error:
-        raise ImportError('method="umap" takes umap-learn: pip install umap-learn') from error
+        raise ImportError('method="umap" needs umap-learn: pip install umap-learn') from error
     start, _ = _principal(vectors)
     start = (10 * start / (np.abs(start).max() or 1.0)).astype(np.float32)
     neighbours = min(15, len(vectors) - 1)
@@ -178,7 +179,9 @@ def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
     if len(here) < 3:
         here, there = _common_classes(new, old)
     if len(here) < 3:
-        return replace(new, notes=(*new.notes, "Fewer than three items or classes are in the map before: not aligned."))
+        return replace(
+            new, notes=(*new.notes, "Fewer than three items or classes are in the previous map: not aligned.")
+        )
     centre, target = here.mean(0), there.mean(0)
     turn, stretch = orthogonal_procrustes(here - centre, there - target)
     size = ((here - centre) ** 2).sum()

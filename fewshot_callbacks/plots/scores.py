@@ -1,4 +1,4 @@
-"""Figures of one evaluation: scores of pairs, their curves with operating points, recall@k, classes that fail."""
+"""Figures of one evaluation: pair scores, curves with operating points, recall@k, and the weakest classes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,12 +47,12 @@ RATES = (1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.
 
 @dataclass(frozen=True)
 class Mark:
-    """An operating point on a figure; the same place in the list has the same colour and mark in every figure.
+    """An operating point on a figure; the same index in the list has the same colour and mark in every figure.
 
     Attributes:
-        name: such as "best F1" or "precision 0.95".
-        threshold: the score from which a pair is accepted; not drawn if it is NaN or infinite.
-        x: where it is on a curve: its recall, or its false match rate.
+        name: a name such as "best F1" or "precision 0.95".
+        threshold: lowest score at which a pair is accepted; not drawn if it is NaN or infinite.
+        x: its recall, or its false match rate.
         y: its precision, or its false non-match rate.
     """
 
@@ -73,7 +73,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often items of another class were retrieved for the queries of a class."""
+    """The number of items of another class that were retrieved for the queries of a class."""
 
     query: str
     retrieved: str
@@ -91,7 +91,16 @@ def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str 
         log: whether densities are on a logarithmic scale, on which tails can be seen.
 
     Raises:
-        ValueError: no pair, or edges that do not fit the bins or do not ascend.
+        ValueError: if there is no pair, or the edges do not fit the bins or do not ascend.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> counts = PairCounts(np.array([0.5]), np.array([3]), np.array([2]), 4, 20,
+        ...                     np.array([0.0, 0.5, 1.0]), np.array([1, 3]), np.array([18, 2]))
+        >>> float(score_histograms(counts, [Mark("best F1", 0.5)]).get_figwidth())
+        6.0
     """
     edges, relevant, irrelevant = _merged(counts)
     figure, axes = _one_plot(title, "score of a pair", "density", 2 + len(marks))
@@ -135,15 +144,23 @@ def precision_recall_curve(
     """Draw pooled precision over pooled recall, with the operating points that were chosen.
 
     Args:
-        recall: at each threshold; any order.
-        precision: at the same thresholds; NaN is left out.
+        recall: recall at each threshold, in any order.
+        precision: precision at the same thresholds; NaN is left out.
         marks: operating points, x is recall and y precision.
         title: a line above the figure.
-        area: the area under the curve, told in the legend.
+        area: the area under the curve, shown in the legend.
         chance: the share of relevant pairs among all, the precision of a random order, drawn as a line.
 
     Raises:
-        ValueError: no threshold.
+        ValueError: if there is no threshold.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> figure = precision_recall_curve(np.array([0.5, 1.0]), np.array([1.0, 0.8]), [Mark("best F1", 0.4, 1.0, 0.8)])
+        >>> float(figure.get_figwidth())
+        6.0
     """
     keep = np.isfinite(recall) & np.isfinite(precision)
     if not keep.any():
@@ -182,7 +199,15 @@ def error_tradeoff_curve(
         title: a line above the figure.
 
     Raises:
-        ValueError: no threshold.
+        ValueError: if there is no threshold.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> figure = error_tradeoff_curve(np.array([0.001, 0.01, 0.1]), np.array([0.4, 0.2, 0.05]))
+        >>> float(figure.get_figwidth())
+        6.0
     """
     if not len(false_match_rate):
         raise ValueError("There is no threshold with error rates to draw.")
@@ -197,7 +222,7 @@ def error_tradeoff_curve(
     )
     axes.plot(ndtri(matches[order]), ndtri(rejections[order]), color=BLUE, label="all thresholds")
     if not drawn.any():
-        axes.text(0.5, 0.5, "no threshold makes both kinds of errors", ha="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "no threshold has both kinds of errors", ha="center", transform=axes.transAxes)
     _deviate_axis(axes, "x", matches)
     _deviate_axis(axes, "y", rejections)
     ends = (max(axes.get_xlim()[0], axes.get_ylim()[0]), min(axes.get_xlim()[1], axes.get_ylim()[1]))
@@ -213,11 +238,18 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
     """Draw recall@k over k, on a logarithmic scale where k grows more than tenfold.
 
     Args:
-        series: name -> k -> recall@k, such as {"recall@k": report.recall_at}; NaN is left out.
+        series: name of a curve -> k -> recall@k, such as {"recall@k": report.recall_at}; NaN is left out.
         title: a line above the figure.
 
     Raises:
-        ValueError: no value.
+        ValueError: if there is no value.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> float(recall_at_k_curve({"recall@k": {1: 0.6, 5: 0.8, 10: 0.9}}).get_figwidth())
+        6.0
     """
     known = {name: {k: v for k, v in values.items() if math.isfinite(v)} for name, values in series.items()}
     known = {name: values for name, values in known.items() if values}
@@ -252,17 +284,25 @@ def weakest_classes(
     overall: float | None = None,
     most: int = 15,
 ) -> Figure:
-    """Draw the classes of the least values as horizontal bars, the weakest at the top.
+    """Draw the classes with the lowest values as horizontal bars, the weakest at the top.
 
     Args:
         classes: all classes, in any order; those whose value is NaN are left out.
         title: a line above the figure.
-        metric: what the values are, between 0 and 1.
-        overall: the mean of all, drawn as a line.
-        most: how many are shown.
+        metric: name of the values, which lie in [0, 1].
+        overall: the mean over all classes, drawn as a line.
+        most: largest number of bars.
 
     Raises:
-        ValueError: no class with a value.
+        ValueError: if no class has a value.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> figure = weakest_classes([ClassScore("owl", 0.9, 12), ClassScore("heron", 0.3, 8)], overall=0.66)
+        >>> float(figure.get_figwidth())
+        6.0
     """
     known = sorted((each for each in classes if math.isfinite(each.value)), key=lambda each: (each.value, each.name))
     if not known:
@@ -286,10 +326,17 @@ def confused_classes(confusions: Sequence[Confusion], title: str = "", *, most: 
     Args:
         confusions: pairs in any order.
         title: a line above the figure.
-        most: how many are shown.
+        most: largest number of bars.
 
     Raises:
-        ValueError: no pair.
+        ValueError: if there is no pair.
+
+    Returns:
+        A figure of 6 inches in width.
+
+    Examples:
+        >>> float(confused_classes([Confusion("owl", "heron", 5), Confusion("heron", "owl", 2)]).get_figwidth())
+        6.0
     """
     if not confusions:
         raise ValueError("There is no confused pair of classes to draw.")

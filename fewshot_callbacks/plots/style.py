@@ -53,7 +53,7 @@ RESOLUTION: dict[Format, int] = {"png": 200, "svg": 200}  # an SVG's pictures ha
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Draw in the style of the package, whatever the user's settings of matplotlib are, and leave these as they were."""
+    """Draw in the style of the package, regardless of the user's matplotlib settings, which are restored afterwards."""
     settings = {
         "font.family": list(families()),
         "font.size": TEXT,
@@ -82,7 +82,7 @@ def house_style() -> Iterator[None]:
         "figure.constrained_layout.h_pad": 0.07,  # inches
         "figure.constrained_layout.w_pad": 0.07,
         "lines.linewidth": 1.6,
-        "svg.fonttype": "path",  # text takes the room that it was given, whatever fonts the reader has
+        "svg.fonttype": "path",  # text keeps its size, whatever fonts the reader has
         "svg.hashsalt": "fewshot-callbacks",  # the same figure gives the same file
     }
     with matplotlib.style.context(["default", settings]):
@@ -107,17 +107,17 @@ def in_house_style(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) -> Figure:
-    """Make an empty figure off-screen, which pyplot knows nothing of.
+    """Make an empty off-screen figure, which is not registered with pyplot.
 
     Args:
-        height: in inches.
-        width: in inches; the 6 of all figures make 600 pixels on a screen.
-        arranged: whether matplotlib finds room for all labels; without it the caller places everything.
+        height: height in inches.
+        width: width in inches; the default of 6 makes 600 pixels on a screen.
+        arranged: whether matplotlib arranges the axes so that all labels fit; if not, the caller places everything.
 
     Returns:
         A figure with a canvas for pixels.
 
-    Example:
+    Examples:
         >>> new_figure(4).get_size_inches().tolist()
         [6.0, 4.0]
     """
@@ -127,20 +127,20 @@ def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) ->
 
 
 def encode(figure: Figure, file_format: Format = "png", resolution: float | None = None) -> bytes:
-    """Turn a figure into the content of a file; the same figure gives the same bytes.
+    """Encode a figure as the content of a file; the same figure gives the same bytes.
 
     Args:
-        figure: what to encode.
+        figure: the figure.
         file_format: "png" or "svg".
-        resolution: pixels per inch; 200 without one, that is 1,200 pixels for a figure of 6 inches.
+        resolution: pixels per inch, by default 200, that is 1,200 pixels for a figure of 6 inches.
 
     Returns:
         The content of the file.
 
     Raises:
-        ValueError: another format.
+        ValueError: if the format is neither.
 
-    Example:
+    Examples:
         >>> encode(new_figure(1))[1:4]
         b'PNG'
     """
@@ -156,15 +156,22 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
 
 
 def save(figure: Figure, path: str | Path, resolution: float | None = None) -> None:
-    """Write a figure as the PNG or the SVG that the name of the file asks for.
+    """Write a figure as a PNG or SVG file, depending on the ending of the file name.
 
     Args:
-        figure: what to write.
+        figure: the figure.
         path: a name that ends in .png or .svg.
-        resolution: pixels per inch; 200 without one.
+        resolution: pixels per inch, by default 200.
 
     Raises:
-        ValueError: another ending.
+        ValueError: if the name has another ending.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(new_figure(1), Path(folder) / "empty.png")
+        ...     print((Path(folder) / "empty.png").stat().st_size > 0)
+        True
     """
     path = Path(path)
     ending = path.suffix.lower().removeprefix(".")
@@ -178,7 +185,7 @@ def save(figure: Figure, path: str | Path, resolution: float | None = None) -> N
 def pixels(figure: Figure, resolution: float = 100) -> np.ndarray:
     """Draw a figure as an array of uint8 with the axes height, width, (red, green, blue).
 
-    Example:
+    Examples:
         >>> pixels(new_figure(1)).shape
         (100, 600, 3)
     """

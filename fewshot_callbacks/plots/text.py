@@ -51,12 +51,12 @@ def readable(text: object) -> str:
     4,000 characters loses its middle.
 
     Args:
-        text: a label, a name or whatever else has a text.
+        text: a label, a name or any other value, converted by `str`.
 
     Returns:
         The text, in which a dollar sign starts no formula.
 
-    Example:
+    Examples:
         >>> readable("two\nlines"), readable("price $5"), readable("cat \U00013000"), readable("\U00013000")
         ('two lines', 'price \\$5', 'cat □', 'U+13000')
     """
@@ -96,7 +96,7 @@ def shorten(text: object, width: float, size: float) -> str:
     Returns:
         The text, or its beginning and its end with an ellipsis between them.
 
-    Example:
+    Examples:
         >>> shorten("Black_footed_Albatross_0046", 1.0, 8)
         'Black_fo…_0046'
     """
@@ -126,9 +126,9 @@ def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
         size: of the font, in points.
 
     Returns:
-        At most so many lines; the last one ends with an ellipsis if there was more.
+        At most `lines` lines; the last one ends with an ellipsis if text was cut.
 
-    Example:
+    Examples:
         >>> wrap("where is the nearest station, please?", 0.8, 2, 8)
         ['where is the', 'nearest…']
     """

@@ -1,4 +1,4 @@
-"""Sees that the exponent of the distance-ratio head stays a number."""
+"""Checks that the exponent of the distance-ratio head stays finite."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ExponentWatch:
                 raise ValueError(
                     f"rho of the distance-ratio head became {rho} at step {step} (ln rho = {log_rho:.4g}); "
                     f"{before.format(*self._last or ())}. The training has diverged: lower the learning rate, clip "
-                    "gradients (Trainer(gradient_clip_val=1.0)), or look for images that are not finite. Checkpoints from "
-                    "before are whole."
+                    "gradients (Trainer(gradient_clip_val=1.0)), or look for images that are not finite. Earlier "
+                    "checkpoints are not affected."
                 )
             self._last = step, rho

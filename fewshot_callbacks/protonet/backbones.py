@@ -18,11 +18,11 @@ class Conv4(nn.Module):
     Args:
         in_channels: Channels of the images: 3 for colour, 1 for gray.
         width: Filters of each convolution.
-        init: How the 3x3 weights are drawn. `"pytorch"`: uniform, PyTorch's default, with the standard deviation
-            1 / sqrt(3 * 9 * inputs), 0.024 for 64 inputs. `"he_fan_out"`: normal with sqrt(2 / (9 * width)), 0.059
-            for 64 filters, as in ResNet and in the programs of Chen et al. and of the distance-ratio paper. Batch norm
-            takes the scale out of the features, so both begin as equally good networks; but Adam's first steps have the
-            same size for both: a learning rate of 1e-3 is 4 % of a weight of the one and 1.7 % of the other.
+        init: How the 3x3 weights are drawn. `"pytorch"`: uniform, PyTorch's default, with the standard deviation 1 /
+            sqrt(3 * 9 * inputs), 0.024 for 64 inputs. `"he_fan_out"`: normal with sqrt(2 / (9 * width)), 0.059 for 64
+            filters, as in ResNet and in the programs of Chen et al. and of the distance-ratio paper. Batch norm removes
+            the scale from the features, so both begin as equally good networks; but Adam's first steps have the same
+            size for both: a learning rate of 1e-3 is 4 % of a weight of the first and 1.7 % of the second.
 
     Raises:
         ValueError: If `in_channels` or `width` is not positive, or `init` is unknown.
@@ -56,7 +56,7 @@ class Conv4(nn.Module):
         )
 
     def output_dim(self, image_size: int | tuple[int, int]) -> int:
-        """Length of the embedding of an image.
+        """Compute the length of the embedding of an image.
 
         Args:
             image_size: Side of a square image, or (height, width), in pixels; at least 16.
@@ -74,8 +74,8 @@ class Conv4(nn.Module):
         height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
         if min(height, width) < 16:
             raise ValueError(
-                f"Conv4 halves the image four times; {height}x{width} pixels leave nothing. "
-                "Resize the images to 16x16 or more."
+                f"Conv4 halves the image four times; {height}x{width} pixels are too few. Resize the images to 16x16 "
+                f"or more."
             )
         return self.width * (height // 16) * (width // 16)
 
@@ -107,7 +107,7 @@ class Conv4(nn.Module):
 
 
 def resnet18(in_channels: int = 3) -> nn.Module:
-    """Torchvision's ResNet-18 without its classifier, randomly initialised.
+    """Build torchvision's ResNet-18 without its classifier, randomly initialised.
 
     Args:
         in_channels: Channels of the images; for other than 3 the first convolution is replaced, and initialised in
@@ -115,7 +115,7 @@ def resnet18(in_channels: int = 3) -> nn.Module:
 
     Returns:
         A module that maps images (batch, in_channels, height, width) to embeddings (batch, 512) for every image size;
-        224x224 is the usual one.
+        224x224 is usual.
 
     Raises:
         ValueError: If `in_channels` is not positive.
@@ -145,7 +145,7 @@ def make_backbone(backbone: str | nn.Module, in_channels: int = 3) -> nn.Module:
     Args:
         backbone: `"conv4"` (`Conv4`), `"resnet18"` (`resnet18`), or any module that maps a batch of
             inputs to embeddings (batch, dim).
-        in_channels: Channels of the images; a module that is passed through has its own.
+        in_channels: Channels of the images; has no effect on a module.
 
     Returns:
         The backbone.

@@ -1,4 +1,4 @@
-"""Heads outside episodes: over learned class vectors, and over a support set that stays."""
+"""Heads outside episodes: over learned class vectors, and over a fixed support set."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fewshot_callbacks.protonet.representations import Representation, check_rep
 class ClassVectors(nn.Module):
     """An ordinary classifier layer whose weights are points: one learned vector per class, scored by a head.
 
-    With `DistanceRatioHead(distance="angular")` or `"unit_euclidean"` it takes the place of a cosine-margin classifier
-    (NormFace, CosFace, ArcFace); its confidence is largest at the vector of a class, which the confidence of those is
-    not (appendix E of the paper).
+    With `DistanceRatioHead(distance="angular")` or `"unit_euclidean"` it can replace a cosine-margin classifier
+    (NormFace, CosFace, ArcFace). Its confidence is largest at the vector of a class, which does not hold for those
+    classifiers (appendix E of the paper).
 
     Args:
-        classes: How many, at least 1.
+        classes: Number of classes, at least 1.
         dim: Length of the embeddings, at least 1.
         head: Maps (items, dim) embeddings and (classes, dim) vectors to logits; by default the distance-ratio head
             with angular distances.
@@ -56,25 +56,26 @@ class ClassVectors(nn.Module):
         self.head = DistanceRatioHead(distance="angular") if head is None else head
 
     def forward(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items classes"]:
-        """Logits of each class.
+        """Compute the logits of each class.
 
         Args:
             embeddings: One per item.
 
         Returns:
-            Logits, larger is closer.
+            Logits, (items, classes); larger is closer.
         """
         logits: Tensor = self.head(embeddings, self.vectors)
         return logits
 
     def probabilities(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items classes"]:
-        """Probability of each class.
+        """Compute the probability of each class.
 
         Args:
             embeddings: One per item.
 
         Returns:
-            Numbers in [0, 1] that sum to 1; in at least float32, made in float64 where the device has it.
+            (items, classes) values in [0, 1] that sum to 1 in each row; computed in float64 if the device supports it,
+            returned in at least float32.
 
         Raises:
             ValueError: If an embedding or its logits are not finite.
@@ -91,19 +92,20 @@ class ClassVectors(nn.Module):
 
 
 class SupportClassifier(nn.Module):
-    """A few-shot classifier: shown a few labelled embeddings, it names the class of others.
+    """A few-shot classifier: it is fitted to a few labelled embeddings, and predicts the classes of others.
 
     Args:
         head: Maps (queries, dim) and (points, dim) to logits (queries, points), larger is closer.
-        representation: `"mean"`: a class is the mean of its support; `"nearest"`: its support point that is nearest to the
-            query.
-        embed: from what is given to `fit`, `predict` and the others to embeddings; by default embeddings are given.
+        representation: `"mean"`: a class is represented by the mean of its support; `"nearest"`: by its support point
+            that is nearest to the query.
+        embed: Maps the inputs of `fit`, `predict` and the other methods to embeddings; by default the inputs are
+            embeddings.
 
     The support is not part of the `state_dict`: after loading, `fit` again.
 
     Attributes:
         classes: The labels of the support, sorted, (classes,); the columns of logits and probabilities. None before `fit`.
-            Where labels were words: their places in `class_names`.
+            If labels were words: their indices in `class_names`.
         class_names: The words of the support, sorted; None where labels were integers.
 
     Raises:
@@ -136,10 +138,10 @@ class SupportClassifier(nn.Module):
         self._class_of_point = torch.empty(0, dtype=torch.int64)  # (points,): positions in `classes`
 
     def fit(self, items: Any, labels: Any) -> SupportClassifier:
-        """Remember the support; what was remembered before is forgotten.
+        """Store the support, replacing an earlier one.
 
         Args:
-            items: One embedding per labelled item, detached from any graph here; or what `embed` takes.
+            items: One embedding per labelled item, which is detached; or what `embed` takes.
             labels: The class of each, any integers or words; classes may have different numbers of items.
 
         Returns:
@@ -164,13 +166,14 @@ class SupportClassifier(nn.Module):
 
     @torch.no_grad()
     def probabilities(self, items: Any) -> Float[Tensor, "queries classes"]:
-        """Probability of each class, in the order of `classes`.
+        """Compute the probability of each class, in the order of `classes`.
 
         Args:
             items: One embedding per query, or what `embed` takes.
 
         Returns:
-            Numbers in [0, 1] that sum to 1; in at least float32, made in float64 where the device has it.
+            (items, classes) values in [0, 1] that sum to 1 in each row; computed in float64 if the device supports it,
+            returned in at least float32.
 
         Raises:
             ValueError: Before `fit`, for embeddings of another length, or if an embedding or its logits are not finite.
@@ -181,7 +184,7 @@ class SupportClassifier(nn.Module):
 
     @torch.no_grad()
     def predict(self, items: Any) -> Int[Tensor, "queries"] | list[str]:
-        """Predict the label of the class with the largest logit; of several, the smallest label.
+        """Predict the label of the class with the largest logit; of tied classes, the smallest label.
 
         Args:
             items: One embedding per query, or what `embed` takes.
@@ -197,13 +200,13 @@ class SupportClassifier(nn.Module):
         return labels if self.class_names is None else [self.class_names[label] for label in labels.tolist()]
 
     def forward(self, items: Any) -> Float[Tensor, "queries classes"]:
-        """Logits of each class, in the order of `classes`; NaN for an embedding that is not finite.
+        """Compute the logits of each class, in the order of `classes`; NaN for an embedding that is not finite.
 
         Args:
             items: One embedding per query, or what `embed` takes.
 
         Returns:
-            Logits, larger is closer.
+            Logits, (items, classes); larger is closer.
 
         Raises:
             ValueError: Before `fit`, or for embeddings of another length.
@@ -242,7 +245,7 @@ class SupportClassifier(nn.Module):
     def _seen_classes(self) -> Tensor:
         if self.classes is None:
             raise ValueError(
-                f"This {type(self).__name__} has not seen a support set, so it knows no class. Call "
+                f"This {type(self).__name__} has no support set yet. Call "
                 "fit(support_embeddings, support_labels) first."
             )
         return self.classes
@@ -254,12 +257,13 @@ def _exact(embeddings: Tensor) -> Tensor:
 
 
 def _refuse_undecided(logits: Tensor, call: str) -> None:
-    """Refuse queries whose largest logit is no finite number: all are -inf, or some are NaN or +inf."""
+    """Refuse queries whose largest logit is not finite: all are -inf, or some are NaN or +inf."""
     undecided = (~logits.amax(dim=-1).isfinite()).nonzero().flatten()
     if len(undecided):
         raise ValueError(
             f"{call}: the logits of {len(undecided)} of {len(logits)} embeddings are not finite, the first at index "
-            f"{int(undecided[0])}, so that no class is the nearest. Check the head (its rho, its class vectors), and scale "
+            f"{int(undecided[0])}, so no class can be predicted. Check the head (its rho, its class vectors), and "
+            f"scale "
             "down embeddings whose squared distances overflow."
         )
 

@@ -1,4 +1,4 @@
-"""Any backbone with any loss of (embeddings, labels), as a LightningModule, in batches larger than memory."""
+"""A LightningModule for any backbone with any loss of (embeddings, labels), in batches larger than memory."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from fewshot_callbacks.protonet.pieces import embed_in_pieces, of_all_processes
 
 
 class EmbeddingModule(LightningModule):
-    """Trains a backbone with a loss of a whole batch of embeddings, which is embedded a piece at a time.
+    """Trains a backbone with a loss of a whole batch of embeddings; the batch can be embedded in smaller pieces.
 
-    The loss sees the batch of all processes together: under DDP embeddings and labels are gathered, with gradients, and the
-    step is that of one process with the joined batch. Optimisation is automatic, so that precision, gradient clipping,
-    `accumulate_grad_batches` and schedulers work as in any module.
+    The loss is computed on the joined batch of all processes: under DDP, embeddings and labels are gathered with
+    gradients, and the step equals that of one process with the joined batch. Optimisation is automatic, so that
+    precision, gradient clipping, `accumulate_grad_batches` and schedulers work as in any module.
 
-    Logged while training: `train/loss`, and with `SoftAveragePrecisionLoss` `train/soft_AP` (one minus the loss) and, every
-    `ap_every_n_steps`, `train/batch_AP`, the exact mean average precision of the same batch, which loggers get on these
-    steps alone, regardless of the Trainer's `log_every_n_steps`. Steps return `embeddings` and
-    `labels`, so that the monitors attach without an argument.
+    Logged while training: `train/loss`, and with `SoftAveragePrecisionLoss` `train/soft_AP` (one minus the loss) and,
+    every `ap_every_n_steps`, `train/batch_AP`, the exact mean average precision of the same batch, which loggers
+    receive only on these steps, regardless of the Trainer's `log_every_n_steps`. Steps return `embeddings` and
+    `labels`, so that the monitors need no `source`.
 
     Args:
         backbone: The network from images to embeddings: `conv4`, `resnet18`, or any module that returns (images, dim).
-        loss: Called as `loss(embeddings, labels)`, returns a scalar. Parameters that it has are trained, too.
+        loss: Called as `loss(embeddings, labels)`, returns a scalar. If it has parameters, they are trained, too.
         in_channels: Channels of the images, for a backbone given by name.
-        micro_batch: Images that are embedded at a time in training. Memory is that of one such piece, and of the embeddings
-            of the batch; time that of one more forward pass. Gradients are those of the whole batch. Batch norm normalises
-            each piece by itself, and updates its running statistics once for each. Layers are run twice: one whose output
-            depends on a buffer that it changes itself, such as spectral norm, starts its second pass from the changed
-            buffer, and its gradients are not quite those of the whole batch. None embeds the batch at once.
-        ap_every_n_steps: How often `train/batch_AP` is logged; 0 for never.
+        micro_batch: Number of images that are embedded at a time in training. It takes the memory of one such piece and
+            of the embeddings of the batch, and the time of one additional forward pass; gradients are those of the
+            whole batch. Batch norm normalises each piece separately, and updates its running statistics once per piece.
+            Each layer runs twice. A layer whose output depends on a buffer that it changes itself, such as spectral
+            norm, starts its second pass from the changed buffer, and its gradients are not exactly those of the whole
+            batch. None embeds the whole batch at once.
+        ap_every_n_steps: Log `train/batch_AP` once in this number of steps; 0 for never.
         learning_rate: Step size of Adam, positive.
-        optimizer: From parameters to an optimiser, instead of Adam.
-        scheduler: From the optimiser to a learning-rate scheduler that steps at each epoch; none without it.
+        optimizer: Function from the parameters to an optimiser, instead of Adam.
+        scheduler: Function from the optimiser to a learning-rate scheduler that steps at each epoch; by default none.
 
     Raises:
         ValueError: For settings out of range; while training, if `micro_batch` is larger than the first batch, the backbone
             returns anything but (images, dim), or the loss no scalar.
 
-    Note:
-        A backbone or loss that is passed as a module is not written into the hyperparameters of a checkpoint, only its
-        weights are: give it again to `load_from_checkpoint`. Configured with LightningCLI (`class_path`), it is rebuilt by
-        itself.
+    Note: If a backbone or loss is passed as a module, the checkpoint holds its weights but not its construction: pass
+    it again to `load_from_checkpoint`. If it is configured with LightningCLI (`class_path`), it is rebuilt
+    automatically.
 
     References:
         Revaud, Almazan, Rezende, de Souza, "Learning with Average Precision: Training Image Retrieval with a Listwise Loss",
@@ -80,7 +80,7 @@ class EmbeddingModule(LightningModule):
         super().__init__()
         if micro_batch is not None and micro_batch < 1:
             raise ValueError(
-                f"EmbeddingModule(micro_batch={micro_batch}): a piece holds an image. Use 1 or more, or None."
+                f"EmbeddingModule(micro_batch={micro_batch}): a piece needs at least one image. Use 1 or more, or None."
             )
         if ap_every_n_steps < 0:
             raise ValueError(f"EmbeddingModule(ap_every_n_steps={ap_every_n_steps}): use 1 or more, or 0 for never.")
@@ -129,13 +129,13 @@ class EmbeddingModule(LightningModule):
             `loss`, and for callbacks the detached `embeddings` and the `labels` of the batch of this process.
 
         Raises:
-            ValueError: If `micro_batch` is larger than the first batch of an epoch, or the loss is no scalar.
+            ValueError: If `micro_batch` is larger than the first batch of an epoch, or the loss is not a scalar.
         """
         images, labels = batch
         if batch_idx == 0 and self.micro_batch is not None and self.micro_batch > len(images):
             raise ValueError(
-                f"EmbeddingModule(micro_batch={self.micro_batch}): the batch has {len(images)} images, which would not be "
-                f"cut. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
+                f"EmbeddingModule(micro_batch={self.micro_batch}): the batch has {len(images)} images, which is a "
+                f"single piece. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
             )
         embeddings = self(images)
         every_embedding, every_label = of_all_processes(embeddings), of_all_processes(self._targets(labels))

@@ -27,7 +27,7 @@ UNKNOWN_EPISODES = "unknown"
 
 @dataclass(frozen=True)
 class EpisodeProtocol:
-    """Which episodes an evaluation draws: the numbers that must be equal for two accuracies to be comparable.
+    """Sizes, number and seed of evaluation episodes; they must be equal for two accuracies to be comparable.
 
     Args:
         ways: classes per episode, at least 2.
@@ -93,16 +93,16 @@ def evaluate_episodes(
     representation: Representation = "mean",
     device: torch.device | None = None,
 ) -> EpisodeAccuracy:
-    """Few-shot accuracy of stored embeddings over a list of episodes.
+    """Compute the few-shot accuracy of stored embeddings over a list of episodes.
 
-    In evaluation mode the embedding of an image does not depend on the episode that it is in, so embedding each image
-    once and drawing the episodes among the embeddings gives what forwarding every episode would.
+    In evaluation mode the embedding of an image does not depend on its episode. Embedding each image once and drawing the
+    episodes among the embeddings therefore gives the same result as a forward pass of every episode.
 
     Args:
         embeddings: (items, dim), one row per image, finite, any floating dtype.
         labels: (items,), the class of each image, integers or words.
         head: maps (episodes, query, dim) queries and (episodes, point, dim) points to logits (episodes, query, point).
-            It is called as it is: put a head that has a training mode of its own into evaluation mode first.
+            Its mode is not changed: put a head with a training mode into evaluation mode first.
         episode_list: rows of support and query images, from `sample_episodes` on these labels.
         representation: what represents a class: the `mean` of its support, or its support point `nearest` to the query.
         device: where to score; by default where the embeddings are. The head must be there. Only slices of bounded
@@ -114,7 +114,7 @@ def evaluate_episodes(
 
     Raises:
         ValueError: if embeddings are empty or not finite, labels do not fit them, or the list was drawn for other
-            labels: an index out of range, a class of an episode that mixes labels, or a label twice in an episode.
+            labels: an index is out of range, a class of an episode mixes labels, or an episode has a label twice.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
@@ -283,5 +283,5 @@ def _check_fit(labels: Tensor, episode_list: EpisodeList) -> None:
     if foreign.any():
         raise ValueError(
             f"The episode list was drawn for other labels: in {int(foreign.sum())} of its {len(foreign)} episodes a "
-            f"class mixes labels or comes twice. {fix}"
+            f"class mixes labels or occurs twice. {fix}"
         )

@@ -1,4 +1,4 @@
-"""Heads: from the distances between queries and what represents the classes to the logits of the classes."""
+"""Heads: map the distances between queries and class representatives to logits of the classes."""
 
 import math
 from abc import abstractmethod
@@ -22,14 +22,15 @@ def prototypes(
 
     Args:
         support: Support embeddings, one row of shots per class, after any number of leading episode dimensions.
-        on_sphere: Take the mean of the directions, each embedding scaled to length 1, for a head on the unit sphere (which
-            scales the mean to length 1 in its turn).
+        on_sphere: Take the mean of the embeddings scaled to length 1, for a head on the unit sphere (which then scales
+            the mean to length 1, too).
 
     Returns:
-        One prototype per class, in at least float32: half precision would round the mean of nearby embeddings away.
+        One prototype per class, in at least float32, since half precision would lose the differences between nearby
+        embeddings.
 
     Raises:
-        ValueError: Without a single shot; the mean of nothing is not a prototype.
+        ValueError: If there are no shots.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
@@ -54,17 +55,17 @@ def squared_distances(
     points: Float[Tensor, "*episodes point dim"],
     distance: Distance = "euclidean",
 ) -> Float[Tensor, "*episodes query point"]:
-    """Squared distance of each query to each point that represents a class.
+    """Compute the squared distance of each query to each point that represents a class.
 
-    Euclidean distances are summed from the differences of the coordinates. The shorter road over a matrix product
-    (`|q|^2 + |p|^2 - 2 qp`) cancels when the embeddings share a large offset, and can even turn negative; this one does
-    not. Angles come from the chord and the chord to the opposite point, `2 atan2(|q - p|, |q + p|)`, which stays exact
-    where the arc cosine loses all digits, near 0. Autocast is off inside, so the distances of half-precision
-    embeddings are float32.
+    Euclidean distances are summed from the differences of the coordinates. The faster formula with a matrix product
+    (`|q|^2 + |p|^2 - 2 qp`) loses digits when the embeddings share a large offset, and can even become negative; this
+    one does not. Angles come from the chord and the chord to the opposite point, `2 atan2(|q - p|, |q + p|)`, which
+    stays exact where the arc cosine loses all digits, near 0. Autocast is off inside, so the distances of
+    half-precision embeddings are float32.
 
     Args:
         query: Query embeddings.
-        points: What represents the classes, with the same leading episode dimensions as `query`.
+        points: Points that represent the classes, with the same leading episode dimensions as `query`.
         distance: `"euclidean"`; `"unit_euclidean"`: the chord between both, scaled to length 1, in [0, 2]; `"angular"`:
             the arc between these, in [0, pi]. An embedding of length 0 has no direction: it stays at the origin,
             at chord 1 and angle pi / 2 from every point, and gets no gradient.
@@ -141,9 +142,9 @@ def check_distance(distance: str, owner: str) -> None:
 
 
 class DistanceHead(nn.Module):
-    """Base of the heads: logits that fall with the distance of a query to what represents a class.
+    """Base of the heads: a logit falls with the distance of the query to the point that represents a class.
 
-    What represents the classes is the caller's: prototypes, single support points, or learned vectors.
+    The caller chooses these points: prototypes, single support points, or learned vectors.
 
     Args:
         distance: See `squared_distances`.
@@ -156,12 +157,12 @@ class DistanceHead(nn.Module):
 
     @property
     def on_sphere(self) -> bool:
-        """Whether only the directions of embeddings count."""
+        """Whether the head depends only on the directions of embeddings."""
         return self.distance != "euclidean"
 
     @abstractmethod
     def logits(self, squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Logits of squared distances.
+        """Compute the logits of squared distances.
 
         Args:
             squared: Squared distances, in at least float32.
@@ -177,7 +178,7 @@ class DistanceHead(nn.Module):
 
         Args:
             query: Query embeddings.
-            points: What represents the classes, with the same leading episode dimensions as `query`.
+            points: Points that represent the classes, with the same leading episode dimensions as `query`.
 
         Returns:
             Logits, larger is closer, in at least float32 also under autocast.
@@ -192,8 +193,8 @@ class DistanceHead(nn.Module):
 class SoftmaxHead(DistanceHead):
     """The head of prototypical networks: the logit of a class is minus the squared distance to its prototype.
 
-    No parameters. The probabilities depend on the scale of the embeddings: doubling all of them multiplies the logits
-    by 4.
+    It has no parameters. The probabilities depend on the scale of the embeddings: doubling all of them multiplies the
+    logits by 4.
 
     Args:
         distance: See `squared_distances`. With `"unit_euclidean"` this is the softmax over cosine similarities, times 2.
@@ -218,17 +219,17 @@ class SoftmaxHead(DistanceHead):
 class DistanceRatioHead(DistanceHead):
     """The distance-ratio head: `p(c) = d_c^-rho / sum_y d_y^-rho`, that is logits `-rho ln d_c`.
 
-    Only ratios of distances count: scaling all embeddings changes no probability. At a prototype the confidence goes to
-    1 for its class and to 0 for the others. `1e-10` is added to the squared distance, so values and gradients
-    stay finite at distance 0. For tiny embeddings it shows: probabilities that scaling changes by less than 1e-6 need
-    all distances above `sqrt(rho) * 3.6e-3` (about 0.01 at the initial rho = 7.39); from there down they flatten, until
-    around 1e-5 all classes become equally likely.
+    Only ratios of distances matter: scaling all embeddings does not change the probabilities. At a prototype the
+    probability of its class is nearly 1. `1e-10` is added to the squared distance, so values and gradients stay finite
+    at distance 0. It has an effect for very small embeddings: scaling changes probabilities by less than 1e-6 if all
+    distances are above `sqrt(rho) * 3.6e-3` (about 0.01 at the initial rho = 7.39). At smaller distances the
+    probabilities flatten, until around 1e-5 all classes become equally likely.
 
-    Logits near -70 carry roundings of 4e-6 in float32, which probabilities inherit at any scale; `probabilities`
-    of `fewshot_callbacks.protonet.classifiers` are made in float64 and do not.
+    In float32, logits near -70 have rounding errors of 4e-6, which carry over to probabilities at any scale; the method
+    `probabilities` of `ClassVectors` and `SupportClassifier` computes in float64 and avoids them.
 
     Args:
-        log_rho: Where the learnable `ln rho` starts; the paper starts at 2.
+        log_rho: Initial value of the learnable `ln rho`; the paper uses 2.
         distance: See `squared_distances`.
 
     Attributes:
@@ -281,7 +282,7 @@ def make_head(head: str | nn.Module, distance: Distance = "euclidean") -> nn.Mod
         head: `"softmax"` (`SoftmaxHead`), `"dr"` (`DistanceRatioHead`), or any module that maps
             `(query, prototypes)` of shapes (..., query, dim) and (..., way, dim) to logits (..., query, way),
             larger is closer.
-        distance: See `squared_distances`; for a head that is given by name. A module has its own.
+        distance: See `squared_distances`; only for a head given by name, since a module has its own.
 
     Returns:
         The head.
@@ -296,8 +297,8 @@ def make_head(head: str | nn.Module, distance: Distance = "euclidean") -> nn.Mod
     if isinstance(head, nn.Module):
         if distance != "euclidean":
             raise ValueError(
-                f"distance={distance!r} came with a head that is a module, {type(head).__name__}, which has its own. Give "
-                f"the distance to the head, as in DistanceRatioHead(distance={distance!r}), or name the head."
+                f"distance={distance!r} cannot be set for a head that is a module ({type(head).__name__}). Give the "
+                f"distance to the head, as in DistanceRatioHead(distance={distance!r}), or name the head."
             )
         return head
     if head == "softmax":

@@ -39,58 +39,58 @@ DEFAULT_PROTOCOL = EpisodeProtocol()
 
 
 class ProtoNet(LightningModule):
-    """A prototypical network: embed, average the support images of each class, compare the queries with the averages.
+    """A prototypical network: it averages the support embeddings of each class, and compares queries with the averages.
 
-    Each training batch `(images, labels)` is one episode, as an `EpisodicBatchSampler` draws it, or `episodes_per_batch`
-    of them in a row; the rows of an episode may come in any order. An evaluation batch is by default a plain
-    batch `(images, labels)`: every image is embedded once, in evaluation mode, and at the end of the epoch a seeded list of
-    episodes is drawn among the embeddings, which gives exactly what forwarding each episode would give. It takes the
-    images in the order of the data set, so that the list is the same at every epoch; leave `shuffle` off.
+    Each training batch `(images, labels)` is one episode, as an `EpisodicBatchSampler` draws it, or
+    `episodes_per_batch` consecutive episodes; the rows of an episode may come in any order. An evaluation batch is by
+    default a plain batch `(images, labels)`: every image is embedded once, in evaluation mode, and at the end of the
+    epoch a seeded list of episodes is drawn among the embeddings, which gives exactly the result of a forward pass of
+    each episode. The list refers to images by their order in the loader, so that it is the same in every epoch; leave
+    `shuffle` off.
 
     Logged while training: `train/loss` (mean cross-entropy of the queries, in nats), `train/accuracy` in [0, 1] and,
     with the distance-ratio head, `train/rho`. Logged for each evaluation, as `val/...` or `test/...`, the same on every
     rank: `accuracy` in [0, 1], `accuracy_std` over episodes, `accuracy_ci95` (half-width of the 95 % interval of the
-    mean), `episodes` (how many), `episodes_hash` (the first six hexadecimal digits of the hash of the list, as an
+    mean), `episodes` (their number), `episodes_hash` (the first six hexadecimal digits of the hash of the list, as an
     integer) and `batch_statistics` (0 or 1). With several loaders each key ends in `/dataloader_idx_0`, and so on.
 
-    When the images seen cannot make the episodes (a class too small, a run cut by `limit_val_batches` or
-    `fast_dev_run`, embeddings that are not finite), the values are NaN with 0 episodes, and a warning says why, once.
+    If the episodes cannot be drawn from the images (a class is too small, a run is cut by `limit_val_batches` or
+    `fast_dev_run`, embeddings are not finite), the values are NaN with 0 episodes, and one warning gives the reason.
     Nothing is evaluated during Lightning's sanity check.
 
     Args:
         backbone: the network from images to embeddings: `conv4`, `resnet18`, or a module that returns (images, dim).
-        head: the network from distances to logits: `dr` for the distance-ratio head, `softmax` for the head of
+        head: the mapping from distances to logits: `dr` for the distance-ratio head, `softmax` for the head of
             prototypical networks, or a module `(query, prototypes) -> logits`; see `make_head`.
         in_channels: channels of the images, for a backbone given by name.
         shots: support images per class in a training episode, at least 1.
         representation: what represents a class, in training and evaluation: the `mean` of its support, or its support point
             `nearest` to the query, see `class_logits`.
         distance: distance of a head given by name: `euclidean`, or on the unit sphere `unit_euclidean` or `angular`.
-        episodes_per_batch: episodes in a training batch, at least 1, all of the same sizes; the loss is the mean over all
-            queries. Batch norm sees them together.
+        episodes_per_batch: number of episodes in a training batch, at least 1, all of equal size; the loss is the mean
+            over all queries. Batch norm normalises them together.
         learning_rate: step size of Adam, positive.
-        evaluation: the episodes that are drawn for validation and test; a mapping of the fields, as checkpoints hold
-            it, will do.
+        evaluation: the episodes that are drawn for validation and test; a mapping with the same fields, as in
+            checkpoints, is accepted, too.
         validation_episodes: number of episodes that are drawn for validation; by default as many as for the test.
-        batch_statistics: let batch norm use the statistics of the episode during evaluation. Then the answer to one
-            query depends on the other ones (a transductive setting, which scores higher): the flag is part of the
+        batch_statistics: let batch norm use the statistics of the episode during evaluation. The prediction for a query
+            then depends on the other queries (a transductive setting, which scores higher), so the flag is part of the
             logged values. Running statistics are neither used nor changed.
         evaluation_batches: `images`: each evaluation batch holds any images. `episodes`: each evaluation batch is one
             episode of the sizes in `evaluation`, as an `EpisodicBatchSampler(..., fixed=True)` draws it.
 
     Attributes:
         evaluation_results: the latest `EpisodeAccuracy` of each stage, by `"val"` or `"test"`; with several loaders by
-            `"val/dataloader_idx_0"` and so on. No entry where the latest evaluation could not be done.
+            `"val/dataloader_idx_0"` and so on. There is no entry if the latest evaluation failed.
 
     Raises:
-        ValueError: if a number is too small, a name is unknown, or `batch_statistics` is asked for where it has no
+        ValueError: if a number is too small, a name is unknown, or `batch_statistics` is requested where it has no
             meaning: with `evaluation_batches="images"`, or with a backbone without batch norm. In a training: if rho
             becomes infinite or NaN; the message names the step and the last finite value.
 
-    Note:
-        A backbone or head that is passed as a module is not written into the hyperparameters of a checkpoint, only its
-        weights are: give it again, `ProtoNet.load_from_checkpoint(path, backbone=MyBackbone())`. Configured with
-        LightningCLI (`class_path`), it is rebuilt by itself.
+    Note: If a backbone or head is passed as a module, the checkpoint holds its weights but not its construction: pass
+    it again, `ProtoNet.load_from_checkpoint(path, backbone=MyBackbone())`. If it is configured with LightningCLI
+    (`class_path`), it is rebuilt automatically.
 
     References:
         Snell, Swersky, Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
@@ -125,7 +125,9 @@ class ProtoNet(LightningModule):
         if shots < 1:
             raise ValueError(f"shots={shots}: a training episode needs a support image per class. Use shots >= 1.")
         if episodes_per_batch < 1:
-            raise ValueError(f"episodes_per_batch={episodes_per_batch}: a batch holds an episode. Use 1 or more.")
+            raise ValueError(
+                f"episodes_per_batch={episodes_per_batch}: a batch needs at least one episode. Use 1 or more."
+            )
         check_representation(representation, "ProtoNet")
         if not 0 < learning_rate < math.inf:
             raise ValueError(f"learning_rate={learning_rate}: Adam needs a positive step. The papers use 1e-3.")
@@ -135,7 +137,7 @@ class ProtoNet(LightningModule):
             raise ValueError(
                 "batch_statistics=True normalises with the statistics of an episode, but with "
                 "evaluation_batches='images' a batch is not an episode. Use evaluation_batches='episodes', with a "
-                "loader that gives whole episodes, or batch_statistics=False."
+                "loader of whole episodes, or batch_statistics=False."
             )
         self.evaluation = EpisodeProtocol(**evaluation) if isinstance(evaluation, dict) else evaluation
         validation_episodes = self.evaluation.episodes if validation_episodes is None else validation_episodes
@@ -149,7 +151,7 @@ class ProtoNet(LightningModule):
         self.head = make_head(head, distance)
         if batch_statistics and not batch_norms(self.backbone):
             raise ValueError(
-                f"batch_statistics=True changes batch norm alone, and {type(self.backbone).__name__} has none. "
+                f"batch_statistics=True only affects batch norm, and {type(self.backbone).__name__} has none. "
                 "Use batch_statistics=False."
             )
         self.shots = shots
@@ -228,8 +230,8 @@ class ProtoNet(LightningModule):
             dataloader_idx: which loader.
 
         Returns:
-            `embeddings` and `labels`, for callbacks. None with `evaluation_batches="episodes"`: an image comes in many
-            episodes there, and a callback that takes each row for another image would be wrong.
+            `embeddings` and `labels`, for callbacks. None with `evaluation_batches="episodes"`: an image occurs in many
+            episodes there, and a callback that treats each row as a different image would be wrong.
 
         Raises:
             ValueError: with `evaluation_batches="episodes"`, if the batch is not an episode of the protocol's sizes.
@@ -264,7 +266,7 @@ class ProtoNet(LightningModule):
     def support_classifier(
         self, images: Shaped[Tensor, "images *shape"], labels: Shaped[Tensor, "images"]
     ) -> SupportClassifier:
-        """Learn new classes from a few labelled images, for use after the training.
+        """Make a classifier of new classes from a few labelled images, for use after training.
 
         Args:
             images: the support, on any device.

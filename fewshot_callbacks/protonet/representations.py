@@ -1,4 +1,4 @@
-"""What represents a class in an episode, put before a head: the mean of its support, or each support point."""
+"""Representations of a class in an episode: the mean of its support, or each of its support points."""
 
 from typing import Literal, get_args
 
@@ -17,17 +17,17 @@ def class_logits(
     support: Float[Tensor, "*episodes way shot dim"],
     representation: Representation = "mean",
 ) -> Float[Tensor, "*episodes query way"]:
-    """Score each query against each class of its episode; all episodes at once.
+    """Compute the logits of each query for each class of its episode, for all episodes at once.
 
     With `"mean"` a class is the mean of its support, the best point for the softmax head (it maximises the likelihood
-    of Gaussians). With `"nearest"` its distance is that of the nearest support point, `d_c = min_i d(query, support_i)`, so
-    its logit is the largest of its points: a differentiable nearest-neighbour classifier. For the distance-ratio head
-    and more than one shot a mean is not the most likely point (appendix A.2 of the paper); the support points are.
-    With one shot both are the same.
+    of Gaussians). With `"nearest"` the distance to a class is that to its nearest support point, `d_c = min_i d(query,
+    support_i)`, so its logit is the largest of its points: a differentiable nearest-neighbour classifier. For the
+    distance-ratio head with more than one shot, the mean is not the most likely point (appendix A.2 of the paper), but
+    the support points are. With one shot both are the same.
 
     Args:
         head: Maps (..., query, dim) queries and (..., point, dim) points to logits (..., query, point), larger is
-            closer, each from its own point alone.
+            closer; each logit depends only on its own query and point.
         query: Query embeddings.
         support: Support embeddings of the same episodes.
         representation: See above.

@@ -1,4 +1,4 @@
-"""Results in, one HTML file out, which opens in any browser and fetches nothing."""
+"""Writes a report of an evaluation as one self-contained HTML file."""
 
 from fewshot_callbacks.report.findings import Model
 from fewshot_callbacks.report.items import Items, image_files, pictures_of_files

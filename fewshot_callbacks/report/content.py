@@ -1,4 +1,4 @@
-"""What stands in a report: sentences for the template, and plain data for the script of the page."""
+"""The contents of a report: sentences for the template, and plain data for the script of the page."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from fewshot_callbacks.report.thumbnails import Key, Thumbnails, name_of
 
 HEADLINES = {
     "mAP": "Average over queries of the precision at each relevant rank: 1 if every query lists its whole class first.",
-    "recall@1": "Share of queries whose very first neighbour is of their class.",
+    "recall@1": "Share of queries whose first neighbour is of their class.",
     "r_precision": "Share of relevant items among the first R, where R is how many relevant ones a query has.",
-    "f1": "Best balance of precision and recall, if pairs are accepted from one threshold for all.",
+    "f1": "Harmonic mean of precision and recall, if one threshold is used for all pairs.",
 }
 MEANINGS = {
     **HEADLINES,
     "grouped_recall@1": "Share of queries whose first neighbour inside a group of classes is of their class.",
     "map@r": "The same as mAP, up to rank R, the number of relevant items of a query.",
     "mrr": "One over the rank of the first relevant item.",
-    "precision": "Share of relevant pairs among those accepted at the threshold of the best F1, or at the one asked for.",
+    "precision": "Share of relevant pairs among those accepted at the threshold of the best F1, or at the requested one.",
     "recall": "Of all relevant pairs, the share that is accepted at this threshold.",
-    "threshold": "Score from which a pair is accepted there.",
+    "threshold": "Lowest score at which a pair is accepted there.",
     "auc_pr": "Area under the pooled precision-recall curve.",
-    "eer": "Rate at which as many relevant pairs are rejected as irrelevant ones accepted.",
+    "eer": "Rate at which the share of rejected relevant pairs equals that of accepted irrelevant ones.",
     "prototype_accuracy": "Share of queries nearest to the mean of their own class.",
 }
 MEANINGS_AT = {
@@ -87,7 +87,7 @@ def headline(report: RetrievalReport) -> list[Figure]:
 def meaning(name: str) -> str:
     """Say what a metric means, in one sentence.
 
-    Example:
+    Examples:
         >>> meaning("recall@5")
         'Share of queries with a relevant item among the first 5.'
     """

@@ -1,4 +1,4 @@
-"""What a report tells beyond the metrics: neighbours of chosen queries, confused classes, suspects, near duplicates."""
+"""Findings of a report beyond the metrics: neighbours of queries, confused classes, suspects, near duplicates."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Model:
     """An evaluation with the sets that were evaluated.
 
     Attributes:
-        report: what `evaluate_retrieval` has found of all queries.
+        report: the result of `evaluate_retrieval` for all queries.
         queries: the queries.
-        gallery: what they search; None where each query searches all others.
-        name: of the model or its file.
+        gallery: the gallery; None if each query is searched among all others.
+        name: name of the model or of its file.
     """
 
     report: RetrievalReport
@@ -131,7 +131,7 @@ def find(
     Args:
         model: the evaluation.
         other: of the same queries by a second model.
-        train: another split, whose near duplicates among the evaluated items are sought.
+        train: another split, to be searched for near duplicates of the evaluated items.
         settings: how much is shown.
         sets: queries, gallery if there is one, training items if there are some.
     """

@@ -1,4 +1,4 @@
-"""A set of items as a report needs it: their embeddings and labels, and how a person sees them."""
+"""A set of items in a report: their embeddings and labels, and how they are shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff
 """Those of torchvision's ImageFolder, and GIF."""
 
 Picture = Callable[[int], Any]
-"""Returns what is shown of an item: an image of Pillow, a tensor or an array, or a text. It may raise: that is told."""
+"""Returns what is shown of an item: a Pillow image, a tensor, an array or a text. If it raises, the report says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +25,12 @@ class Items:
     Attributes:
         embeddings: (items, dim) rows.
         labels: (items,) integers or words, in the order of the embeddings.
-        name: of the set, such as "queries".
-        picture: shows an item by its index; None where there is nothing to show.
-        files: name of each item's file, shown beside it.
+        name: name of the set, such as "queries".
+        picture: returns what is shown of an item, from its index; None if there is nothing to show.
+        files: name of each item's file, which is also shown.
         label_names: label -> its name, for labels that are integers.
         ids: (items,) identity of each item, as `evaluate_retrieval` takes them.
-        groups: (items,) its group.
+        groups: (items,) group of each item, as `evaluate_retrieval` takes them.
     """
 
     embeddings: Any
@@ -54,13 +54,16 @@ def image_files(folder: Path) -> list[Path]:
     """List the images of a folder in the order of torchvision's ImageFolder, or sorted by name where it has no folders.
 
     Args:
-        folder: with a folder for each class, or with the images themselves.
+        folder: a folder with one folder for each class, or with the images themselves.
+
+    Returns:
+        The paths of the images, at least one.
 
     Raises:
         ValueError: if there is no such folder, or no image in it.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder. Pass the folder that holds the images.")
+        raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     found = [
         Path(root) / file
@@ -75,7 +78,15 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def pictures_of_files(files: Sequence[Path], side: int) -> Picture:
-    """Return what opens the image of an item; a JPEG is decoded no larger than a thumbnail of this side needs."""
+    """Return a function that opens the image of an item; a JPEG is decoded only as large as a thumbnail needs.
+
+    Args:
+        files: the image file of each item.
+        side: pixels of the longer side of a thumbnail.
+
+    Returns:
+        A function of the index of an item that returns a Pillow image, and raises an OSError for a file that cannot be read.
+    """
     return partial(_open, files, side)
 
 

@@ -1,4 +1,4 @@
-"""Writes a report as one HTML file that fetches nothing."""
+"""Writes a report as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fewshot_callbacks.report.thumbnails import Thumbnails
 
 TEMPLATES = Path(__file__).parent / "templates"
 SIZE = "@SIZE@"
-"""Stands in the template where the size of the file is told."""
+"""Placeholder in the template for the size of the file."""
 NAMED_FAILURES = 10
-"""Pictures that could not be shown and are named; of more, the number is told."""
+"""Largest number of failed pictures that are named; of further ones, only the number is given."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class WrittenReport:
     """A report that was written.
 
     Attributes:
-        path: of the file.
-        size: in bytes.
-        left_out: a sentence on each thing that is not in it.
+        path: path of the file.
+        size: size of the file in bytes.
+        left_out: a sentence on each part that the report does not show; empty if nothing was left out.
     """
 
     path: Path
@@ -57,32 +57,35 @@ def write_report(
     name: str = "embeddings",
     settings: ReportSettings | None = None,
 ) -> WrittenReport:
-    """Write one HTML file that holds the metrics, a threshold to drag, failures, suspects and near duplicates.
+    """Write an HTML file with the metrics, an adjustable threshold, failures, suspects and near duplicates.
 
-    Nothing is fetched when it is opened: pictures are inside it. A report that was there is replaced when the new one is
-    complete.
+    The file is self-contained: pictures are inside it, and a browser loads nothing else. An existing file is replaced only
+    when the new one is complete.
 
     Args:
-        path: of the file.
-        report: of `evaluate_retrieval` for all of these queries.
-        queries: what was evaluated.
-        gallery: what they were searched in; without one, each query was searched among all others.
-        train: another split, whose near duplicates among queries and gallery are sought.
-        other: an evaluation of the same queries by a second model, which is shown beside.
-        title: of the page.
-        name: of the model or of its file.
-        settings: how much is shown.
+        path: path of the file.
+        report: the result of `evaluate_retrieval` for all of these queries.
+        queries: the queries.
+        gallery: the gallery; by default each query was searched among all others.
+        train: another split, which is searched for near duplicates of queries and gallery items.
+        other: an evaluation of the same queries with a second model, to compare with.
+        title: title of the page.
+        name: name of the model or of its file.
+        settings: size and content of the report; see `ReportSettings`.
+
+    Returns:
+        The path and the size of the file, and what was left out.
 
     Raises:
-        ValueError: if the report is not one of these queries.
+        ValueError: if the report is not of these queries.
         OSError: if the file cannot be written.
     """
     settings = settings or ReportSettings()
     check_writable(path)
     if len(report.query_labels) != len(queries):
         raise ValueError(
-            f"The evaluation has {len(report.query_labels):,} queries, and {len(queries):,} items are to be shown. A report "
-            "needs an evaluation of all of them: leave max_queries out."
+            f"The evaluation has {len(report.query_labels):,} queries, and {len(queries):,} items are to be shown. A "
+            f"report needs an evaluation of all items: leave out max_queries."
         )
     model = Model(report, queries, gallery, name)
     sets = [items for items in (queries, gallery, train) if items is not None]
@@ -96,15 +99,18 @@ def write_report(
     page = _render(model, other, findings, shown.with_pictures(thumbnails), left_out, title)
     if len(page) > most:
         left_out.append(
-            f"The file takes {len(page) / 1e6:.1f} MB, more than the {settings.max_mb:g} MB asked for, without pictures. "
-            "Ask for fewer queries."
+            f"The file takes {len(page) / 1e6:.1f} MB, more than the {settings.max_mb:g} MB allowed, even without "
+            f"pictures. Choose fewer queries."
         )
     write_whole(path, page)
     return WrittenReport(Path(path), len(page), tuple(left_out))
 
 
 def check_writable(path: str | Path) -> None:
-    """Check that a file can be written, before work is done for it.
+    """Check that a file can be written, before its content is computed.
+
+    Args:
+        path: path of the file.
 
     Raises:
         OSError: if its folder is missing or may not be written to, or the path is a folder.
@@ -155,8 +161,8 @@ def _left_out(model: Model, findings: Findings, thumbnails: Thumbnails, settings
         said.append(f"Confusions are counted for a seeded sample of {findings.confusions_of:,} queries.")
     if thumbnails.left_out:
         said.append(
-            f"{thumbnails.left_out:,} pictures found no room in {settings.max_mb:g} MB; those of the worst queries came "
-            "first."
+            f"{thumbnails.left_out:,} pictures did not fit into {settings.max_mb:g} MB; those of the worst queries "
+            f"were added first."
         )
     if thumbnails.failures:
         named = thumbnails.failures[:NAMED_FAILURES]

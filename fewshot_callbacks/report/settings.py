@@ -7,24 +7,32 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """How much a report shows; every number is a bound."""
+    """Size and content of a report; numbers of items and pairs are upper bounds.
+
+    Raises:
+        ValueError: if a number is out of range.
+
+    Examples:
+        >>> ReportSettings(worst=12).worst
+        12
+    """
 
     max_mb: float = 20.0
-    """Size of the file in MB; pictures that find no room are left out, which is told."""
+    """Largest size of the file in MB; pictures that do not fit are left out, and the report says so."""
     worst: int = 24
     """Queries of the lowest average precision, at most three of a class."""
     searchable: int = 200
-    """Further queries, a seeded sample from all classes, that the search finds."""
+    """Further queries that the search finds: a seeded sample from all classes."""
     neighbours: int = 6
-    """Items that are shown beside a query or a suspect."""
+    """Neighbours that are shown of a query or a suspect."""
     suspects: int = 100
     """Items whose label is probably wrong, the most suspicious first."""
     duplicates: int = 60
     """Pairs of near duplicates, the most similar first, of each kind: inside the set, and between sets."""
     duplicates_from: float = 0.98
-    """Cosine from which two items are near duplicates; for binary codes the share of bits that agree."""
+    """Lowest cosine of near duplicates; for binary codes the lowest share of equal bits."""
     confusion_queries: int = 20_000
-    """Queries whose neighbours are looked at to tell which classes are confused; of more, a seeded sample."""
+    """Queries from whose neighbours confusions of classes are counted; a seeded sample if there are more."""
     thumbnail: int = 96
     """Pixels of the longer side of a picture."""
     memory_mb: float | None = None

@@ -65,7 +65,7 @@ class Thumbnails:
 def name_of(key: Key) -> str:
     """Name an item in the file.
 
-    Example:
+    Examples:
         >>> name_of((0, 12)), name_of((1, 3))
         ('0-12', '1-3')
     """

@@ -186,7 +186,7 @@ def test_rows_that_are_not_finite_are_nan_and_one_warning_that_counts_them(bad: 
     assert [math.isnan(value) for value in ratios.values] == [True, True, False]
     of_map, of_j, of_gap = in_order(words)
     assert of_map.startswith(
-        "val/mAP and its companions are NaN. evaluate_retrieval: 4 of 36 rows of embeddings hold NaN"
+        "val/mAP and the other values of this set are NaN. evaluate_retrieval: 4 of 36 rows of embeddings hold NaN"
     )
     assert "the first at index 1." in of_map
     assert of_j.startswith(
@@ -207,9 +207,9 @@ def test_a_strict_monitor_raises_of_rows_that_are_not_finite(monitor: Callable[.
 def in_order(words: list[str]) -> list[str]:
     """What was said of mAP, of J and of the gap: one sentence each."""
     starts = (
-        "val/mAP and its companions are NaN.",
+        "val/mAP and the other values of this set are NaN.",
         "val/J and val/variance_ratio are NaN.",
-        "gap/grouped_recall@1 and its companions are NaN.",
+        "gap/grouped_recall@1 and the other values of the gap are NaN.",
     )
     ordered = [text for start in starts for text in words if text.startswith(start)]
     assert len(ordered) == len(words) == 3, words
@@ -238,7 +238,7 @@ def test_a_single_class_is_reported_as_far_as_it_is_defined() -> None:
         "val: Grouped Recall is left out: two groups of group_size=10 labels need 20, and the queries"
     )
     assert of_gap.startswith(
-        "gap/grouped_recall@1 and its companions are NaN. generalization_gap: the validation report"
+        "gap/grouped_recall@1 and the other values of the gap are NaN. generalization_gap: the validation report"
     )
 
 
@@ -270,7 +270,7 @@ def test_an_empty_set_beside_another_is_nan_and_one_warning_for_each_monitor() -
     assert all(math.isnan(value) == key.endswith("_0") for key, value in values.items())
     of_map, of_j = sorted(words, reverse=True)
     assert of_map.startswith(
-        "val/mAP/dataloader_idx_0 and its companions are NaN. evaluate_retrieval: embeddings is empty"
+        "val/mAP/dataloader_idx_0 and the other values of this set are NaN. evaluate_retrieval: embeddings is empty"
     )
     assert of_j.startswith("val/J/dataloader_idx_0 and val/variance_ratio/dataloader_idx_0 are NaN. The set is empty:")
 

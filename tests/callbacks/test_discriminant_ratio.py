@@ -102,7 +102,7 @@ def test_a_step_that_returns_only_a_loss_is_nan_and_one_warning() -> None:
     assert words.startswith(
         "train/J and train/variance_ratio are NaN. DiscriminantRatioMonitor found no embeddings: training_step returned "
         "a mapping with the keys "
-        "'loss', but 'embeddings' is wanted."
+        "'loss'; expected 'embeddings'."
     )
     assert all(map(math.isnan, batches.logged))
     assert len(batches.logged) == 8

@@ -160,7 +160,7 @@ def test_a_sampler_that_deals_to_other_processes_is_said(several: list[dict[str,
     expected = reported(points, labels)
     for seen in several:
         assert seen["all to each"]["report"]["mean"] == pytest.approx(expected["mean"], rel=1e-12)
-    words = f"there are {len(several)} processes, and the sampler deals to 1"
+    words = f"there are {len(several)} processes, and the sampler is set up for 1"
     assert all(words in said for said in several[0]["all to each"]["said"])
     assert len(several[0]["all to each"]["said"]) == 2
 
@@ -229,7 +229,7 @@ def test_a_failure_of_one_process_is_nan_in_both_and_said_by_the_first(
         assert {"val/mAP", "val/recall@1", "val/J"} <= set(seen[how])
         assert all(math.isnan(value) for value in values_of(seen[how]).values())
     of_map, of_j = ranks[0][how]["said"]
-    assert of_map.startswith("val/mAP and its companions are NaN.")
+    assert of_map.startswith("val/mAP and the other values of this set are NaN.")
     assert map_words in of_map
     assert of_j.startswith("val/J and val/variance_ratio are NaN.")
     assert j_words in of_j

@@ -95,7 +95,7 @@ def test_what_is_read_carries_no_gradient() -> None:
 )
 def test_missing_embeddings_name_what_was_there_and_the_argument_that_fixes_it(outputs: Any, was: str) -> None:
     expected = (
-        rf"Monitor found no embeddings: training_step returned {was}, but 'embeddings' is wanted\. "
+        rf"Monitor found no embeddings: training_step returned {was}; expected 'embeddings'\. "
         r"Return .*\"embeddings\": embeddings.* or say where they are: source=\('other', 'keys'\), "
         r"source=lambda outputs, batch: .*, or source='name.of.a.submodule'"
     )
@@ -110,7 +110,9 @@ def test_the_example_in_the_message_names_the_keys_that_were_asked_for() -> None
 
 @pytest.mark.parametrize("result", [E, None, (E,), (E, L, L)])
 def test_a_function_must_return_a_pair(result: Any) -> None:
-    with pytest.raises(ValueError, match=r"the function given as source returned .*; it must return \(embeddings, lab"):
+    with pytest.raises(
+        ValueError, match=r"the function passed as source returned .*; it must return \(embeddings, lab"
+    ):
         reader(lambda outputs, batch: result).read(None, None, "training_step")
 
 
@@ -265,8 +267,8 @@ def test_labels_that_are_not_where_the_argument_says(labels: Any, batch: Any, wh
         (E, ["a", "b", "a", 1], r"the labels of test_step are a list of 4.*mix words and integers"),
         (E.reshape(2, 3, 2), L[:2], r"a tensor of shape \(2, 3, 2\).*flatten them: embeddings.flatten\(1\)"),
         (E[0], L, r"a tensor of shape \(3,\) .*one floating-point vector for each"),
-        (E.long(), L, "type torch.int64; one floating-point vector for each"),
-        (E, L[:3], r"test_step gave 4 embeddings, but 3 labels; one for each"),
+        (E.long(), L, "type torch.int64; expected one floating-point vector for each"),
+        (E, L[:3], r"test_step gave 4 embeddings, but 3 labels; expected one for each"),
         (E, L[:, None].expand(4, 2), r"labels has shape \(4, 2\). Pass labels.argmax"),
         (
             E,
@@ -327,7 +329,7 @@ def test_a_missing_flag_names_what_was_there() -> None:
 
 @pytest.mark.parametrize(("flag", "what"), [([1, 0], "a list of 2"), (E, r"a tensor of shape \(4, 3\)")])
 def test_a_flag_that_is_no_mask(flag: Any, what: str) -> None:
-    with pytest.raises(ValueError, match=f"gallery_flag gave {what}.*; one boolean for each item is wanted"):
+    with pytest.raises(ValueError, match=f"gallery_flag gave {what}.*; expected one boolean for each item"):
         read_flag("g", {"g": flag}, None, 4, "Monitor")
 
 
@@ -428,7 +430,7 @@ class TestOnly(Net):
 
 MISTAKES: list[tuple[Callable[[], Net], Callable[..., Any], str]] = [
     (OnlyLoss, retrieval, "RetrievalMonitor found no embeddings: validation_step returned a tensor of shape"),
-    (Net, partial(retrieval, source=("z", "labels")), "the keys 'embeddings', 'labels', but 'z' is wanted. Return"),
+    (Net, partial(retrieval, source=("z", "labels")), "the keys 'embeddings', 'labels'; expected 'z'. Return"),
     (Net, partial(retrieval, labels="species"), "labels='species'): the batch is a list of 2 and has no such entry"),
     (Net, partial(retrieval, gallery_flag="shop"), "gallery_flag='shop'): neither what the step returned"),
     (Net, partial(retrieval, gallery_loader=3), "gallery_loader=3): there is no such loader; there are 'dataloader"),
@@ -459,7 +461,7 @@ def test_a_mistake_that_cannot_heal_ends_the_fit_at_its_first_sign(
 
 def test_training_dynamics_of_a_module_without_shots_end_the_fit_at_the_first_step() -> None:
     run = trainer(TrainingDynamicsMonitor(every_n_steps=1, embed="encoder"))
-    with pytest.raises(UsageError, match="does not know the shots: Net has no attribute 'shots'"):
+    with pytest.raises(UsageError, match="needs the shots: Net has no attribute 'shots'"):
         run.fit(Net(), loader(), loader())
 
 
@@ -471,7 +473,7 @@ def test_a_step_that_has_given_embeddings_before_may_give_them_again() -> None:
             return None if self.current_epoch == 1 else super().validation_step(batch, batch_idx)
 
     epochs = EveryEpoch()
-    with pytest.warns(UserWarning, match="val/mAP and its companions are NaN.*found no embeddings"):
+    with pytest.warns(UserWarning, match="val/mAP and the other values of this set are NaN.*found no embeddings"):
         trainer(retrieval(), epochs, max_epochs=3).fit(Forgetful(), loader(), loader())
     assert [math.isnan(value) for value in epochs.values] == [False, True, False]
 

@@ -193,7 +193,7 @@ def test_the_sanity_check_shows_what_cannot_be_measured_and_says_it_once(monitor
     [words] = said(warned)
     assert words.startswith(
         f"The sanity check shows that validation cannot be measured. {type(monitor()).__name__} found no embeddings: "
-        "validation_step returned a mapping with the keys 'loss', but 'embeddings' is wanted."
+        "validation_step returned a mapping with the keys 'loss'; expected 'embeddings'."
     )
 
 
@@ -266,7 +266,7 @@ def test_one_diverged_validation_is_nan_and_one_warning_and_the_next_is_fine() -
     quality = [0.6, NAN, NAN, 4.0]
     epochs, batches, net, monitor = EveryEpoch(), EveryBatch(), Scripted(quality), retrieval()
     with pytest.warns(
-        UserWarning, match="val/mAP and its companions are NaN.*36 of 36 rows of emb.*Shown once"
+        UserWarning, match="val/mAP and the other values of this set are NaN.*36 of 36 rows of emb.*Shown once"
     ) as warned:
         trainer(monitor, epochs, batches, max_epochs=4).fit(net, loader(), loader())
     assert len(said(warned)) == 1

@@ -218,7 +218,7 @@ def test_a_fit_with_it_is_that_without_it_to_the_last_bit() -> None:
     assert not any(module._forward_hooks for module in with_it[0].modules())
 
 
-@pytest.mark.filterwarnings("ignore:gap/grouped_recall@1 and its companions are NaN. ArithmeticError")
+@pytest.mark.filterwarnings("ignore:gap/grouped_recall@1 and the other values of the gap are NaN. ArithmeticError")
 def test_an_error_leaves_modes_and_random_states_alone_too() -> None:
     def draws_and_fails(module: Any, batch: Any) -> Any:
         torch.rand(3)
@@ -307,7 +307,7 @@ def test_it_is_put_off_until_it_is_cheap_enough(monkeypatch: pytest.MonkeyPatch,
     with pytest.warns(UserWarning, match="nothing"), caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         run.fit(TenSeconds(), loader(TRAINING), loader(VALIDATION))
     assert measured == [0, 3, 6]
-    assert caplog.text.count("to measure took 3.0 s; to keep that below 10%") == 1
+    assert caplog.text.count("the measurement took 3.0 s; to keep it below 10%") == 1
     assert float(run.callback_metrics["gap/share_of_time"]) == pytest.approx(3 / 33)
 
 
@@ -389,7 +389,7 @@ def test_embeddings_made_in_another_way_are_refused() -> None:
         ValueError, match=r"Scaled.forward gives other embeddings than validation_step .*up to 1 of their"
     ):
         validated(gap_monitor(similarity="dot", strict=True), Scaled())
-    with pytest.warns(UserWarning, match=r"gap/grouped_recall@1 and its companions are NaN.*Pass embed="):
+    with pytest.warns(UserWarning, match=r"gap/grouped_recall@1 and the other values of the gap are NaN.*Pass embed="):
         assert math.isnan(validated(gap_monitor(embed=rolled, strict=False), Embeds())["gap/recall@1"])
     with pytest.raises(ValueError, match=r"gives embeddings of shape \(11, 12\) for a batch of which .* \(11, 5\)"):
         validated(gap_monitor(embed="frozen", strict=True), Embeds())
@@ -405,7 +405,7 @@ def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"training_data": None}, "does not know the training set: pass training_data"),
+        ({"training_data": None}, "has no training set: pass training_data"),
         ({"training_data": TensorDataset(TRAINING.tensors[0])}, "TensorDataset has neither labels nor targets"),
         (
             {"training_labels": [1, 2]},
@@ -427,7 +427,7 @@ def test_what_is_wrong_is_said_and_the_fit_goes_on(settings: dict[str, Any], wor
 
 def test_the_sanity_check_finds_what_is_missing() -> None:
     run = trainer(gap_monitor(training_data=None), num_sanity_val_steps=1)
-    with pytest.raises(ValueError, match="does not know the training set"):
+    with pytest.raises(ValueError, match="has no training set"):
         run.fit(Embeds(), loader(TRAINING), loader(VALIDATION))
     assert run.global_step == 0
 
@@ -438,7 +438,7 @@ def test_the_sanity_check_finds_what_is_missing() -> None:
         ({"classes": 15}, "classes=15 make fewer than two groups of group_size=10"),
         ({"items_per_class": 0}, "items_per_class=0) must be at least 1"),
         ({"every_n_epochs": 0}, "every_n_epochs=0) must be at least 1"),
-        ({"max_share": 1.5}, "max_share=1.5) is no share between 0 and 1"),
+        ({"max_share": 1.5}, "max_share=1.5) is not a share between 0 and 1"),
         ({"prefix": ""}, "the keys need a first part"),
         ({"k": ()}, "must hold at least one rank"),
         ({"k": (10,)}, "must hold ranks below group_size=10"),

@@ -295,7 +295,7 @@ def test_an_image_that_cannot_be_read_is_named_and_the_rest_is_shown(drawn: Draw
 def test_items_without_a_picture_are_grey_boxes(drawn: Drawn) -> None:
     words = validated(AsGiven(), loader(DATA), RetrievalPanels(max_share=None))
     assert len(words) == 1
-    assert "An image has the axes height and width" in words[0]
+    assert "An image needs the axes height and width" in words[0]
     assert all(row[0] is None for row in drawn.figures["sample_queries"][0])
     assert len(drawn.figures["worst_queries"][0]) == 8
 

@@ -60,5 +60,5 @@ def test_an_error_is_a_warning(tmp_path, monkeypatch):
 
 def test_an_unknown_field_of_the_path_is_refused_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"There are \{epoch\}"):
+    with pytest.raises(UsageError, match=r"The fields are \{epoch\}"):
         trainer(retrieval(), ReportWriter("{loss}.html")).validate(AsGiven(), loader(DATA), verbose=False)

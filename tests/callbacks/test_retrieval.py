@@ -258,7 +258,10 @@ def test_a_flag_for_each_item(flag: str) -> None:
     ("settings", "words"),
     [
         ({"gallery_flag": "nowhere"}, "nor the batch \\(a mapping with the keys 'points', 'labels', 'shop'\\)"),
-        ({"gallery_flag": lambda o, b: b["shop"][:2]}, "gallery_flag has 2 entries for 7 embeddings. One boolean"),
+        (
+            {"gallery_flag": lambda o, b: b["shop"][:2]},
+            "gallery_flag has 2 entries for 7 embeddings. Expected one boolean",
+        ),
         ({"gallery_flag": lambda o, b: b["shop"] | True}, "embeddings is empty"),
         ({"gallery_loader": 0}, r"\(gallery_loader=0\): there is one loader only, so there are no queries"),
         (
@@ -270,7 +273,7 @@ def test_a_flag_for_each_item(flag: str) -> None:
 )
 def test_what_is_wrong_with_a_gallery_is_said_and_the_values_are_nan(settings: dict[str, Any], words: str) -> None:
     loaders = DataLoader(Rows(QUERIES, torch.arange(36) % 3 == 0), batch_size=7)
-    with pytest.warns(UserWarning, match=f"val/mAP and its companions are NaN. .*{words}"):
+    with pytest.warns(UserWarning, match=f"val/mAP and the other values of this set are NaN. .*{words}"):
         logged = validated(retrieval(strict=False, **settings), Flagged(), loaders)
     assert set(logged) == set(keyed(measured(*Net().by_hand(QUERIES))))
     assert all(map(math.isnan, logged.values()))
@@ -312,7 +315,7 @@ def test_a_batch_with_another_number_of_labels() -> None:
             points, labels = batch
             return {"embeddings": self.embed(points), "labels": labels[: 11 - batch_idx]}
 
-    with pytest.warns(UserWarning, match="validation_step gave 11 embeddings, but 10 labels; one for each"):
+    with pytest.warns(UserWarning, match="validation_step gave 11 embeddings, but 10 labels; expected one for each"):
         logged = validated(retrieval(strict=False), Short(), loader())
     assert math.isnan(logged["val/mAP"])
 
@@ -368,7 +371,7 @@ def test_double_precision_is_kept() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"gallery_loader": 1, "gallery_flag": "g"}, "two ways to say the same. Pass one of them"),
+        ({"gallery_loader": 1, "gallery_flag": "g"}, "both choose the gallery. Pass one of them"),
         ({"recall_k": (0,)}, "RetrievalMonitor.*recall_k"),
         ({"precisions": (1.5,)}, "RetrievalMonitor.*precisions"),
         ({"threshold": math.nan}, "RetrievalMonitor.*threshold"),

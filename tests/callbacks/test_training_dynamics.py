@@ -395,7 +395,7 @@ def test_a_users_module_says_how_it_embeds() -> None:
     [
         (
             {"embed": "encoder", "labels": "label"},
-            r"does not know the shots: Own has no attribute 'shots' that is a whole number\. Pass",
+            r"needs the shots: Own has no attribute 'shots' that is a whole number\. Pass",
         ),
         (
             {"shots": 2, "labels": "label", "embed": lambda module, batch: module(batch["image"])},
@@ -618,6 +618,6 @@ def test_a_shuffled_loader_is_measured_on_what_its_batches_have() -> None:
 
 def test_unknown_shots_are_refused_before_the_fit() -> None:
     batches = EveryBatch()
-    with pytest.raises(ValueError, match="does not know the shots: Own has no attribute 'shots'"):
+    with pytest.raises(ValueError, match="needs the shots: Own has no attribute 'shots'"):
         trainer(TrainingDynamicsMonitor(embed="encoder", labels="label"), batches).fit(Own(), mappings())
     assert not batches.outputs

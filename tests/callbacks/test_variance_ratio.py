@@ -122,7 +122,7 @@ def test_most_classes_with_one_item_are_one_warning_in_every_fit() -> None:
     assert len(words) == 3
     assert words[0] == words[1] == words[2]
     assert words[0].startswith(f"4 of the 5 classes {WORDS}: train/J then depends on how the batch was drawn")
-    assert "Read train/variance_ratio, which can be compared (where some class has two items), or draw" in words[0]
+    assert "Use train/variance_ratio, which can be compared if some class has two items, or draw" in words[0]
 
 
 def test_a_batch_with_several_items_of_most_classes_is_no_warning() -> None:

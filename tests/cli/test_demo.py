@@ -97,7 +97,7 @@ def test_ctrl_c_leaves_what_was_there(finished, tmp_path, monkeypatch, capsys):
 def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
     assert main(["demo", "--output", str(tmp_path), *QUICK]) == 1
-    assert "holds files of something else" in capsys.readouterr().err
+    assert "holds files that no demo has written" in capsys.readouterr().err
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 

@@ -126,8 +126,8 @@ def test_gallery_and_options(tmp_path, capsys):
     ("make", "words"),
     [
         (lambda path: None, "does not exist. Write one with numpy.savez"),
-        (lambda path: path.write_text("hello"), "is no .npz file of plain arrays"),
-        (lambda path: path.write_bytes(b""), "is no .npz file of plain arrays"),
+        (lambda path: path.write_text("hello"), "is not an .npz file of plain arrays"),
+        (lambda path: path.write_bytes(b""), "is not an .npz file of plain arrays"),
         (lambda path: np.savez(path, x=np.zeros(3), labels=np.zeros(3)), "holds 'x', 'labels', but not 'embeddings'"),
         (
             lambda path: np.savez(path, embeddings=np.full((4, 2), np.nan), labels=np.zeros(4, int)),
@@ -184,7 +184,7 @@ class TestAgainst:
     def test_classes_are_printed_as_json_alone(self, stored, other, capsys):
         words = ["evaluate", str(stored[0]), "--against", str(other[0]), "--per_class"]
         assert main(words) == 1
-        assert "Add --json, or leave --per_class out." in capsys.readouterr().err
+        assert "Add --json, or leave out --per_class." in capsys.readouterr().err
         assert main([*words, "--json"]) == 0
         assert "per_class" in json.loads(capsys.readouterr().out)["first"]
 

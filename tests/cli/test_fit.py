@@ -97,7 +97,7 @@ def test_a_test_class_that_is_too_small_ends_a_fit_before_it_starts(tmp_path, mo
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert (
-        "The test classes do not make the episodes that are asked for (--data.test_ways 5, --data.test_shots 5," in said
+        "The test classes do not suffice for the requested episodes (--data.test_ways 5, --data.test_shots 5," in said
     )
     assert "needs 20 images per class; class 'test0' has 19" in said
 

@@ -81,7 +81,7 @@ def last_line(capsys):
         ("evaluate a.npz --simlarity dot", "there is no option --simlarity. Did you mean --similarity?"),
         ("evaluate a.npz --similarity cosin", "--similarity: cosin is not one of 'cosine', 'dot', 'euclidean', 'hamming'."),
         ("evaluate", "file must be given."),
-        ("evaluate a.npz b.npz", "'b.npz' is one word too many."),
+        ("evaluate a.npz b.npz", "there is an unexpected word 'b.npz'."),
         ("evaluate a.npz --recall_k many", "--recall_k: many is not a number."),
         ("evaluate a.npz --recall_k 1.5", "--recall_k: 1.5 is not a whole number, such as 5 or 1e6."),
         ("evaluate a.npz --threshold high", "--threshold: high is not float or null."),
@@ -158,7 +158,7 @@ def test_numbers_in_other_forms():
     [
         (["--data.root=nowhere"], "There is no folder nowhere. It should hold the folders 'train', 'val' and 'test'."),
         (["--data.val_folder=valid"], "images holds no folder 'valid' for val. Make it, or pass val_folder=... or"),
-        (["--data.ways=9"], "The train classes do not make the episodes that are asked for (--data.ways 9, --data.shots 1"),
+        (["--data.ways=9"], "The train classes do not suffice for the requested episodes (--data.ways 9, --data.shots 1"),
         (["--data.queries=9"], "class 'train0' has 4, the smallest of 5 classes that are too small. Use queries <= 3"),
         (["--data.test_queries=9"], "(--data.test_ways 5, --data.test_shots 1, --data.test_queries 9)"),
         (["--data.ways=0"], "fewshot fit: ways is 0; an episode needs at least one. Use ways >= 1."),
@@ -231,7 +231,7 @@ def test_hyperparameters_that_the_checkpoint_overrules_are_named(there, capsys):
     [
         ("runs/version_0/checkpoints/bst.ckpt", "runs/version_0/checkpoints holds best.ckpt, last.ckpt."),
         ("runs/version_0", f"There is no checkpoint runs/version_0. Give a file, such as {BEST}."),
-        ("images/val/val0/0.png", "images/val/val0/0.png is no checkpoint of 'fewshot fit', or it is damaged"),
+        ("images/val/val0/0.png", "images/val/val0/0.png is not a checkpoint of 'fewshot fit', or it is damaged"),
     ],
 )
 @pytest.mark.parametrize("command", ["fit", "test"])
@@ -247,14 +247,17 @@ def test_the_checkpoint_of_another_network_is_named(there, tmp_path, capsys):
     assert main(["test", *RUN, "--ckpt_path", str(tmp_path / "other.ckpt")]) == 1
     line = last_line(capsys)
     assert "other.ckpt holds the weights of another network: backbone.blocks.0.0.weight has shape (64, 1, 3, 3)" in line
-    assert "and (64, 3, 3, 3) here (1 of 25 tensors differ). Give the config.yaml of its run with --config." in line
+    assert (
+        "in the file and (64, 3, 3, 3) in the network (1 of 25 tensors differ). "
+        "Give the config.yaml of its run with --config." in line
+    )
 
 
 def test_compare_says_which_folder_is_no_run(there, capsys):
     assert main(["compare", "runs/version_0", "images"]) == 1
     assert "fewshot compare: images holds no training_dynamics.json, and no config.yaml" in last_line(capsys)
     assert main(["compare", "runs/version_0"]) == 1
-    assert "two runs are compared; given 1. Name two folders" in last_line(capsys)
+    assert "two runs are needed; got 1. Name two folders" in last_line(capsys)
 
 
 # ------------------------------------------------------------------------------------------- interrupts, pipes, tracebacks
@@ -279,7 +282,7 @@ def test_ctrl_c_in_a_training_says_what_is_kept(steps, trained, tmp_path, monkey
     finally:
         signal.signal(signal.SIGINT, before)
     last = "runs/version_0/checkpoints/last.ckpt"
-    kept = f"Kept: {BEST} and {last}; --ckpt_path {last} goes on from there."
+    kept = f"Kept: {BEST} and {last}; --ckpt_path {last} continues from there."
     nothing = "No checkpoint was kept: the first is written when a validation ends."
     assert last_line(capsys) == f"Interrupted. {kept if steps else nothing}"
 

@@ -57,7 +57,7 @@ def test_paths_in_the_file_start_from_its_folder(folder):
 
 def test_a_folder_that_is_missing_is_refused_also_beside_paths(folder, capsys):
     assert main(["report", str(folder / "paths.npz"), "--images", str(folder / "missing")]) == 1
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
 
 
 def test_two_models_and_another_split(folder):
@@ -78,7 +78,7 @@ def test_queries_and_gallery(folder):
     [
         (["--against", "fewer.npz"], "60"),
         (["--train", "narrow.npz"], "12 components"),
-        (["--images", "missing"], "is no folder"),
+        (["--images", "missing"], "is not a folder"),
         (["--images", "images/00"], "holds 6 images"),
         (["--worst", "-1"], "worst is -1"),
         (["-o", "missing/report.html"], "there is no folder"),
@@ -97,5 +97,5 @@ def test_help_tells_each_option(capsys):
     with pytest.raises(SystemExit):
         main(["report", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    for words in ("--against FILE", "--train FILE", "Size of the file in MB", "ImageFolder", "--similarity"):
+    for words in ("--against FILE", "--train FILE", "Largest size of the file in MB", "ImageFolder", "--similarity"):
         assert words in out

@@ -85,7 +85,7 @@ def test_each_epoch_is_new_and_a_function_of_seed_and_epoch_for_any_workers() ->
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ((2, 1), r"items_per_class=1: an item alone of its class has nothing to be ranked for.*items_per_class >= 2"),
+        ((2, 1), r"items_per_class=1: an item alone in its class has no relevant item.*items_per_class >= 2"),
         ((0, 2), r"classes_per_batch=0.*classes_per_batch >= 1"),
         ((4, 2), r"classes_per_batch=4, but the labels hold 3 classes.*classes_per_batch <= 3"),
         ((2, 13), r"items_per_class=13, but class 'heron' has 12 items, the smallest of 3 .*items_per_class <= 12"),

@@ -166,7 +166,7 @@ def test_missing_folders_are_named_with_the_way_out(root: Path, tmp_path: Path) 
     with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere\. It should hold .* 'train', 'val' and 'test'\."):
         ImageFolderDataModule(tmp_path / "nowhere").setup("fit")
     with pytest.raises(
-        FileNotFoundError, match=r"no folder 'dev' for val\. Make it, or .* or val_folder=None to go wi"
+        FileNotFoundError, match=r"no folder 'dev' for val\. Make it, or .* or val_folder=None for no vali"
     ):
         ImageFolderDataModule(root, val_folder="dev").setup("fit")
     with pytest.raises(FileNotFoundError, match=r"no folder 'exam' for test\. Make it, or pass test_folder=\.\.\.\."):

@@ -137,7 +137,7 @@ def test_episodes_and_classes_too_small_for_them(few: Path) -> None:
 
 def test_alphabets_are_chosen_by_name(few: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"val_alphabets has 'Armenian', which is no alpha.* Choose among Greek, Korean\."
+        ValueError, match=r"val_alphabets has 'Armenian', which is not an alpha.* Choose among Greek, Korean\."
     ):
         OmniglotDataModule(few, partial=True).setup("fit")
     with pytest.raises(ValueError, match=r"leaves train without a class\. Hold out fewer alphabets"):

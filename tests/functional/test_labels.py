@@ -198,7 +198,7 @@ def evaluated(labels, **more):
         ([*made()[1][:35], 3], r"labels mix words and integers: '.*' at index 0, 3 at index 35"),
         ([("a", 1)] * 36, "labels hold a tuple at index 0|one label for each item"),
         (np.array([2.5] * 36, object), r"labels hold a float at index 0"),
-        (np.array([b"\xff"] * 36), r"labels are bytes that are no UTF-8.*\.decode"),
+        (np.array([b"\xff"] * 36), r"labels are bytes that are not UTF-8.*\.decode"),
         ("heron", r"labels is the single word 'heron'"),
         ({"heron": 1}, r"labels is a dict"),
         (np.eye(36, 6, dtype=int), r"one label for each item.*argmax"),

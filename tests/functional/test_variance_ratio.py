@@ -289,7 +289,7 @@ def test_refusals(function):
 
 
 def test_refusals_of_sets():
-    with pytest.raises(ValueError, match=r"confidence=95 is no probability"):
+    with pytest.raises(ValueError, match=r"confidence=95 is not between 0 and 1"):
         variance_ratio_of_set(*made(), confidence=95)
     with pytest.raises(ValueError, match=r"needs labels. Pass one integer or word for each embedding"):
         variance_ratio_of_set(made()[0])

@@ -204,7 +204,7 @@ def test_a_few_steps_raise_the_exact_average_precision():
 
 def test_a_batch_without_a_relevant_pair():
     embeddings, labels = torch.randn(4, 3, requires_grad=True), torch.arange(4)
-    with pytest.raises(ValueError, match=r"none of the 4 items of the batch has another one of its class.*on_empty"):
+    with pytest.raises(ValueError, match=r"none of the 4 items of the batch has another item of its class.*on_empty"):
         SoftAveragePrecisionLoss()(embeddings, labels)
     value = SoftAveragePrecisionLoss(on_empty="zero")(embeddings, labels)
     value.backward()
@@ -218,8 +218,8 @@ def test_a_batch_without_a_relevant_pair():
     ({"bins": 2.5}, r"bins=2.5\) must be a whole number"),
     ({"similarity": "dot"}, "Choose one of cosine, euclidean, hamming"),
     ({"on_empty": "nan"}, "Choose raise or zero"),
-    ({"low": 1.0}, r"low=1.0, high=1.0\) is no range"),
-    ({"low": math.nan}, "is no range"),
+    ({"low": 1.0}, r"low=1.0, high=1.0\) is not a range"),
+    ({"low": math.nan}, "is not a range"),
     ({"similarity": "hamming", "bins": 9}, "Leave out bins"),
 ])  # fmt: skip
 def test_settings_out_of_range_are_refused(as_users_run_it, arguments, words):
@@ -235,7 +235,7 @@ def test_embeddings_that_cannot_be_ranked_are_refused(as_users_run_it):
         loss(broken, labels)
     with pytest.raises(ValueError, match="6 embeddings, but 5 labels"):
         loss(embeddings, labels[:5].tolist())
-    with pytest.raises(ValueError, match="come together"):
+    with pytest.raises(ValueError, match="belong together"):
         loss(embeddings, labels, embeddings)
     with pytest.raises(ValueError, match="dimension 3, but a gallery of dimension 2"):
         loss(embeddings, labels, torch.randn(4, 2), torch.arange(4))

@@ -153,7 +153,7 @@ def test_points_of_the_error_tradeoff_are_normal_deviates():
 
 def test_rates_of_zero_and_one_are_left_out():
     figure = error_tradeoff_curve(np.array([0.0, 0.0, 1.0]), np.array([1.0, 0.0, 0.0]))
-    assert "no threshold makes both kinds of errors" in [text for text, _ in drawn_texts(figure)]
+    assert "no threshold has both kinds of errors" in [text for text, _ in drawn_texts(figure)]
     assert_legible(figure)
     assert_legible(error_tradeoff_curve(np.array([0.2]), np.array([0.2])))
     assert_legible(error_tradeoff_curve(np.array([1e-12, 1 - 1e-12]), np.array([1 - 1e-12, 1e-12])))

@@ -69,9 +69,9 @@ def test_conv4_starts_by_default_as_pytorch_does() -> None:
 
 
 def test_conv4_refuses_what_it_cannot_embed() -> None:
-    with pytest.raises(ValueError, match=r"halves the image four times; 15x40 pixels leave nothing. Resize .* 16x16"):
+    with pytest.raises(ValueError, match=r"halves the image four times; 15x40 pixels are too few. Resize .* 16x16"):
         Conv4()(torch.randn(1, 3, 15, 40))
-    with pytest.raises(ValueError, match="8x8 pixels leave nothing"):
+    with pytest.raises(ValueError, match="8x8 pixels are too few"):
         Conv4().output_dim(8)
     with pytest.raises(
         ValueError, match=r"Conv4\(in_channels=3\) was given images of 1 channels, .* Use in_channels=1"

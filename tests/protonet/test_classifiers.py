@@ -60,7 +60,7 @@ def test_a_second_support_replaces_the_first() -> None:
 @pytest.mark.parametrize("ask", ["forward", "probabilities", "predict"])
 def test_nothing_is_known_before_the_support(ask: str) -> None:
     classifier = SupportClassifier(DistanceRatioHead())
-    with pytest.raises(ValueError, match=r"SupportClassifier has not seen a support set.*fit\(support_embeddings"):
+    with pytest.raises(ValueError, match=r"SupportClassifier has no support set yet.*fit\(support_embeddings"):
         getattr(classifier, ask)(torch.zeros(1, 2))
 
 

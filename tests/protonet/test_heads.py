@@ -355,7 +355,7 @@ def test_an_unknown_distance_is_refused() -> None:
 def test_a_module_brings_its_own_distance() -> None:
     assert repr(make_head("dr", "angular")) == "DistanceRatioHead(rho=7.389, distance='angular')"
     with pytest.raises(
-        ValueError, match=r"distance='angular' came with a head that is a module, SoftmaxHead, which has"
+        ValueError, match=r"distance='angular' cannot be set for a head that is a module \(SoftmaxHead\)"
     ):
         make_head(SoftmaxHead(), "angular")
 

@@ -621,13 +621,16 @@ def test_a_protocol_refuses_small_numbers(field: str, value: int) -> None:
     ("settings", "message"),
     [
         ({"shots": 0}, r"shots=0: .* Use shots >= 1"),
-        ({"episodes_per_batch": 0}, r"episodes_per_batch=0: a batch holds an episode"),
-        ({"head": SoftmaxHead(), "distance": "angular"}, r"distance='angular' came with a head that is a module"),
+        ({"episodes_per_batch": 0}, r"episodes_per_batch=0: a batch needs at least one episode"),
+        (
+            {"head": SoftmaxHead(), "distance": "angular"},
+            r"distance='angular' cannot be set for a head that is a module",
+        ),
         ({"learning_rate": 0.0}, r"learning_rate=0.0: Adam needs a positive step"),
         ({"batch_statistics": True}, r"a batch is not an episode\. Use evaluation_batches='episodes'"),
         (
             {"batch_statistics": True, "evaluation_batches": "episodes", "backbone": nn.Flatten()},
-            r"batch norm alone, and Flatten has none\. Use batch_statistics=False",
+            r"batch norm, and Flatten has none\. Use batch_statistics=False",
         ),
         ({"in_channels": 0, "backbone": "conv4"}, "in_channels=0"),
     ],

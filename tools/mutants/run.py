@@ -5,7 +5,7 @@
 A mutant is the package with one operator, comparison, number, condition, loop, decorator or call changed, as cosmic-ray
 does it. It is killed if a test fails. There are thousands, so a sample is drawn: of each file its share, by the seed. What
 is no mutant is written at `Excluded`; the table and the survivors, with the reasons in `survivors.toml`, are
-printed at the end. `docs/mutants.md` has the figures.
+printed at the end. `tools/mutants/README.md` has the figures.
 
 How a mutant is run. The working tree is copied to `.mutants/tree`, and only there is anything changed. Torch and Lightning
 are imported once; each mutant is tried by a fork of that process, which then imports the package. Once, all tests run with
@@ -61,7 +61,7 @@ KERNELS = {
 """Compiled files, of which coverage sees nothing, and who calls them: what runs these lines runs the kernel."""
 
 HARMLESS = ("equivalent", "speed", "bound", "text")
-"""Kinds of survivors that change no result; see `docs/mutants.md`."""
+"""Kinds of survivors that change no result; see `tools/mutants/README.md`."""
 
 FOR_ALL = ("tests/test_defaults",)
 """Tests that look at all files without running their lines."""

@@ -22,7 +22,7 @@ def on_white(images: Float[Tensor, "images 4 size size"]) -> Float[Tensor, "imag
     Returns:
         Red, green and blue, in [0, 1].
 
-    Example:
+    Examples:
         >>> on_white(torch.tensor([1.0, 0.0, 0.0, 0.25]).reshape(1, 4, 1, 1)).flatten().tolist()
         [1.0, 0.75, 0.75]
     """
@@ -47,7 +47,7 @@ class IconAugmentation:
     Raises:
         ValueError: `background` is neither.
 
-    Example:
+    Examples:
         >>> augment = IconAugmentation(seed=0, background="random")
         >>> paper = augment(torch.zeros(2, 4, 8, 8), torch.tensor([3, 5]))
         >>> tuple(paper.shape), bool((paper[0] == paper[1]).all())

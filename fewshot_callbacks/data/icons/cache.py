@@ -58,7 +58,7 @@ def cache_file(themes: Sequence[Theme], size: int = 32, min_families: int = 6, *
     Returns:
         The path, whether the file exists or not.
 
-    Example:
+    Examples:
         >>> cache_file([]).name
         'icons-32px-6families-....pt'
     """

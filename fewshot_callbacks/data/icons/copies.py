@@ -24,7 +24,7 @@ def near_copies(images: UInt8[Tensor, "images 4 size size"]) -> Int[Tensor, "pai
     Returns:
         Positions of the two images of each pair, the smaller one first, in ascending order.
 
-    Example:
+    Examples:
         >>> images = torch.randint(0, 255, (3, 4, 8, 8), generator=torch.Generator().manual_seed(0)).byte()
         >>> images[2] = images[0]
         >>> images[2, 0, 0, 0] ^= 1

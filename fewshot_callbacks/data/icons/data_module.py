@@ -16,7 +16,7 @@ else:
 
 @with_settings
 class IconThemesDataModule(EpisodicDataModule):
-    """The icons as episodes to train on and as whole splits, or fixed episodes, to evaluate on.
+    """The icons: episodes for training; whole splits, or fixed episodes, for evaluation.
 
     Batches are tuples (images, labels): float images (images, 3, size, size) in [0, 1], int64 labels 0 ... C-1 of the
     split. A training batch is one episode, class by class, each class's support first. Evaluation images lie on white.
@@ -32,19 +32,19 @@ class IconThemesDataModule(EpisodicDataModule):
         augment: Whether training batches are augmented; see `IconAugmentation`.
         background: Background of augmented training images: "white", or "random" for a random colour of each.
         size: Height and width of the images, in pixels.
-        min_families: A name with fewer pictures is no class.
+        min_families: A name with fewer pictures is not a class.
         min_images: Where families are split, a class with fewer images inside a split is left out of it.
         split_seed: Seed of the split.
-        val_share: Share of the classes, and of the families, that are validated on.
-        test_share: Share that is tested on.
+        val_share: Share of the classes, and of the families, for validation.
+        test_share: Share of the classes, and of the families, for the test.
         symbolic: Whether symbolic icons and those of one colour count.
         roots: Folders that hold themes, instead of those of the specification.
 
     Raises:
-        ValueError: A setting is out of range, or the classes are too small for the episodes. Themes are looked for in
-            `prepare_data`: too few of them are a ValueError that says which packages hold some.
+        ValueError: A setting is out of range, or the classes are too small for the episodes. Themes are searched in
+            `prepare_data`: if there are too few, it raises a ValueError that names packages with themes.
 
-    Example:
+    Examples:
         >>> IconThemesDataModule(shots=1).queries, IconThemesDataModule(split="themes").test_queries
         (5, 2)
         >>> IconThemesDataModule(shots=5, queries=5)

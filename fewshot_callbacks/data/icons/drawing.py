@@ -101,7 +101,7 @@ def draw_icons(themes: Sequence[Theme], size: int, min_families: int, *, symboli
     Args:
         themes: The themes.
         size: Height and width of the pictures, in pixels.
-        min_families: A name with fewer pictures is no class.
+        min_families: A name with fewer pictures is not a class.
         symbolic: Whether symbolic icons and those of one colour count.
 
     Returns:
@@ -191,7 +191,7 @@ def draw_file(path: Path, size: int) -> Picture | None:
 def is_of_one_colour(picture: Picture) -> bool:
     """Whether all visible pixels have one colour, regardless of their transparency.
 
-    Example:
+    Examples:
         >>> square = np.zeros((4, 8, 8), dtype=np.uint8)
         >>> square[:, 2:6, 2:6] = np.array([200, 0, 0, 255])[:, None, None]
         >>> is_of_one_colour(square)
@@ -218,7 +218,7 @@ def choose(
     Args:
         targets: For each name and family, the name of the icon that its file is a link to, or its own.
         pictures: Pixels of the pictures.
-        min_families: A name with fewer pictures is no class.
+        min_families: A name with fewer pictures is not a class.
         counts: Filled with what the rules left out.
 
     Returns:

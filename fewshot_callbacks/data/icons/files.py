@@ -47,7 +47,7 @@ class IconFolder:
     def distance(self, size: int) -> int:
         """How far the icons are from a size, as the specification measures it.
 
-        Example:
+        Examples:
             >>> IconFolder("scalable/apps", 48, 16, 256, "Applications").distance(32)
             0
             >>> IconFolder("48x48/apps", 48, 48, 48, "Applications").distance(32)
@@ -97,7 +97,7 @@ def base_folders(environment: Mapping[str, str] = os.environ) -> tuple[Path, ...
     Returns:
         The folders, the most important first, whether they exist or not.
 
-    Example:
+    Examples:
         >>> [str(folder) for folder in base_folders({"HOME": "/h", "XDG_DATA_DIRS": "/a:/b"})]
         ['/h/.icons', '/h/.local/share/icons', '/a/icons', '/b/icons']
     """

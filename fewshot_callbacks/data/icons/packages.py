@@ -33,7 +33,7 @@ def packages_of(themes: Sequence[Theme]) -> dict[str, list[Package]]:
         themes: The themes.
 
     Returns:
-        For each theme, by its name; none where no package manager (dpkg or rpm) knows its files.
+        For each theme, by its name; none where no package manager (dpkg or rpm) lists its files.
     """
     files = {str(home / "index.theme"): theme.name for theme in themes for home in theme.homes}
     found: dict[str, list[Package]] = {theme.name: [] for theme in themes}
@@ -80,7 +80,7 @@ def described(packages: Sequence[Package]) -> tuple[str, str]:
     Returns:
         `name version, ...` and `licence, ...`.
 
-    Example:
+    Examples:
         >>> described([Package("art-icons", "1.2-3", ("GPL-3",)), Package("art-icons", "1.2-3", ("GPL-3",))])
         ('art-icons 1.2-3', 'GPL-3')
     """

@@ -32,10 +32,10 @@ class IconThemes(Dataset[tuple[Tensor, int]]):
         families: For each item, the position of its family in `family_names`.
         names: For each class, the name of the icon.
         contexts: For each class, what most themes say that it stands for ("Actions", "Applications", ...).
-        family_names: All families of themes, whether they occur in the split or not.
-        augmentation: What is done to images that are handed out; None for nothing.
+        family_names: All families of themes, including those that do not occur in the split.
+        augmentation: Augmentation of the images that are returned; None for none.
 
-    Example:
+    Examples:
         >>> images = torch.zeros(2, 4, 8, 8, dtype=torch.uint8)  # nothing but transparent pixels
         >>> icons = IconThemes(images, torch.tensor([0, 0]), torch.tensor([0, 1]), ("cut",), ("Actions",), ("A", "B"))
         >>> image, label = icons[1]
@@ -79,12 +79,12 @@ class IconThemes(Dataset[tuple[Tensor, int]]):
         """Load a split from the cache; the first time, draw all icons and fill the cache (half a minute).
 
         The cache is the folder named by the environment variable FEWSHOT_CALLBACKS_CACHE, else the user's cache folder.
-        A damaged file is made again, and so is one of themes that have changed since.
+        A damaged file is drawn again, and so are themes that have changed.
 
         Args:
             split: "train", "val" or "test".
             size: Height and width of the images, in pixels, at least 8 and even.
-            min_families: A name with fewer pictures, one of each family of themes, is no class; 2 or more.
+            min_families: A name with fewer pictures, one of each family of themes, is not a class; 2 or more.
             by: "classes" (names never seen), "themes" (the same names, artists never seen) or "both".
             roots: Folders that hold themes, instead of those of the specification.
 
@@ -92,9 +92,9 @@ class IconThemes(Dataset[tuple[Tensor, int]]):
             The split.
 
         Raises:
-            ValueError: A setting is out of range, or too few themes are installed; says which packages hold some.
+            ValueError: A setting is out of range, or too few themes are installed; the message names packages with themes.
 
-        Example:
+        Examples:
             >>> IconThemes.load("test", size=4)
             Traceback (most recent call last):
             ValueError: size is 4; icons cannot be distinguished below 8 pixels. Use an even size >= 8.
@@ -170,9 +170,11 @@ def check_settings(
     if size < 8 or size % 2:
         raise ValueError(f"size is {size}; icons cannot be distinguished below 8 pixels. Use an even size >= 8.")
     if min_families < 2:
-        raise ValueError(f"min_families is {min_families}; one image makes no episode. Use min_families >= 2.")
+        raise ValueError(
+            f"min_families is {min_families}; an episode needs two images of a class. Use min_families >= 2."
+        )
     if min_images < 2:
-        raise ValueError(f"min_images is {min_images}; one image makes no episode. Use min_images >= 2.")
+        raise ValueError(f"min_images is {min_images}; an episode needs two images of a class. Use min_images >= 2.")
     if by not in ("classes", "themes", "both"):
         raise ValueError(f"Icons cannot be split by {by!r}. Use 'classes', 'themes' or 'both'.")
     if not (val_share > 0 and test_share > 0 and val_share + test_share < 1):

@@ -35,9 +35,9 @@ def count_distances(queries, gallery, first, last, begin, end, excluded, excludi
         queries: (queries, words) codes of 64 bits a word.
         gallery: (words, gallery): neighbours in memory are compared with the same word.
         first: (queries,) position of the first candidate in the gallery.
-        last: (queries,) and behind the last.
+        last: (queries,) end of that range, exclusive.
         begin: (queries,) position of the first relevant item, between these two.
-        end: (queries,) and behind the last.
+        end: (queries,) end of that range, exclusive.
         excluded: (codes, queries) a gallery item that has one of these codes
         excluding: (codes, gallery) here is no candidate.
         counts: (queries, bits + 1) filled with the number of all candidates.

@@ -1,4 +1,4 @@
-"""Binary codes: packed to bits, compared by the number of bits in which they differ, ranked from counts alone.
+"""Binary codes: packed to bits, compared by the number of bits in which they differ, ranked only from counts.
 
 There are only as many distances as bits, and so nothing has to be sorted or compared with thresholds: how many relevant and
 how many other candidates are at each distance is all that ranks, ties and operating points need. The tie-aware metrics of

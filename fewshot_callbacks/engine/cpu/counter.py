@@ -60,7 +60,7 @@ class ThresholdList(NamedTuple):
 
 
 class TileCounter:
-    """Counts tiles of a rectangle; several threads may call it at once, each with a space of its own.
+    """Counts tiles of a rectangle; several threads may call it at once, each with its own space.
 
     Args:
         rectangle: the pairs.
@@ -195,7 +195,7 @@ class TileCounter:
         return made
 
     def _parts(self, rows: Block, columns: Block, both: bool, space: Space) -> Iterator[tuple[Any, int, int, Any]]:
-        """Yield the estimates of some rows at a time, and what the kernels need to know of them.
+        """Yield the estimates of some rows at a time, and the data that the kernels need with them.
 
         Yields:
             Estimates; the first row; the first column; for each row, the columns that are no negatives.

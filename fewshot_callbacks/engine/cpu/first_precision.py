@@ -161,7 +161,7 @@ class Pilot:
 
 
 def draw_sample(matrix: ScoreMatrix, thresholds: Thresholds, queries: int, gallery: int) -> tuple[Block, Block]:
-    """Draw queries with thresholds, and gallery items: at most as many as asked for, and as fit the budget."""
+    """Draw queries with thresholds, and gallery items: at most the requested number, within the budget."""
     relevant = thresholds.most
 
     def taken() -> float:  # several copies of the thresholds are made on the way

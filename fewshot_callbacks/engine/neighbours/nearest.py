@@ -215,7 +215,7 @@ class _Search:
         if bool(last.isinf().any()) and self.listed < estimates.shape[1]:
             for of_query, of_item in self.exclusions:
                 estimates.masked_fill_(of_query[rows][:, None] == of_item[columns][None, :], -torch.inf)
-            # so many candidates have at least this exact score
+            # the number of candidates with at least this exact score
             least = estimates.topk(self.listed, dim=1).values[:, -1].double() - self.screen.error(rows)
             low = torch.maximum(low, self.screen.lowest(least, rows))
         hot = (estimates.amax(dim=1) >= low).nonzero().flatten()

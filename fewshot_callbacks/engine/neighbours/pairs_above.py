@@ -30,7 +30,7 @@ from fewshot_callbacks.engine.threads import Task, run_tasks
 DENSE_SHARE = 2.0**-9
 """Share of a tile's pairs that survive from which a more exact product of the tile costs less than exact scores of them."""
 BUFFERED = 2**16
-"""Pairs, beside as many as are asked for, that are kept before the lowest of them are dropped."""
+"""Pairs that are kept beyond the requested number before the lowest are dropped."""
 
 
 class PairsAbove(NamedTuple):

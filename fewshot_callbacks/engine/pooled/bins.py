@@ -18,11 +18,11 @@ class ScoreGrid(NamedTuple):
     """one over the width of a bin"""
     bins: int
     blur: float = 0.01
-    """a score lies in its bin, or less than so many widths beside it, since `bin_of` rounds to float32"""
+    """a score lies in its bin or less than this many bin widths outside, since `bin_of` rounds to float32"""
 
     @classmethod
     def of_range(cls, low: float, high: float, error: float, most: int, errors: float = 2.5) -> ScoreGrid:
-        """Cut a range of scores into at most `most` bins, each at least as wide as so many errors of an estimate."""
+        """Cut a range of scores into at most `most` bins, each at least `errors` errors of an estimate wide."""
         bins = max(4, min(most, int((high - low) / (errors * error)) if error else most))
         # spare bins at either end, so that what matters is in none that has no neighbour
         width = max((high - low) / bins, 1.2 * errors * error, 1e-300)
@@ -66,9 +66,9 @@ class ThresholdBins(NamedTuple):
     tp: Ints
     """true positives at the lowest threshold; at the others there are fewer"""
     fewest_fp: Ints
-    """at least so many false positives at each threshold"""
+    """lower bound on the false positives at each threshold"""
     most_fp: Ints
-    """at most so many"""
+    """upper bound on them"""
     tied: Ints
     """of a single score: negatives with this very score"""
     relevant: int

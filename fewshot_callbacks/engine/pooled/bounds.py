@@ -23,9 +23,9 @@ class BinBounds(NamedTuple):
     high: Floats
     """and none is higher"""
     fewest: Ints
-    """at least so many negatives reach each score in the bin"""
+    """lower bound on the negatives that reach each score in the bin"""
     most: Ints
-    """at most so many"""
+    """upper bound on them"""
 
     def locate(self, rank: int) -> Located:
         """Return between which scores the negative lies that `rank - 1` others follow from above."""
@@ -82,7 +82,7 @@ class CountBounds:
 
     @property
     def _away(self) -> int:
-        """The exact score of a negative lies at most so many bins away from its estimate."""
+        """Largest distance in bins between the exact score of a negative and its estimate."""
         return math.ceil(self.error * self.grid.scale + 5 * self.grid.blur)
 
     def of_bins(self) -> BinBounds:
@@ -98,7 +98,7 @@ class CountBounds:
         """Return how many negatives at least, and at most, reach each of these scores, by the histogram; collective."""
         grid, accepted = self.grid, np.append(from_above(self.negatives), 0)
         position, away = (scores - grid.origin) * grid.scale + 1, self.error * grid.scale + grid.blur
-        # nobody knows how low those of the first bin are, nor how high those of the last
+        # the scores in the first bin have no lower bound, those in the last no upper bound
         fewest = accepted[np.ceil(position + away).clip(1, grid.bins).astype(np.int64)]
         most = accepted[np.floor(position - away).clip(0, grid.bins - 1).astype(np.int64)]
         if self.floor > -math.inf:

@@ -131,7 +131,7 @@ class FirstCounts:
     def listed_bins(self, closer: ThresholdBins | None = None) -> Bools:
         """Return the bins whose relevant scores are listed, as many as the budget allows.
 
-        Those whose negatives have all been collected come first, then those asked for.
+        Those whose negatives have all been collected come first, then the requested ones.
         """
         bounds, matrix = self.bounds, self.ranking_pass.matrix
         listed = np.arange(bounds.grid.bins) >= bounds.complete_from

@@ -25,7 +25,7 @@ from fewshot_callbacks.engine.scores.products import ScoreTiles
 
 Wanted = Callable[[Floats, Floats, float], list[float]]
 """Given counts of relevant pairs and of negatives at and above ascending scores, and the number of negatives: how many of
-the highest negatives will have to be known, for each question that is asked of all pairs."""
+the highest negatives will have to be known, for each requested operating point."""
 
 BIN_BYTES = 160
 """What a bin of the histogram takes while the operating points are found: three counters, and all that is known of it."""
@@ -88,7 +88,7 @@ class PooledCounts:
         self._coarsest = Precision.FLOAT32
 
     def begin(self, scores: ScoreTiles, precision: Precision, forecast: Forecast | None) -> None:
-        """Take how the pass begins, before it does: its scores, their first precision and what a sample foretold."""
+        """Prepare for a pass: its scores, their first precision and the estimates from a sample."""
         self.matrix, self._precision = replace(self.matrix, scores=scores), precision
         if forecast is not None:
             self._set_forecast(forecast)
@@ -149,7 +149,7 @@ class PooledCounts:
         self.negatives += negatives.cpu().numpy()
 
     def new_record(self, threads: int) -> PairRecord:
-        """Return an empty record for one of so many threads."""
+        """Return an empty record for one of `threads` threads."""
         grid, floor, cut = self.forecast[:3]
         return PairRecord.empty(
             grid.bins,

@@ -25,7 +25,8 @@ class OpenQuestions(NamedTuple):
     decisive: Bools
     """bins in which a threshold that is sought may lie"""
     likely: Ints
-    """the decisive bins, the most likely ones first: if there are too many scores to count all, theirs are"""
+    """the decisive bins, the most likely ones first: if there are too many scores to count all, those in these bins are
+    counted"""
     wanted: Sequence[float]
     """more thresholds at which the accepted pairs are counted"""
     sought: Sequence[tuple[float, float]]

@@ -47,7 +47,7 @@ class RelevantPairs:
         if not len(intervals):
             return found
         for scores, _ in self.scores(intervals):
-            if len(found) > most:  # every process goes on to the end
+            if len(found) > most:  # every process continues to the end
                 continue
             values = scores.cpu().numpy()
             found = distinct(np.concatenate([found, values[inside_any(values, intervals)]]), None)[0]

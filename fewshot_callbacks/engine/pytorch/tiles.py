@@ -27,7 +27,7 @@ class TorchTiles(TileMaker):
     """See the module.
 
     Args:
-        fixed: never go on with another precision than the first.
+        fixed: always keep the first precision.
     """
 
     def __init__(self, *, fixed: bool = False) -> None:

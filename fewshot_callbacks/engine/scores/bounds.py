@@ -51,7 +51,7 @@ class ErrorBounds:
     """products of `Precision.HALF` stay in float32, in which they are accumulated"""
 
     def of(self, vectors: Vectors, index: Tensor, precision: Precision, *, of_query: bool) -> Items:
-        """Return for some items the largest distance between an estimate and the exact score, whatever the other item."""
+        """Return for some items the largest distance between an estimate and the exact score, for any other item."""
         others = self.gallery if of_query else self.queries
         return self._error(vectors.norm[index], vectors.centred_norm[index], others, precision)
 

@@ -86,7 +86,7 @@ class Products:
         return estimates
 
     def error(self, index: Tensor, precision: Precision, *, of_query: bool = True) -> Float[Tensor, "items"]:
-        """Return for each item the largest distance between an estimate and the exact score, whatever the other item."""
+        """Return for each item the largest distance between an estimate and the exact score, for any other item."""
         return self.bounds.of(self._side(of_query), index, precision, of_query=of_query)
 
     def largest_error(self, precision: Precision) -> float:

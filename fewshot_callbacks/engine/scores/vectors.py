@@ -1,4 +1,4 @@
-"""One side of the score matrix: its rows, and what products and exact scores need to know of each of them."""
+"""One side of the score matrix: its rows, and the data of each row that products and exact scores need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs side by side by how their steps moved the embeddings: tables 3 to 10 of the distance-ratio paper."""
+"""Comparison of two runs by how their steps moved the embeddings: tables 3 to 10 of the distance-ratio paper."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ TITLES = {
 
 @dataclass(frozen=True)
 class MeasureComparison:
-    """One measure of two runs.
+    """One measure of the steps of two runs.
 
     Attributes:
-        geometric_means: geometric mean of the values of each run; NaN without one.
-        good_shares: share of good steps (see `RATIOS`), run by run; None for phi, for which none is good or bad.
+        geometric_means: geometric mean of the values of each run; NaN for a run without a value.
+        good_shares: share of good steps of each run, in [0, 1]: con-alpha < 1, div-alpha > 1, con-div < 1; None for
+            phi, whose values are neither good nor bad.
         steps: number of measured steps of each run where the measure is defined.
-        mann_whitney_p: two-sided Mann-Whitney U test of the values. NaN where a run has none.
-        fisher_p: two-sided Fisher's exact test of the numbers of good and other steps; None for phi.
+        mann_whitney_p: p-value of a two-sided Mann-Whitney U test of the values; NaN where a run has no value.
+        fisher_p: p-value of a two-sided Fisher's exact test of the numbers of good and other steps; None for phi.
     """
 
     geometric_means: tuple[float, float]
@@ -49,18 +50,25 @@ class MeasureComparison:
 
 @dataclass(frozen=True)
 class DynamicsComparison:
-    """How two runs differ in the way that their steps moved the embeddings; `print` shows the paper's table.
+    """The result of `compare_dynamics`: how the steps of two runs differ; `print` shows the paper's table.
 
     Attributes:
         names: names of the runs.
-        measures: each measure by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
+        measures: the comparison of each measure by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
+
+    Examples:
+        >>> from fewshot_callbacks.functional.dynamics.step import StepDynamics
+        >>> steps = tuple(StepDynamics(1.0, 0.9 + i / 100, 0.9, 1.1) for i in range(9))
+        >>> history = DynamicsHistory(tuple(range(9)), steps)
+        >>> compare_dynamics(history, history, names=("first", "second")).measures["con_div"].steps
+        (9, 9)
     """
 
     names: tuple[str, str]
     measures: dict[str, MeasureComparison]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; what is no number is None."""
+        """Return plain values for JSON; NaN becomes None."""
         return {
             "names": list(self.names),
             "measures": {name: without_nan(asdict(measure)) for name, measure in self.measures.items()},
@@ -78,7 +86,11 @@ class DynamicsComparison:
             caption=(
                 f"{steps[0]:,} and {steps[1]:,} measured steps. Geometric means; share of good steps: con-alpha < 1, "
                 f"div-alpha > 1, con-div < 1. * p < {SIGNIFICANT}"
-                + ("" if min(steps) >= FEW else ". So few steps show little: measure more often (every_n_steps)")
+                + (
+                    ""
+                    if min(steps) >= FEW
+                    else ". These are few steps for a comparison: measure more often (every_n_steps)"
+                )
             ),
         )
         table.add_column("", no_wrap=True)
@@ -115,17 +127,18 @@ def compare_dynamics(
     """Compare two runs by the measures of their steps, with the tests of the paper.
 
     Args:
-        run_a: the history of a run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote.
-        run_b: measured steps of another run.
+        run_a: the history of one run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote.
+        run_b: the history of the other run, in either form.
         names: names of both runs, for the table.
 
     Returns:
-        Geometric means, shares of good steps, p-values. The tests take the steps of a run as independent draws, as the
-        paper does; neighbouring steps are not quite, and one run says nothing of another seed.
+        Geometric means, shares of good steps and p-values of each measure. The tests take the steps of a run as
+        independent draws, as the paper does. Neighbouring steps are not quite independent, and a run with one seed does
+        not show how much another seed would differ.
 
     Raises:
-        ValueError: if a run has no measured step, or they were centred differently.
-        FileNotFoundError: if a file is not there.
+        ValueError: if a run has no measured step, or the two runs were centred differently.
+        FileNotFoundError: if a file does not exist.
 
     References:
         Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", tables 3 to 10.

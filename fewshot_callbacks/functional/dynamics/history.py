@@ -33,11 +33,11 @@ class DynamicsHistory:
 
     Attributes:
         steps: numbers of the optimiser steps, counted from 1.
-        measures: what each did.
-        centering: the centring of all measures.
+        measures: the measures of each step.
+        centering: the centring with which all of them were measured (see `training_dynamics`).
 
     Raises:
-        ValueError: if there are not as many steps as measures.
+        ValueError: if the numbers of steps and measures differ.
 
     Examples:
         >>> history = DynamicsHistory((100, 200), (StepDynamics(1.1, 0.9, 1.0, 1.2), StepDynamics(1.0, 0.8, 0.9, 1.1)))
@@ -68,12 +68,12 @@ class DynamicsHistory:
             name: a field or property of `StepDynamics`.
 
         Returns:
-            float64; NaN where it is undefined.
+            (steps,) float64; NaN where the measure is undefined, empty for no steps.
         """
         return torch.tensor([getattr(measure, name) for measure in self.measures], dtype=torch.float64)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists by name, for JSON; a value that is no number is None."""
+        """Return plain lists by name, for JSON; NaN becomes None."""
         columns = ("alpha", "norm_ratio", "psi_con", "psi_div")
         return {
             "format": FILE_FORMAT,
@@ -90,7 +90,7 @@ class DynamicsHistory:
         """Read what `to_dict` returned.
 
         Raises:
-            ValueError: if it is something else.
+            ValueError: if it does not hold a history.
         """
         try:
             if state["format"] != FILE_FORMAT:
@@ -103,15 +103,15 @@ class DynamicsHistory:
             return cls(tuple(state["steps"]), tuple(measures), state["centering"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"This is no history of training dynamics ({type(error).__name__}: {error}). TrainingDynamicsMonitor "
+                f"This is not a history of training dynamics ({type(error).__name__}: {error}). TrainingDynamicsMonitor "
                 "writes one, training_dynamics.json."
             ) from error
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, whole or not at all.
+        """Write the history as JSON, atomically: an interrupted call leaves the old file.
 
         Args:
-            path: the file; its folder is made.
+            path: the file; its folder is created if necessary.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,8 +127,8 @@ class DynamicsHistory:
             path: the file.
 
         Raises:
-            FileNotFoundError: if there is none.
-            ValueError: if it is something else.
+            FileNotFoundError: if the file does not exist.
+            ValueError: if it does not hold a history.
         """
         try:
             state = json.loads(Path(path).read_text(encoding="utf-8"))

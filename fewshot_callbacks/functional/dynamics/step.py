@@ -1,4 +1,4 @@
-"""What one optimiser step did to an episode: the measures of training of the distance-ratio paper, and their history."""
+"""The effect of one optimiser step on an episode: the measures of the distance-ratio paper."""
 
 from __future__ import annotations
 
@@ -30,11 +30,18 @@ class StepDynamics:
 
     Attributes:
         alpha: the scale that best explains the new embeddings by the old ones, `<X_o, X_n> / |X_o|^2`.
-        norm_ratio: phi, `|X_n - alpha X_o| / |X_n - X_o|` in [0, 1]: near 0 the step only rescaled the space, at 1 the
-            scale had no part in it.
+        norm_ratio: phi, `|X_n - alpha X_o| / |X_n - X_o|` in [0, 1]: near 0 the step only rescaled the space; at 1 it
+            did not rescale the space at all.
         psi_con: geometric mean over queries of (new / old) distance to the prototype of their class.
         psi_div: geometric mean over queries and other classes of (new / old) distance to the prototypes of these.
-        undefined: why values are NaN; empty when none is.
+        undefined: the reasons why values are NaN; empty if none is.
+
+    All other fields are NaN where they are undefined.
+
+    Examples:
+        >>> step = StepDynamics(alpha=1.25, norm_ratio=0.5, psi_con=1.0, psi_div=1.25)
+        >>> step.con_alpha, step.div_alpha, step.con_div
+        (0.8, 1.0, 0.8)
     """
 
     alpha: float
@@ -72,22 +79,24 @@ def training_dynamics(
     episodes: int = 1,
     centering: Centering = "points",
 ) -> StepDynamics:
-    """Measure what an optimiser step did to the embeddings of an episode.
+    """Measure the effect of an optimiser step on the embeddings of an episode.
 
     Args:
         before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
             class are its support.
         after: embeddings of the same rows right after the step.
         labels: the class of each row, any integers or words.
-        shots: support rows of each class.
-        episodes: number of consecutive episodes in the rows; alpha and phi are taken over all rows.
-        centering: see `Centering`. Distances between embeddings do not depend on it.
+        shots: number of support rows of each class.
+        episodes: number of consecutive episodes in the rows; alpha and phi are computed over all rows.
+        centering: what is subtracted from each embedding before alpha and phi are computed: `"points"` subtracts the
+            average embedding, as the text of the paper says; `"coordinates"` the mean of the embedding's own
+            coordinates, as the authors' published program does. Distances between embeddings do not depend on it.
 
     Returns:
-        The measures, computed in float64. Distances are those to the means of the support, even if something else
-        represents a class in the loss. Where a value is no number, `undefined` says why: nothing moved, or something is
-        not finite (all values); the embeddings lay in one point before the step, all of them or those of an episode
-        (the ratios); alpha is 0 or less (the ratios to alpha); there is one class (psi_div).
+        The measures, computed in float64. Distances are to the means of the support, even if the loss represents a
+        class differently. Where a value is NaN, `undefined` gives the reason: no embedding moved, or a value is not
+        finite (all measures); the embeddings were a single point before the step, all of them or those of an episode
+        (the ratios); alpha is 0 or less (the ratios to alpha); there is only one class (psi_div).
 
     Raises:
         ValueError: if before and after have different shapes, or the rows do not form episodes.
@@ -130,9 +139,9 @@ def training_dynamics(
         nothing = "the step moved no embedding, so there is nothing to measure"
         return StepDynamics(math.nan, math.nan, math.nan, math.nan, (nothing,))
     if math.isnan(alpha):
-        undefined.append("all embeddings were one point before the step (collapsed), so there is no scale alpha")
+        undefined.append("all embeddings were one point before the step (collapsed), so the scale alpha is undefined")
     elif alpha < LEAST_ALPHA:
-        undefined.append(f"the step left nothing of the old embeddings to scale (alpha is {alpha:.3g})")
+        undefined.append(f"the new embeddings do not align with the old ones (alpha is {alpha:.3g})")
     phi = math.nan
     if not math.isnan(alpha):
         phi = min(1.0, float(torch.linalg.vector_norm(x_new - alpha * x_old) / moved))
@@ -147,11 +156,11 @@ def training_dynamics(
     if without_distances:
         psi_con = psi_div = math.nan
         undefined.append(
-            f"all embeddings of {without_distances} of {episodes} episodes were one point before the step (collapsed), so "
-            "there are no distances to compare with"
+            f"all embeddings of {without_distances} of {episodes} episodes were one point before the step "
+            f"(collapsed), so the distances have nothing to be compared with"
         )
     if ways == 1:
-        undefined.append("the episode has one class, so no query has another to go away from")
+        undefined.append("the episode has one class, so there is no distance to another class")
     return StepDynamics(alpha, phi, psi_con, psi_div, tuple(undefined))
 
 

@@ -26,18 +26,18 @@ class EpisodeAccuracy:
     Attributes:
         mean: In [0, 1].
         std: Sample standard deviation over episodes (divisor n - 1); NaN for one episode.
-        ci95: 1.96 * std / sqrt(n), what few-shot papers print after ±: to be held against their tables, and with some
-            hundred episodes as good as `interval`; NaN for one episode.
+        ci95: 1.96 * std / sqrt(n), which few-shot papers print after ±, for comparison with their tables. With some
+            hundred episodes it is as accurate as `interval`; NaN for one episode.
         n: Number of episodes.
         ways: Classes in an episode.
         shots: Support images of each class.
         queries: Query images of each class.
         episodes_hash: `EpisodeList.hash` of the episodes.
-        batch_statistics: True where batch normalisation used the statistics of the episode itself; such a number
-            looks at all queries together and must not be compared with one that does not.
-        per_episode: The accuracy of each episode, float64, for `minus`; None where it was not kept.
+        batch_statistics: True where batch normalisation used the statistics of the episode itself. Such an accuracy
+            uses all queries together, and must not be compared with one that does not.
+        per_episode: The accuracy of each episode, float64, for `minus`; None if it was not kept.
 
-    Example:
+    Examples:
         >>> result = EpisodeAccuracy(0.5713, 0.1187, 0.0095, 600, 5, 1, 15, "1a2b3c4d5e6f")
         >>> print(result)
         57.13 ± 0.95 % (600 episodes, 5-way 1-shot, hash 1a2b3c4d5e6f)
@@ -56,7 +56,7 @@ class EpisodeAccuracy:
 
     @property
     def interval(self) -> Interval:
-        """The 95 % interval of the mean that also holds it with few episodes or near 1; see `functional.intervals`."""
+        """The 95 % interval of the mean, also valid for few episodes and near 1 (see `mean_interval`)."""
         if self.per_episode is not None:
             return mean_interval(self.per_episode)
         if self.n < 2:
@@ -64,20 +64,23 @@ class EpisodeAccuracy:
         return share_interval(self.mean, self.std / math.sqrt(self.n), self.n - 1, self.n, 0.95)
 
     def minus(self, other: "EpisodeAccuracy") -> Difference:
-        """Compute the difference to another, with its 95 % interval: episode by episode where both had the same list.
+        """Compute the difference from another accuracy, with its 95 % interval.
 
-        As that of one accuracy, the interval says how far other episodes of the same classes would move the difference.
+        Accuracies of the same list of episodes are compared episode by episode.
+
+        The interval shows how far other episodes of the same classes would move the difference.
 
         Args:
             other: The accuracy of another model.
 
         Returns:
-            The difference of the means; NaN bounds where the lists differ and one has a single episode.
+            The difference of the means, in [-1, 1]; its interval is NaN where the lists differ and one has a single
+            episode.
 
         Raises:
-            ValueError: One used batch statistics and the other did not.
+            ValueError: Only one of the two used batch statistics.
 
-        Example:
+        Examples:
             >>> from fewshot_callbacks.functional import sample_episodes
             >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=5, episodes=3)
             >>> better = summarize_accuracies(torch.tensor([0.5, 0.7, 0.9]), episodes)
@@ -111,22 +114,21 @@ def summarize_accuracies(
 ) -> EpisodeAccuracy:
     """Average one accuracy per episode, with its 95 % confidence interval.
 
-    `ci95` is the usual one of few-shot papers, mean ± 1.96 std / sqrt(n); `interval` also holds the truth with few
-    episodes. Both say how far another list of episodes of the same classes would move the mean, not how far other
-    classes would.
+    `ci95` is the interval of few-shot papers, mean ± 1.96 std / sqrt(n); `interval` is also valid for few episodes.
+    Both show how far another list of episodes of the same classes would move the mean, not how far other classes would.
 
     Args:
         accuracies: (episodes,), each in [0, 1], in any order.
-        episode_list: The episodes that were measured, all of them.
+        episode_list: The list of all episodes that were measured.
         batch_statistics: See `EpisodeAccuracy`.
 
     Returns:
         The summary, computed in float64. One episode gives NaN for `std` and `ci95`.
 
     Raises:
-        ValueError: There is no accuracy, not exactly one per episode, or one that is not a number in [0, 1].
+        ValueError: There is no accuracy, their number is not that of the episodes, or one of them is not in [0, 1].
 
-    Example:
+    Examples:
         >>> from fewshot_callbacks.functional import sample_episodes
         >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=5, episodes=4)
         >>> result = summarize_accuracies(torch.tensor([0.5, 0.7, 0.6, 0.6]), episodes)

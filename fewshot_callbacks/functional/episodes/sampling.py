@@ -1,4 +1,4 @@
-"""Episodes: which images make up each small classification problem, how to cut a batch into one, what many of them say.
+"""Sampling of episodes: which images make up each small classification problem.
 
 An episode is `ways` classes with `shots` support images and `queries` query images each (Vinyals et al., "Matching
 networks for one shot learning", NeurIPS 2016). Everything here is a function of the labels and a seed: no data set, no
@@ -34,7 +34,7 @@ class EpisodeList:
     Raises:
         ValueError: The sizes of `indices` are not `ways` and `shots + queries`.
 
-    Example:
+    Examples:
         >>> episodes = sample_episodes(torch.arange(40) % 4, ways=2, shots=1, queries=2, episodes=3)
         >>> len(episodes), tuple(episodes[0].shape)
         (3, (2, 3))
@@ -65,7 +65,7 @@ class EpisodeList:
         Raises:
             ValueError: `n` is negative.
 
-        Example:
+        Examples:
             >>> len(sample_episodes(torch.arange(40) % 4, ways=2, queries=2, episodes=9).first(5))
             5
         """
@@ -75,12 +75,12 @@ class EpisodeList:
 
     @cached_property
     def hash(self) -> str:
-        """Twelve hexadecimal characters that two runs can log to prove that they used the same episodes.
+        """Twelve hexadecimal characters that identify the list: equal in two runs that used the same episodes.
 
         The start of the SHA-256 of the sizes (episodes, ways, shots, queries) and the positions, both as little-endian
         int64; the same on every machine.
 
-        Example:
+        Examples:
             >>> labels = torch.arange(40) % 4
             >>> one, same = (sample_episodes(labels, ways=2, queries=2, episodes=9, seed=1) for _ in range(2))
             >>> one.hash == same.hash, one.hash == one.first(8).hash
@@ -105,28 +105,28 @@ def sample_episodes(
 ) -> EpisodeList:
     """Draw episodes: classes without replacement, then images of each class without replacement, all equally likely.
 
-    Every class is as likely as any other, however many images it has, and episodes are independent of each other. The
-    result depends on the arguments alone: global random state is neither read nor moved, and workers, threads and
-    ranks do not enter.
+    Every class is equally likely, regardless of its number of images, and episodes are independent of each other. The
+    result depends only on the arguments: not on the global random state, which is left unchanged, nor on the number of
+    workers, threads or ranks.
 
     Args:
         labels: (items,), the class of each item: integers or words, in any order, as a tensor, array or list.
         ways: Classes in an episode.
         shots: Support images of each class.
         queries: Query images of each class.
-        episodes: Length of the list.
+        episodes: Number of episodes.
         seed: Any integer that `torch.Generator.manual_seed` accepts.
-        class_names: Names for the error messages, by label: a sequence for labels 0, 1, 2, ..., or a mapping; for words
-            these themselves.
+        class_names: Names for the error messages, by label: a sequence for labels 0, 1, 2, ..., or a mapping. Labels
+            that are words are their own names.
 
     Returns:
         The episodes; see `EpisodeList`.
 
     Raises:
         ValueError: Labels are not one integer or word for each item; a number is not positive; there are fewer than `ways`
-            classes; or a class has fewer than `shots + queries` images. No class is skipped in silence.
+            classes; or a class has fewer than `shots + queries` images. No class is skipped silently.
 
-    Example:
+    Examples:
         >>> labels = torch.tensor([7, 7, 7, -1, -1, -1])
         >>> episode = sample_episodes(labels, ways=2, shots=1, queries=2, episodes=1)[0]
         >>> sorted(episode.flatten().tolist())
@@ -179,7 +179,7 @@ def check_episode_sizes(**sizes: int) -> None:
     Raises:
         ValueError: A number is not positive.
 
-    Example:
+    Examples:
         >>> check_episode_sizes(ways=5, shots=0)
         Traceback (most recent call last):
         ValueError: shots is 0; an episode needs at least one. Use shots >= 1.
@@ -204,7 +204,7 @@ def check_classes_suffice(
     Raises:
         ValueError: As `sample_episodes` does.
 
-    Example:
+    Examples:
         >>> check_classes_suffice(torch.arange(4) % 2, ways=2, shots=1, queries=2, class_names=("heron", "owl"))
         Traceback (most recent call last):
         ValueError: 2-way 1-shot with 2 queries needs 3 images per class; class 'heron' has 2, the smallest of 2 classes

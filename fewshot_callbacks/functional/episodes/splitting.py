@@ -31,7 +31,7 @@ def split_episode(
         ValueError: Labels are not one integer or word for each row; there is no row; classes have
             different numbers of rows; or no row is left for a query.
 
-    Example:
+    Examples:
         >>> embeddings = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
         >>> support, query = split_episode(embeddings, torch.tensor([9, 4, 9, 4]), shots=1)
         >>> support.flatten().tolist(), query.flatten().tolist()  # class 4, then class 9
@@ -69,20 +69,20 @@ def split_episodes(
     """Cut a batch of several episodes into support and queries, all at once.
 
     Args:
-        embeddings: (rows, dim), any floating type; gradients flow through. Episode after episode, each of as many rows.
+        embeddings: (rows, dim), any floating type; gradients flow through. The episodes follow one another, with the
+            same number of rows each.
         labels: (rows,), any integers or words; in each episode each class equally often. Episodes may share classes.
         shots: Support rows of each class.
-        episodes: How many.
+        episodes: Number of episodes in the batch, at least 1.
 
     Returns:
         support (episodes, ways, shots, dim) and query (episodes, ways, queries, dim), each episode as `split_episode` cuts
         it.
 
     Raises:
-        ValueError: When `split_episode` does for one of them (it says for which); or the episodes are not of the same
-            sizes.
+        ValueError: As in `split_episode`, with the number of the episode; or if the episodes differ in size.
 
-    Example:
+    Examples:
         >>> embeddings = torch.arange(8.0)[:, None]
         >>> labels = torch.tensor([9, 4, 9, 4, 1, 1, 4, 4])
         >>> support, query = split_episodes(embeddings, labels, shots=1, episodes=2)
@@ -94,8 +94,8 @@ def split_episodes(
     labels = read.numbered()[0].to(embeddings.device)
     if rows % episodes or len(labels) != rows:
         raise ValueError(
-            f"{rows} embeddings with labels of shape {tuple(labels.shape)} are no batch of {episodes} episodes of the same "
-            "size. Pass as many rows for each episode, and one label per row."
+            f"{rows} embeddings with labels of shape {tuple(labels.shape)} do not form a batch of {episodes} episodes "
+            f"of the same size. Pass as many rows for each episode, and one label per row."
         )
     blocks, size_of_one = labels.reshape(episodes, -1), rows // episodes
     first_support, first_query = split_episode(embeddings[:size_of_one], read[:size_of_one], shots=shots)
@@ -114,7 +114,7 @@ def split_episodes(
             raise ValueError(f"Episode {number} of the {episodes} of the batch: {error}") from error
         raise ValueError(
             f"Episode {number} of the {episodes} of the batch has {len(blocks[number].unique())} classes, the first has "
-            f"{ways}. Pass episodes of the same sizes, as an EpisodicBatchSampler draws them."
+            f"{ways}. Pass episodes of equal size, as an EpisodicBatchSampler draws them."
         )
     order = order + torch.arange(0, rows, size_of_one, device=order.device)[:, None]
     of_classes = embeddings[order.flatten()].reshape(episodes, ways, size, -1)

@@ -1,4 +1,4 @@
-"""What lies close to an item: its neighbours, items whose neighbours speak against their label, near duplicates."""
+"""Nearest neighbours, items whose label disagrees with their neighbours, and near duplicates."""
 
 from fewshot_callbacks.functional.neighbours.near_duplicates import NearDuplicates, near_duplicates
 from fewshot_callbacks.functional.neighbours.nearest import Neighbours, merged, nearest

@@ -50,7 +50,7 @@ def compared_sets(call: str, names: tuple[str, str], a: Any, b: Any, similarity:
         similarity: how.
 
     Raises:
-        ValueError: if they are no finite matrices of one dimension.
+        ValueError: if they are not finite matrices of equal dimension.
     """
     check_similarity(similarity)
     left, dim = _vectors(call, names[0], a, similarity)
@@ -91,7 +91,7 @@ def chosen(call: str, queries: Any, items: int) -> Int[Tensor, "queries"]:
     """Return the indices of chosen queries; None chooses all.
 
     Raises:
-        ValueError: if they are no indices, or out of range.
+        ValueError: if they are not indices, or out of range.
     """
     if queries is None:
         return torch.arange(items)
@@ -118,7 +118,7 @@ def _vectors(call: str, name: str, value: Any, similarity: Similarity) -> tuple[
     """Return vectors that can be compared, and their dimension."""
     vectors = as_tensor(value, name, call).cpu()
     if similarity == "hamming":
-        pack_codes(vectors, name, call)  # refuses what is no code
+        pack_codes(vectors, name, call)  # refuses anything but codes
         return (vectors == 1).float().mul_(2).sub_(1), vectors.shape[1]
     check_embeddings(vectors, name, call)
     return computable(vectors), vectors.shape[1]

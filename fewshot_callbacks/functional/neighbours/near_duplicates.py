@@ -26,7 +26,14 @@ _RANGES = {
 
 @dataclass(frozen=True, eq=False)
 class NearDuplicates:
-    """Pairs whose exact score reaches a threshold, the highest first; those of equal scores by their indices."""
+    """Pairs whose exact score reaches a threshold, the highest first; those of equal scores by their indices.
+
+    Examples:
+        >>> import torch
+        >>> pairs = near_duplicates(torch.tensor([[1.0, 0.0], [1.0, 0.01], [1.0, 0.02]]), most=1)
+        >>> len(pairs), pairs.total, pairs.left_out
+        (1, 3, 2)
+    """
 
     first: Int[Tensor, "pairs"]
     """index of the item of the first set; within one set the smaller index of the pair"""
@@ -35,17 +42,17 @@ class NearDuplicates:
     scores: Float[Tensor, "pairs"]
     """exact similarity of each pair, in the units of the data: for `euclidean` minus the distance"""
     total: int
-    """pairs that reach the threshold, counted exactly, listed or not"""
+    """number of pairs that reach the threshold, counted exactly, whether they are listed or not"""
     at_least: float
     """the threshold"""
 
     def __len__(self) -> int:
-        """How many pairs are listed."""
+        """Return the number of listed pairs."""
         return len(self.first)
 
     @property
     def left_out(self) -> int:
-        """Pairs that reach the threshold and are not listed: none scores higher than those that are."""
+        """Number of pairs that reach the threshold but are not listed; none of them scores higher than a listed pair."""
         return self.total - len(self)
 
 
@@ -60,20 +67,21 @@ def near_duplicates(
 ) -> NearDuplicates:
     """Find all pairs whose exact similarity is at least a threshold, within one set or between two, such as two splits.
 
-    Exact as docs/exactness.md says, without a matrix of all similarities: products in half precision rule out most pairs,
-    and the exact score decides those that are left. Within one set each pair is multiplied once.
+    The result is exact in the sense of docs/exactness.md, and no matrix of all similarities is made: products in half
+    precision rule out most pairs, and exact scores decide the rest. Within one set, each pair is multiplied once.
 
     Args:
         a: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
         b: (others, dim) a second set; by default the pairs within `a`.
-        at_least: the lowest score of a pair, in the units of the data. What counts as a duplicate depends on the embedding:
-            look at pairs around the threshold.
+        at_least: the lowest score of a pair, in the units of the data. Which score means a duplicate depends on the
+            embedding: look at some pairs around the threshold.
         similarity: `cosine`, `dot`, `euclidean` (minus the distance) or `hamming` (minus the number of bits that differ).
-        most: pairs that are listed, the highest; all are counted. A pair takes 24 bytes, a few times as much meanwhile.
+        most: largest number of pairs that are listed, those with the highest scores; all pairs are counted. A listed
+            pair takes 24 bytes, and a few times as much during the search.
         memory_mb: bound on the memory beyond embeddings and pairs, in MB; None is 512.
 
     Returns:
-        A frozen result on the CPU; without a pair that reaches the threshold its tensors are empty.
+        A frozen result on the CPU; if no pair reaches the threshold, its tensors are empty.
 
     Raises:
         ValueError: if shapes or types do not fit, a row holds NaN or Inf, `at_least` is outside the similarity's range,

@@ -21,28 +21,37 @@ _CALL = "nearest"
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The first candidates of some queries, the closest first; those of equal scores by their index."""
+    """The k nearest candidates of each query, the closest first; candidates with equal scores are ordered by index.
+
+    Examples:
+        >>> import torch
+        >>> found = nearest(torch.tensor([[1.0, 0.0], [2.0, 0.0], [1.0, 1.0]]), ["owl", "owl", "heron"], k=1)
+        >>> found.indices.flatten(), found.first_relevant
+        (tensor([1, 0, 0]), tensor([1, 1, 0]))
+    """
 
     queries: Int[Tensor, "queries"]
     """index of each query among the embeddings"""
     indices: Int[Tensor, "queries k"]
     """index of each neighbour in the gallery; -1 where a query has fewer than k candidates"""
     scores: Float[Tensor, "queries k"]
-    """exact similarity of each, in the units of the data: for `euclidean` minus the distance; NaN where there is none"""
+    """exact similarity of each neighbour, in the units of the data: for `euclidean` minus the distance; NaN where there
+    is no neighbour"""
     tied: Bool[Tensor, "queries k"]
-    """whether another candidate of the query has the same score, listed or not: then the order says nothing"""
+    """whether another candidate of the query, listed or not, has the same score, so that their order is arbitrary"""
     left_out: Int[Tensor, "queries"]
-    """candidates that have the score of the last neighbour and are not listed, because of their index alone"""
+    """number of candidates that have the same score as the last neighbour and are not listed only because of their
+    index"""
     relevant: Bool[Tensor, "queries k"] | None = None
-    """whether each has the query's label, False where there is none; None without labels"""
+    """whether each neighbour has the query's label, False where there is no neighbour; None without labels"""
 
     def __len__(self) -> int:
-        """How many queries there are."""
+        """Return the number of queries."""
         return len(self.queries)
 
     @property
     def found(self) -> Int[Tensor, "queries"]:
-        """How many neighbours each query has: k, or all of its candidates."""
+        """Number of neighbours of each query: k, or fewer if it has fewer candidates."""
         return (self.indices >= 0).sum(dim=1)
 
     @property
@@ -50,7 +59,7 @@ class Neighbours:
         """Rank of the first relevant neighbour, from 1; 0 where none of the k is relevant.
 
         Raises:
-            ValueError: without labels.
+            ValueError: if the neighbours were searched without labels.
         """
         if self.relevant is None:
             raise ValueError("Neighbours.first_relevant needs labels. Pass them to nearest.")
@@ -76,25 +85,28 @@ def nearest(
 ) -> Neighbours:
     """Find the k most similar candidates of each query, exactly and in bounded memory.
 
-    Candidates are those of `evaluate_retrieval`, and so are their exact scores (docs/exactness.md): with one set all other
-    items, else the gallery, without what ids and groups exclude. Fast products of proved error only rule out who cannot be
-    among the first k; the others are compared by their exact scores. Equal scores are ordered by index and marked as tied.
+    Candidates and their exact scores are those of `evaluate_retrieval` (docs/exactness.md): with one set, all other
+    items; with a gallery, its items; in both cases without those that ids and groups exclude. Fast products with a
+    proved error bound only rule out candidates that cannot be among the first k; exact scores order the rest. Equal
+    scores are ordered by index and marked as tied.
 
     Args:
         embeddings: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (items,) integers or words; by default the neighbours come without relevance.
+        labels: (items,) integers or words; without them, `relevant` is None.
         gallery: (gallery, dim) items to search; by default the embeddings themselves.
-        gallery_labels: (gallery,) their labels, with a gallery and labels.
-        queries: indices of the embeddings that search, in any order, or a mask; by default all.
-        k: how many neighbours, at least 1.
+        gallery_labels: (gallery,) labels of the gallery items; needed if both `labels` and `gallery` are given.
+        queries: indices of the embeddings that are queries, in any order, or a mask; by default all.
+        k: number of neighbours, at least 1.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
-        query_ids: (items,) identity of each embedding; with `gallery_ids`, the same item is no candidate of itself.
+        query_ids: (items,) identity of each embedding; with `gallery_ids`, a query's own copy in the gallery is not a
+            candidate.
         gallery_ids: (gallery,) identity of each gallery item.
-        query_groups: (items,) candidates of the query's own group are left out.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
-        gallery_places: (gallery,) index of each gallery item in a larger gallery, of which this is a part: `indices` and
-            ties follow it. See `merged`.
-        memory_mb: bound on the memory beyond embeddings and result, in MB; None is 512. Codes take 4 bytes a bit more.
+        query_groups: (items,) group of each embedding; candidates of the query's own group are left out.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
+        gallery_places: (gallery,) index of each gallery item in a larger gallery, of which this one is a part;
+            `indices` and the order of ties refer to that larger gallery. See `merged`.
+        memory_mb: bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more
+            per bit.
 
     Returns:
         A frozen result on the CPU; -1 and NaN where a query has fewer than k candidates.
@@ -148,19 +160,20 @@ def nearest(
 
 
 def merged(*parts: Neighbours) -> Neighbours:
-    """Merge what several processes have found of the same queries, each in its own part of a gallery.
+    """Merge the neighbours of the same queries that several processes have found, each in its own part of a gallery.
 
-    Each searches its part for the vectors of the same queries, with the places of its items in the whole gallery; merged
-    in any order, the result is that of the whole gallery in one process.
+    Each process searches its part of the gallery for the same query vectors, and passes the indices of its items in the
+    whole gallery as `gallery_places`. The merged result, in any order of the parts, equals a search of the whole
+    gallery in one process.
 
     Args:
-        *parts: of the same queries and k, at least one.
+        *parts: results for the same queries and the same k, at least one.
 
     Returns:
-        The neighbours in all parts together; relevance only where every part has it.
+        The neighbours in the whole gallery; `relevant` is None unless every part has it.
 
     Raises:
-        ValueError: without a part, or if queries, k or indices do not fit together.
+        ValueError: if there is no part, the parts differ in queries or k, or two parts hold the same gallery item.
 
     Examples:
         >>> import torch
@@ -170,7 +183,7 @@ def merged(*parts: Neighbours) -> Neighbours:
         (tensor([[0, 1, 2]]), tensor([1]))
     """
     if not parts:
-        raise ValueError("merged: no neighbours were given. Pass those of at least one part.")
+        raise ValueError("merged: no neighbours were given. Pass the result of at least one search.")
     first = parts[0]
     for part in parts[1:]:
         if not torch.equal(part.queries, first.queries) or part.indices.shape != first.indices.shape:
@@ -217,8 +230,8 @@ def _labels(
     """Return the labels of both sides as numbers; None without labels."""
     if (gallery_labels is not None) != (labels is not None and gallery is not None):
         raise ValueError(
-            f"{_CALL}: labels, gallery and gallery_labels do not belong together. Relevance of a gallery needs labels and "
-            "gallery_labels; pass both, or neither. Without a gallery pass labels alone."
+            f"{_CALL}: labels, gallery and gallery_labels do not fit together. With a gallery, pass both labels and "
+            "gallery_labels, or neither. Without a gallery, pass labels alone."
         )
     if labels is None:
         return None, None
@@ -233,6 +246,6 @@ def _labels(
 def _check_places(places: Int[Tensor, "gallery"], *, same_set: bool) -> None:
     """Refuse places without a gallery, below 0, or given twice."""
     if same_set:
-        raise ValueError(f"{_CALL}: gallery_places are those of a part of a gallery. Pass that part as gallery, too.")
+        raise ValueError(f"{_CALL}: gallery_places are the indices of gallery items. Pass these items as gallery, too.")
     if bool((places < 0).any()) or len(places.unique()) < len(places):
         raise ValueError(f"{_CALL}: gallery_places must be indices of a larger gallery, each at most once, from 0 on.")

@@ -1,4 +1,4 @@
-"""`suspects`: items whose neighbours speak against their label."""
+"""`suspects`: items whose label disagrees with the labels of their neighbours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ most on full sets), but how many are returned. With 1, 2 and 3 here, `python ben
 prints for glyphs of the test split precision 0.66, 0.86, 0.92 and recall 1.00, 0.99, 0.99; with `--flips close` precision
 0.61, 0.76, 0.79 and recall 0.68, 0.44, 0.28."""
 PSEUDO_VOTES = 3.0
-"""Votes that each class is given beside its own, distributed as those of the whole set, so that a class of two or three
+"""Votes that are added to those of each class, distributed as in the whole set, so that a class of two or three
 items has a likelihood, too."""
 FIRST_RATE, ITERATIONS = 0.05, 50
 """Share of wrong labels that the estimate begins with, and its steps, after which it does not move."""
@@ -33,29 +33,40 @@ LOOKUPS_AT_ONCE = 2**16
 
 @dataclass(frozen=True, eq=False)
 class Suspects:
-    """Items whose label is more likely wrong than right, the most suspicious first."""
+    """Items whose label is more likely wrong than right, the most suspicious first.
+
+    Examples:
+        >>> import torch
+        >>> labels = ["owl"] * 20 + ["heron"] * 20
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> embeddings = torch.eye(2).repeat_interleave(20, dim=0) + 0.1 * torch.randn(40, 2, generator=generator)
+        >>> labels[3] = "heron"
+        >>> found = suspects(embeddings, labels, k=5)
+        >>> len(found), bool(found.probability[0] > 0.5)
+        (1, True)
+    """
 
     index: Int[Tensor, "items"]
-    """of each item among the embeddings"""
+    """index of each item among the embeddings"""
     given: Int[Tensor, "items"]
-    """its label; for words the place in `label_names`"""
+    """label of each item as it was given; for words, the index in `label_names`"""
     suggested: Int[Tensor, "items"]
-    """the label under which its neighbours are the most likely"""
+    """the label that makes the labels of its neighbours the most likely"""
     log_odds: Float[Tensor, "items"]
-    """the statistic: logarithm of the odds that the label is wrong, given its neighbours' labels"""
+    """logarithm of the odds that the label is wrong, given the labels of the neighbours"""
     probability: Float[Tensor, "items"]
-    """of a wrong label, the same as a probability"""
+    """probability that the label is wrong, in [0, 1]: the same statistic as `log_odds`"""
     neighbours: Int[Tensor, "items k"]
-    """the evidence: indices of its neighbours, the closest first; -1 where there are fewer"""
+    """indices of its neighbours, the evidence, the closest first; -1 where there are fewer than k"""
     votes: Int[Tensor, "items k"]
-    """their labels; -1 where there is none"""
+    """labels of the neighbours; -1 where there is no neighbour"""
     noise_rate: float
     """estimated share of wrong labels in the whole set"""
     label_names: tuple[str, ...] | None = None
     """the word of each label, sorted; None where labels were given as integers"""
 
     def __len__(self) -> int:
-        """How many items are suspicious."""
+        """Return the number of suspicious items."""
         return len(self.index)
 
 
@@ -68,33 +79,38 @@ def suspects(
     at_least: float = 0.5,
     memory_mb: float | None = None,
 ) -> Suspects:
-    """Find items whose neighbours speak against their label, by a likelihood ratio of their neighbours' labels.
+    """Find items whose label disagrees with the labels of their neighbours, by a likelihood ratio.
 
-    Items of a class have neighbours of certain classes: mostly their own, and those it is confused with. The labels of the
-    k nearest neighbours of an item are compared with what is usual in its class (from which the item is left out) and in
-    each class among them. The statistic is the log odds of a wrong label (Bayes): the logarithm of the ratio of both
-    likelihoods, halved because neighbours are not independent, and of both class sizes, plus the log odds before looking;
-    the share of wrong labels is estimated as the mean of the probabilities (EM). So an item amid a class that is often
-    confused with its own is no suspect, and one amid a class that never is, is one even if its neighbours disagree.
+    The items of a class have neighbours of certain classes: mostly their own, and classes it is confused with. The
+    labels of an item's k nearest neighbours are compared with the labels that are usual among the neighbours of its own
+    class (without the item itself) and of each class among the neighbours. The statistic is the log odds of a wrong
+    label (Bayes). It is the sum of the log ratio of the two likelihoods, halved because neighbours are not independent,
+    the log ratio of the two class sizes, and the prior log odds of a wrong label; the share of wrong labels is
+    estimated as the mean of the probabilities (EM). An item among neighbours of a class that is often confused with its
+    own class is therefore no suspect. An item among neighbours of a class that is never confused with its own is a
+    suspect, even if its neighbours disagree with each other.
 
-    Such a ratio is the most powerful test between two labels (Neyman and Pearson 1933), the likelihood is multinomial with
-    a table of confusion (Dawid and Skene 1979). Labels of neighbours in an embedding as evidence: Zhu, Dong and Liu,
-    "Detecting corrupted labels without training a model to predict", ICML 2022. docs/data_quality.md says how many it
-    finds, beside cleanlab. It sees the embedding alone: one that was trained on wrong labels may hide them.
+    A likelihood ratio is the most powerful test between two labels (Neyman and Pearson 1933); the likelihood is multinomial
+    with a table of confusion (Dawid and Skene 1979). Zhu, Dong and Liu, "Detecting corrupted labels without training a
+    model to predict", ICML 2022, use labels of neighbours in an embedding as evidence. docs/data_quality.md compares with
+    cleanlab how many wrong labels are found. The function sees nothing but the embedding: an embedding that was trained on
+    wrong labels may hide them.
 
     Args:
         embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
-        labels: (items,) integers or words, of at least two classes. Classes of two items are served; a single item of its
-            class can be a suspect, with little evidence.
-        k: neighbours that vote. More smooth over wrong labels; no more than a class has items is the rule.
+        labels: (items,) integers or words, of at least two classes. Two items per class suffice; an item that is alone
+            in its class can be a suspect, too, on little evidence.
+        k: number of neighbours that vote, at least 1. A larger k averages over more labels, some of them wrong; as a
+            rule, k should not exceed the number of items of a class.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`.
-        at_least: probability of a wrong label from which an item is returned; 0 returns every item with a neighbour of
-            another class.
-        memory_mb: bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours and their votes
-            take more, about 100 bytes for each of the k of an item: 41 MB at 31,730 items and k = 10, whatever the bound.
+        at_least: lowest probability of a wrong label, in [0, 1], at which an item is returned; 0 returns every item
+            with a neighbour of another class.
+        memory_mb: bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours and their
+            votes take additional memory that does not count towards the bound, about 100 bytes for each neighbour: 41
+            MB at 31,730 items and k = 10.
 
     Returns:
-        A frozen result on the CPU; without a suspect its tensors are empty.
+        A frozen result on the CPU; if there is no suspect, its tensors are empty.
 
     Raises:
         ValueError: if shapes or types do not fit, embeddings hold NaN or Inf, k < 1, `at_least` is outside [0, 1], or all
@@ -118,7 +134,7 @@ def suspects(
     present, classes = given.unique(return_inverse=True)
     if len(present) < 2:
         raise ValueError(
-            f"{_CALL}: all {len(given)} labels are the same, so that no neighbour can speak against one. Pass labels of at "
+            f"{_CALL}: all {len(given)} labels are the same, so no neighbour can disagree with one. Pass labels of at "
             "least two classes."
         )
     votes = torch.where(found.indices >= 0, classes[found.indices], -1)

@@ -21,20 +21,22 @@ from fewshot_callbacks.functional.statistics.intervals import (
 def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence: float = 0.95) -> dict[str, Difference]:
     """Compute the difference of every metric of two evaluations of the same queries, with its interval.
 
-    Each query is compared with itself, so that what makes a query easy or hard for both is no part of the uncertainty: the
-    interval is that of the mean of the differences, robust to the dependence of queries of one class. Grouped Recall is
-    compared group by group. Pooled values (F1, recall at a precision, thresholds) have no interval.
+    Each query is compared with itself, so that what makes a query easy or hard for both models does not add to the
+    uncertainty. The interval is that of the mean of the differences, robust to the dependence of queries of one class.
+    Grouped Recall is compared group by group. Pooled values (F1, recall at a precision, thresholds) have no interval:
+    both ends are NaN.
 
     Args:
-        first: one evaluation.
-        second: another of the same queries in the same order, say by another model.
-        confidence: confidence level of the intervals.
+        first: report of one evaluation.
+        second: report of another evaluation of the same queries in the same order, for instance with another model.
+        confidence: confidence level of the intervals, in (0, 1).
 
     Returns:
-        Metric -> first, second and the interval of first minus second; the metrics that both have.
+        For each metric that both reports have: its two values, and the interval of first minus second. Empty if they
+        share no metric.
 
     Raises:
-        ValueError: if the two are not of the same queries.
+        ValueError: if the two reports are not of the same queries, or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch

@@ -11,7 +11,13 @@ from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, c
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The size of an exact evaluation of all queries against the whole gallery."""
+    """The size of an exact evaluation of all queries against the whole gallery.
+
+    Examples:
+        >>> plan = plan_evaluation(1000, 1000, 64)
+        >>> plan.pairs, plan.floating_point_operations, plan.matrix_bytes
+        (1000000, 128000000, 4000000)
+    """
 
     queries: int
     gallery: int
@@ -19,15 +25,15 @@ class EvaluationPlan:
     pairs: int
     """query-candidate pairs, each of which is scored"""
     floating_point_operations: int
-    """of the matrix product: one multiplication and one addition for each component of each pair"""
+    """operations of the matrix product: one multiplication and one addition for each component of each pair"""
     query_bytes: int
     """size of the query embeddings in float32"""
     gallery_bytes: int
     """size of the gallery embeddings in float32; with one set they are the same tensor"""
     matrix_bytes: int
-    """size of the similarity matrix in float32, which is never made"""
+    """size that the similarity matrix would have in float32; it is never made"""
     memory_bytes: int
-    """budget beyond the embeddings"""
+    """memory budget beyond the embeddings"""
     needed_bytes: int
     """part of the budget that counters and tiles take; the rest caches operands between tiles"""
     least_bytes: int
@@ -40,17 +46,20 @@ class EvaluationPlan:
 def plan_evaluation(
     queries: int, gallery: int, dim: int, *, memory_mb: float | None = DEFAULT_MEMORY_MB, relevant: int = 64
 ) -> EvaluationPlan:
-    """Count pairs, operations, memory and tiles of an evaluation.
+    """Compute the number of pairs and operations, the memory and the tile size of an evaluation, before it runs.
 
     Args:
         queries: number of queries; for one set (leave-one-out) equal to `gallery`.
         gallery: number of gallery items.
         dim: components of an embedding.
         memory_mb: budget beyond the embeddings, in MB; None is the default.
-        relevant: relevant items of a typical query; many of them make tiles narrower.
+        relevant: number of relevant items of a typical query, 0 or more; the more there are, the narrower the tiles.
+
+    Returns:
+        A frozen plan; all sizes are in bytes.
 
     Raises:
-        ValueError: if a number is not positive (`relevant`: negative).
+        ValueError: if `queries`, `gallery`, `dim` or `memory_mb` is not positive, or `relevant` is negative.
 
     Examples:
         >>> plan = plan_evaluation(158_652, 158_652, 512)

@@ -67,38 +67,42 @@ def evaluate_retrieval(
     progress: Progress | None = None,
     **settings: Unpack[RetrievalOptions],
 ) -> RetrievalReport:
-    """Exact retrieval metrics over all pairs of queries and gallery, in bounded memory.
+    """Compute exact retrieval metrics over all pairs of queries and gallery, in bounded memory.
 
     With one set, each item is a query against all others (leave-one-out; the item itself is never a candidate). With
-    two sets, the queries search the gallery. Relevant is what has the query's label. Nothing is truncated and no matrix
-    of all similarities is made; the result does not depend on the order of the data, the number of threads or the
-    memory budget.
+    two sets, the queries search the gallery. A candidate is relevant if it has the query's label. No ranking is
+    truncated and no matrix of all similarities is made. The result does not depend on the order of the data, the number
+    of threads or the memory budget.
 
     Args:
         embeddings: (queries, dim) floating-point tensor, array or list of rows, finite.
         labels: (queries,) integers of any value, or words: a tensor, array, list or column of a table. Ids and groups take
-            the same forms. For words the report holds the code book, `label_names`, and values of classes by word.
+            the same forms. For words, the report lists them in `label_names` and reports the values of classes by word.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, leave-one-out.
-        gallery_labels: (gallery,) their labels. An item whose label no query has is a distractor: it takes ranks.
-        query_ids: (queries,) identity of each query; with `gallery_ids`, the same item in both sets is no candidate.
+        gallery_labels: (gallery,) labels of the gallery items. An item whose label no query has is a distractor: it is
+            never relevant, but it takes up ranks.
+        query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
+            candidate.
         gallery_ids: (gallery,) identity of each gallery item.
-        query_groups: (queries,) for instance the video of each frame: candidates of the query's own group are neither
-            hit nor miss.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
-        query_places: (queries,) index of each query in the whole set, which orders `per_query` and draws; by default the
-            queries of a process follow those of the process before.
+        query_groups: (queries,) group of each query, for instance the video of a frame: candidates of the query's own
+            group are left out of its ranking, and count neither as hits nor as misses.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
+        query_places: (queries,) index of each query in the whole set, which determines the order of `per_query` and the
+            random draws; by default, the queries of each process follow those of the previous process.
         gallery_places: (gallery,) index of each gallery item in the whole gallery.
-        processes: the processes that make this call together, each with a part of the sets (perhaps an empty one). Each
-            returns the report of the whole, the same as one process would. The parts of the gallery travel in chunks,
-            so that no process ever holds all. See `metrics.TorchProcesses`.
+        processes: the processes that make this call together, each with a part of the sets, which may be empty. Each of
+            them returns the report of the whole sets, the same as a single process would. The parts of the gallery are
+            exchanged in chunks, so that no process ever holds the whole gallery. See `metrics.TorchProcesses`.
         progress: called with the number of pairs done and the number of all pairs.
         **settings: see `RetrievalSettings`.
 
     Returns:
-        A frozen report. Queries without a match are left out of every mean and counted in it.
+        A frozen report. Its means lie in [0, 1]; larger is better. Queries without a match, that is, without a relevant
+        candidate, are left out of every mean; the report counts them in `queries_without_match`.
 
     Raises:
-        ValueError: if shapes or types do not fit, embeddings hold NaN or Inf, a set is empty, or no query has a match.
+        ValueError: if a shape, type or setting does not fit, embeddings hold NaN or Inf, a set is empty, or no query
+            has a relevant candidate.
 
     Examples:
         >>> import torch
@@ -172,7 +176,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             notes.insert(
                 0,
                 f"An estimate: {len(asked.drawn):,} of {len(inputs.query_labels):,} queries were drawn (seed "
-                f"{settings.query_seed}); the intervals say how good it is. Grouped Recall is of all queries.",
+                f"{settings.query_seed}); the intervals show its uncertainty. Grouped Recall is computed for all queries.",
             )
         of_all = asked.drawn is None
         grouped = _grouped(notes, ranked if of_all else inputs, settings, ranking if of_all else None)
@@ -228,7 +232,7 @@ def _measure(
 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
-    """Return what is asked of all pairs, regardless of the query."""
+    """Return the settings of the pooled metrics."""
     return PooledRequest(
         settings.precisions,
         settings.threshold_bounds or (-math.inf, math.inf),
@@ -242,7 +246,7 @@ def _request(settings: RetrievalSettings) -> PooledRequest:
 def _summarised(
     inputs: RetrievalInputs, asked: RetrievalInputs, settings: RetrievalSettings, found: _Found
 ) -> RetrievalReport:
-    """Means over queries, over classes and of each class, with their intervals, beside the pooled values."""
+    """Means over queries, over classes and of each class, with their intervals, and the pooled values."""
     per_query, pooled, grouped = found.per_query, found.pooled, found.grouped
     labels, confidence = asked.query_labels, settings.confidence
     mean, macro, by_class, intervals = {}, {}, {}, {}
@@ -323,7 +327,7 @@ def _note_of_longest(ranking: Pass, processes: Processes) -> list[str]:
     which = f"Gallery row {row}" if processes.count == 1 else "One gallery row"
     return [
         f"{which} is {ratio:.2g} times as long as the median embedding. The metrics are exact, but the evaluation is slow "
-        'with it. Look for a diverged batch, leave the row out, or use similarity="cosine".'
+        'with it. Look for a diverged batch, drop the row, or use similarity="cosine".'
     ]
 
 

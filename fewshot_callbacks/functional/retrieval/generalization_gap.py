@@ -1,8 +1,8 @@
-"""How much better an embedding serves the classes it was trained on than those it has never seen.
+"""How much higher the recall of training classes is than that of unseen classes.
 
 Recall@K falls with the number of classes that are searched, so its difference between a training and a validation set
-mixes overfitting with the number of classes. Grouped Recall@K searches a fixed number of classes at a time, and its
-difference does not (Zhdanov and Karpukhin, who propose to read the gap from it).
+mixes overfitting with the number of classes. Grouped Recall@K searches a fixed number of classes at a time, so its
+difference does not (Zhdanov and Karpukhin, who propose to measure the gap with it).
 """
 
 from __future__ import annotations
@@ -16,31 +16,39 @@ from fewshot_callbacks.functional.statistics.intervals import Difference, indepe
 
 @dataclass(frozen=True)
 class GeneralizationGap:
-    """Recall of training classes minus recall of validation classes. A gap above zero beyond its interval: overfitting.
+    """Recall of training classes minus recall of validation classes.
 
-    Or the training classes are the easier ones: then an untrained network shows the gap as well.
+    Differences lie in [-1, 1]. An interval that lies above zero means overfitting, unless the training classes are easier:
+    then an untrained network shows the gap, too.
+
+    Examples:
+        >>> from fewshot_callbacks.functional import Difference, Interval
+        >>> seen, unseen = Difference(0.9, 0.7, Interval(0.1, 0.3)), Difference(0.8, 0.4, Interval(0.3, 0.5))
+        >>> gap = GeneralizationGap({1: seen}, {1: unseen}, 10, (100, 50), (20.0, 20.0), 0.95)
+        >>> gap.is_overfitting
+        True
     """
 
     grouped: dict[int, Difference]
     """K -> Grouped Recall@K of training classes, of validation classes, and the interval of the difference"""
     recall: dict[int, Difference]
-    """K -> the same of plain Recall@K, which depends on the number of classes, too"""
+    """K -> the same for plain Recall@K, which also depends on the number of classes"""
     group_size: int
-    """classes in a group of Grouped Recall"""
+    """number of classes in a group of Grouped Recall"""
     classes: tuple[int, int]
-    """training and validation classes that were measured"""
+    """number of training and of validation classes that were measured"""
     items_per_class: tuple[float, float]
-    """mean number of items of these"""
+    """mean number of items per class, in training and in validation"""
     confidence: float
     """confidence level of the intervals"""
 
     @property
     def is_overfitting(self) -> bool:
-        """Whether Grouped Recall at the smallest K is larger on training classes, beyond its interval."""
+        """Whether the interval of the gap in Grouped Recall at the smallest K lies above zero."""
         return self.grouped[min(self.grouped)].interval.low > 0
 
     def metrics(self) -> dict[str, float]:
-        """Return all values under the names they are logged with, the primary one first."""
+        """Return all values under the names with which they are logged, the primary metric first."""
         values: dict[str, float] = {}
         for metric, differences in (("grouped_recall", self.grouped), ("recall", self.recall)):
             for k, difference in differences.items():
@@ -61,7 +69,7 @@ class GeneralizationGap:
         gap = f"{grouped.value:+.3f} [{grouped.interval.low:+.3f}, {grouped.interval.high:+.3f}]"
         level = f"{self.confidence:.0%} interval"
         if math.isnan(grouped.interval.low):
-            verdict = f"The gap of {grouped.value:+.3f} has no interval, so it cannot be judged"
+            verdict = f"The gap of {grouped.value:+.3f} has no interval, so it cannot be interpreted"
         elif grouped.interval.low > 0:
             verdict = f"The gap of {gap} is beyond its {level}: overfitting, unless an untrained network shows it, too"
         elif grouped.interval.high < 0:
@@ -76,16 +84,16 @@ class GeneralizationGap:
 
 
 def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -> GeneralizationGap:
-    """Compute the gap between two reports, of training and of validation classes.
+    """Compute the difference in recall between a report of training classes and a report of validation classes.
 
-    Both sets should hold about as many items of a class: recall rises with these.
+    Both sets should have about the same number of items per class: recall rises with that number.
 
     Args:
-        training: report of items of training classes, embedded as in an evaluation.
-        validation: report of classes that the model has not seen.
+        training: report of items of training classes, embedded in evaluation mode, without augmentation.
+        validation: report of items of classes that the model has not seen.
 
     Returns:
-        Differences for each K that both reports have; the sets are taken as independent.
+        The differences, in [-1, 1], for each K that both reports have; the two sets are taken as independent.
 
     Raises:
         ValueError: if a report has no Grouped Recall, or the two have no K in common.
@@ -104,8 +112,8 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
         if report.grouped is None:
             raise ValueError(
                 f"generalization_gap: the {name} report has no Grouped Recall. Its notes: {' '.join(report.notes) or '-'} "
-                "Evaluate both sets with one group_size, of which each holds at least two groups: use a smaller group_size, "
-                "or more classes."
+                "Evaluate both sets with one group_size that leaves two groups in each: use a smaller group_size, or "
+                "more classes."
             )
     assert training.grouped is not None
     assert validation.grouped is not None

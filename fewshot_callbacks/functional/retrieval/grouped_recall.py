@@ -49,39 +49,48 @@ from fewshot_callbacks.functional.statistics.intervals import (
 
 @dataclass(frozen=True)
 class GroupedRecall:
-    """Grouped Recall@K for one or several K, all on the same groups."""
+    """Grouped Recall@K for one or several K, all on the same groups; the result of `grouped_recall`.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(40).repeat_interleave(5)
+        >>> result = grouped_recall(torch.nn.functional.one_hot(labels).float(), labels, group_size=10)
+        >>> result.at, result.group_size, result.dropped_labels
+        ({1: 1.0}, 10, 0)
+    """
 
     at: dict[int, float]
     """K -> mean over the groups of Recall@K inside the group, in [0, 1]"""
     intervals: dict[int, Interval]
-    """K -> interval of that mean over groups, see `functional.intervals`; NaN for fewer than two groups"""
+    """K -> confidence interval of that mean over groups; NaN for fewer than two groups"""
     group_size: int | None
-    """labels in each group; None where the groups that were given differ in it"""
+    """number of labels in each group; None where given groups differ in size"""
     groups: int
-    """groups of one split"""
+    """number of groups in one split"""
     dropped_labels: int
-    """labels in no group: left over by one split, because the group size does not divide their number, or not given"""
+    """number of labels in no group: the remainder of a split into groups of equal size, or labels that no given group
+    holds"""
     repeats: int
-    """independent splits that were averaged over"""
+    """number of independent splits, over which the values are averaged"""
     per_group: dict[int, Float[Tensor, "repeats groups"]] = field(compare=False, repr=False)
     """K -> Recall@K inside each group of each split"""
     confidence: float = 0.95
     """confidence level of the intervals"""
     unmatched: Unmatched = "exclude"
-    """whether queries without a match were left out or counted as misses"""
+    """whether queries without a relevant candidate were left out (`exclude`) or counted as misses (`miss`)"""
     are_given: bool = False
-    """the groups were given, not drawn at random"""
+    """whether the caller gave the groups, rather than having them drawn at random"""
     labels: tuple[tuple[tuple[int, ...], ...], ...] = field(default=(), compare=False, repr=False)
     """the labels of each group of each split"""
 
     def minus(self, other: GroupedRecall) -> dict[int, Difference]:
-        """Compute the difference to another set, possibly of other classes: K -> value and interval.
+        """Compute the difference from the result of another set, possibly of other classes: K -> value and interval.
 
-        The two sets are taken as independent, as the training and the validation classes are.
+        The two sets are taken as independent, as training and validation classes are.
 
         Raises:
-            ValueError: if the groups are not of the same size, those of one set alone were given, the intervals are not of
-                the same confidence, or queries without a match not counted in the same way.
+            ValueError: if the groups differ in size, only one set has given groups, or the two differ in confidence
+                level or in how they count queries without a match.
         """
         if self.are_given != other.are_given or self.group_size is None or other.group_size is None:
             raise ValueError(
@@ -122,34 +131,38 @@ def grouped_recall(
     gallery_groups: Any | None = None,
     **settings: Unpack[GroupedOptions],
 ) -> GroupedRecall:
-    """Recall@K inside random groups of `group_size` labels, or given groups, averaged over the groups, with its interval.
+    """Compute Recall@K inside random or given groups of labels, averaged over the groups, with its interval.
 
     The cost is that of `groups` small evaluations, N^2 / groups pairs in all: linear in N for groups of a fixed size.
 
-    Groups that are given in `groups` may differ in size, and each counts the same; `group_size` and `seed` are not used, and
-    labels in no group are left out. The interval is that of the mean over groups like these: it takes them for a sample of
-    such groups, and is wide where they are few or differ much. Classes of one given group are not taken as independent, so
-    that groups without a single miss have a wider interval than random ones.
+    Groups passed as `groups` may differ in size; each has the same weight. `group_size` and `seed` are then not used, and
+    labels in no group are left out. The interval takes the given groups for a sample of similar groups, so it is wide
+    where they are few or differ much. The classes of a given group are not taken as independent of each other, so groups
+    without a single miss have a wider interval than random groups would.
+
+    Proposed by Zhdanov and Karpukhin.
 
     Args:
-        embeddings: (items, dim) queries; tensor or array.
+        embeddings: (items, dim) queries: a finite floating-point tensor, array or list of rows.
         labels: (items,) integers or words: a tensor, array, list or column of a table, as ids and groups are.
         gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
-        gallery_labels: (gallery,) their labels; items of a label that no query has belong to no group.
-        repeats: average over this number of independent splits; the interval is the mean over the splits' intervals, since
-            the same items return in each of them.
-        query_ids: (queries,) identity of each query; with `gallery_ids`, the same item in both sets is no candidate.
+        gallery_labels: (gallery,) labels of the gallery items; items whose label no query has are in no group.
+        repeats: number of independent splits to average over, at least 1. The interval is the mean of the intervals of
+            the splits, since all splits have the same items.
+        query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
+            candidate.
         gallery_ids: (gallery,) identity of each gallery item.
-        query_groups: (queries,) candidates of the query's own group are neither hit nor miss.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
+        query_groups: (queries,) group of each query: candidates of the query's own group are left out of its ranking,
+            and count neither as hits nor as misses.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         **settings: see `RetrievalSettings`.
 
     Returns:
-        Values in [0, 1], larger is better.
+        A frozen result with values in [0, 1]; larger is better.
 
     Raises:
-        ValueError: on unusable input, fewer labels than one group needs, or a group without any query with a match (with
-            `unmatched="miss"`: if no query has one).
+        ValueError: if a shape, type or setting does not fit, there are fewer labels than one group needs, or a group
+            has no query with a relevant candidate (with `unmatched="miss"`: if no query has one).
 
     Examples:
         >>> import torch
@@ -163,12 +176,11 @@ def grouped_recall(
     given, size = checked.label_groups, checked.group_size
     if not checked.grouped_k or (given is None and size is None):
         raise ValueError(
-            f"{_CALL}: k={checked.grouped_k} and group_size={size} ask for nothing. Pass for instance k=1, group_size=10."
+            f"{_CALL}: k={checked.grouped_k} and group_size={size} request no metric. Pass, for instance, k=1, "
+            f"group_size=10."
         )
     if given is not None and repeats != 1:
-        raise ValueError(
-            f"{_CALL}: repeats={repeats} draws random groups again, but groups are given. Leave repeats out."
-        )
+        raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
     inputs = collect_inputs(
         _CALL,
         ALONE,

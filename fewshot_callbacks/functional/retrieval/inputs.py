@@ -27,7 +27,7 @@ from fewshot_callbacks.functional._tensors import as_tensor
 class RetrievalInputs:
     """The validated inputs of an evaluation.
 
-    Labels, ids and groups are those of all processes: one number for each item, little beside its vector.
+    Labels, ids and groups are those of all processes: one number for each item, little compared with its vector.
     """
 
     queries: Tensor | Codes

@@ -26,16 +26,17 @@ def label_groups(
     The split depends on the set of labels and the seed only: not on the order or the number of the items.
 
     Args:
-        labels: any integers, as a tensor, array or list; what repeats counts once.
+        labels: integers of any value, as a tensor, array or list; a repeated label counts once.
         group_size: labels in each group, at least 2.
         seed: seed of the random split.
         repeats: number of independent splits.
 
     Returns:
-        The labels of each group of each split. Labels left over are in no group.
+        The labels of each group of each split, int64. The labels that remain, fewer than `group_size`, are in no group.
 
     Raises:
-        ValueError: if there are fewer labels than a group needs, or labels are words.
+        ValueError: if there are fewer labels than a group needs, `group_size` is below 2, `repeats` is below 1, or
+            labels are words.
 
     Examples:
         >>> import torch
@@ -45,7 +46,7 @@ def label_groups(
     read = as_labels(labels, "labels", "label_groups")
     if read.words is not None:
         raise ValueError(
-            "label_groups: labels are words, of which there are no tensors. Number them first: "
+            "label_groups: labels are words, which a tensor cannot hold. Number them first: "
             "np.unique(labels, return_inverse=True)[1]."
         )
     distinct = read.codes.unique()
@@ -55,7 +56,7 @@ def label_groups(
         raise ValueError(f"repeats={repeats}: at least one split is needed.")
     if len(distinct) < group_size:
         raise ValueError(
-            f"Groups of {group_size} labels cannot be made of {len(distinct)} labels. Use group_size <= {len(distinct)}."
+            f"{len(distinct)} labels are too few for a group of {group_size}. Use group_size <= {len(distinct)}."
         )
     generator = torch.Generator().manual_seed(seed)
     groups = len(distinct) // group_size
@@ -73,7 +74,7 @@ def checked_groups(call: str, name: str, groups: Any) -> list[Labels]:
         groups: the labels of each group, integers or words.
 
     Raises:
-        ValueError: if they are no groups of at least two labels each, or a label is in two groups.
+        ValueError: if they are not groups of at least two labels each, or a label is in two groups.
     """
     like = f"such as {name}=[[0, 1, 2], [3, 4, 5]]."
     if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str) or not len(groups):

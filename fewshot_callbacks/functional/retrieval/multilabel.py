@@ -44,16 +44,27 @@ BYTES_PER_PAIR = 150
 
 @dataclass(frozen=True)
 class MultilabelReport(QueryMeans):
-    """What `evaluate_multilabel` found. Means are over the queries that share a label with some candidate."""
+    """The result of `evaluate_multilabel`. Means, in [0, 1], are over the queries that share a label with a candidate.
+
+    Examples:
+        >>> import torch
+        >>> targets = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 1], [0, 0, 1]])
+        >>> codes = torch.tensor([[1, 1, 1, 1], [1, 1, 1, -1], [1, 1, -1, -1], [-1, -1, -1, -1]])
+        >>> report = evaluate_multilabel(codes, targets, similarity="hamming", ndcg_k=(2,))
+        >>> report.queries, report.labels, report.queries_without_match
+        (4, 3, 0)
+    """
 
     mean: dict[str, float]
     """metric of each query -> its mean over the queries: `mAP`, `map@r`, `r_precision`, `mrr`, `recall@1`, `ndcg@10`, ..."""
     intervals: dict[str, Interval]
     """metric -> interval of its mean, robust to the dependence of queries with the same labels"""
     queries: int
+    """number of queries"""
     gallery: int
+    """number of gallery items"""
     labels: int
-    """columns of the targets"""
+    """number of labels, the columns of the targets"""
     queries_without_match: int
     """queries that share no label with any candidate: left out of every mean"""
     queries_with_ties: int
@@ -66,10 +77,10 @@ class MultilabelReport(QueryMeans):
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
     """metric -> its value for each query; NaN for a query without a match"""
     seconds: float = field(compare=False)
-    """duration of the evaluation"""
+    """duration of the evaluation, in seconds"""
 
     def metrics(self) -> dict[str, float]:
-        """Return all values under the names they are logged with, the primary one first."""
+        """Return all values under the names with which they are logged, the primary metric first."""
         return dict(self.mean)
 
     @property
@@ -110,34 +121,36 @@ def evaluate_multilabel(
     progress: Progress | None = None,
     **settings: Unpack[RankOptions],
 ) -> MultilabelReport:
-    """Exact retrieval metrics of items with several labels each: mAP, MAP@R, Recall@K, graded nDCG@k and the others.
+    """Compute exact retrieval metrics of items with several labels each: mAP, MAP@R, Recall@K, graded nDCG@k, and others.
 
-    As `evaluate_retrieval`, but a candidate is relevant if it shares a label with the query; its grade is the number of
-    shared labels. nDCG@k has the discount log2(rank + 1) and the best order of the query's own candidates as divisor
-    (Järvelin and Kekäläinen, 2002). Candidates with equal scores share the mean of their gains: the mean over their orders
-    (McSherry and Najork, 2008).
+    It differs from `evaluate_retrieval` in relevance: a candidate is relevant if it shares a label with the query, and its
+    grade is the number of shared labels. nDCG@k discounts by log2(rank + 1) and divides by the value of the best order of
+    the query's own candidates (Järvelin and Kekäläinen, 2002). Candidates with equal scores share the mean of their gains,
+    which is the expected value over their orders (McSherry and Najork, 2008).
 
     Args:
         embeddings: (queries, dim) vectors, or (queries, bits) codes of two values where `similarity="hamming"`.
-        targets: (queries, labels) zeros and ones: which labels an item has.
+        targets: (queries, labels) zeros and ones: entry (i, j) is 1 if item i has label j.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, each without itself.
-        gallery_targets: (gallery, labels) their targets.
-        ndcg_gain: gain of a candidate of a grade: `exponential`, 2^grade - 1, or `linear`, the grade, named
+        gallery_targets: (gallery, labels) targets of the gallery items.
+        ndcg_gain: gain of a candidate: `exponential` is 2^grade - 1; `linear` is the grade itself, and is logged as
             `ndcg@10_linear`.
-        query_ids: (queries,) identity of each query; with `gallery_ids`, the same item in both sets is no candidate.
+        query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
+            candidate.
         gallery_ids: (gallery,) identity of each gallery item.
-        query_groups: (queries,) for instance the video of each frame: candidates of the query's own group are neither
-            hit nor miss.
-        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` serves for both.
+        query_groups: (queries,) group of each query, for instance the video of a frame: candidates of the query's own
+            group are left out of its ranking, and count neither as hits nor as misses.
+        gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         progress: called with the number of pairs done and the number of all pairs.
         **settings: see `RetrievalSettings`.
 
     Returns:
-        A frozen report with values in [0, 1], larger is better. Queries without a match are left out of every mean and
-        counted in it.
+        A frozen report. Its values lie in [0, 1]; larger is better. Queries without a relevant candidate are left out
+        of every mean; the report counts them in `queries_without_match`.
 
     Raises:
-        ValueError: if shapes or types do not fit, embeddings hold NaN or Inf, a set is empty, or no query has a match.
+        ValueError: if a shape, type or setting does not fit, embeddings hold NaN or Inf, a set is empty, or no query
+            has a relevant candidate.
 
     Examples:
         >>> import torch
@@ -300,7 +313,7 @@ def _vectors(value: Any, similarity: Similarity, name: str) -> Tensor:
     if similarity != "hamming":
         check_embeddings(vectors, name, _CALL)
         return vectors if vectors.dtype == torch.float64 else vectors.float()
-    pack_codes(vectors, name, _CALL)  # refuses what is no code
+    pack_codes(vectors, name, _CALL)  # refuses anything but codes
     return (vectors > 0).float() * 2 - 1
 
 
@@ -308,11 +321,13 @@ def _targets(value: Any, items: int, name: str) -> Float[Tensor, "items labels"]
     targets = as_tensor(value, name, _CALL).detach().cpu()
     if targets.ndim != 2 or len(targets) != items or not targets.shape[1]:
         raise ValueError(
-            f"{_CALL}: {name} have shape {tuple(targets.shape)}; one row of zeros and ones for each of the {items} items is "
-            "wanted, a column for each label. For a single label each use evaluate_retrieval."
+            f"{_CALL}: {name} have shape {tuple(targets.shape)}; expected one row of zeros and ones for each of the {items} "
+            "items, with one column for each label. If each item has a single label, use evaluate_retrieval."
         )
     if not bool(((targets == 0) | (targets == 1)).all()):
-        raise ValueError(f"{_CALL}: {name} must hold zeros and ones only: whether an item has the label of a column.")
+        raise ValueError(
+            f"{_CALL}: {name} must hold only zeros and ones: 1 where the item has the label of the column."
+        )
     return targets.float()
 
 

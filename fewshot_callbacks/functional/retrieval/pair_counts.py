@@ -1,4 +1,4 @@
-"""How many relevant and irrelevant pairs there are at each threshold and in each bin of scores, thinned for a plot."""
+"""Numbers of relevant and irrelevant pairs at each threshold and in each bin of scores, thinned for a plot."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from torch import Tensor
 from fewshot_callbacks.engine.pooled import ScoreHistogram
 
 BINS = 240
-"""Evenly spaced thresholds, which are the edges of the bins, too."""
+"""Number of evenly spaced thresholds, which are also the edges of the bins."""
 RECALL_STEPS, MATCH_STEPS = 100, 60
 """Further thresholds: evenly spaced in recall, and geometrically in the number of irrelevant pairs accepted."""
 
 
 @dataclass(frozen=True, eq=False)
 class PairCounts:
-    """Relevant and irrelevant pairs at thresholds and in bins of their score.
+    """Numbers of relevant and irrelevant pairs at thresholds and in bins of their score.
 
     Attributes:
-        thresholds: scores from which a pair is accepted, in any order.
+        thresholds: a pair is accepted if its score is at least the threshold; in any order.
         true_positives: relevant pairs with at least the score of each threshold.
         false_positives: irrelevant pairs with at least the score of each threshold.
         relevant: number of relevant pairs.
         irrelevant: number of irrelevant pairs.
-        edges: of the bins, ascending.
+        edges: edges of the bins, ascending.
         relevant_counts: relevant pairs of each bin.
         irrelevant_counts: irrelevant pairs of each bin.
-        tolerance: each count is the exact one of some threshold that is no further away than this.
-        sampled_below: the false positives of lower thresholds, and the bins there, are estimated from a sample of the
-            irrelevant pairs; -inf where all were counted.
+        tolerance: each count is exact for a threshold that differs from the given one by at most this much.
+        sampled_below: the false positives at thresholds below this score, and the bins below it, are estimated from a
+            sample of the irrelevant pairs; -inf where all pairs were counted.
 
-    Example:
+    Examples:
         >>> counts = PairCounts(np.array([0.2, 0.8]), np.array([4, 2]), np.array([6, 1]), 4, 20,
         ...                     np.array([0.0, 0.5, 1.0]), np.array([1, 3]), np.array([18, 2]))
         >>> counts.recall, counts.precision.round(2), counts.false_match_rate
@@ -56,27 +56,27 @@ class PairCounts:
 
     @property
     def precision(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs among those accepted; NaN where none is."""
+        """Share of relevant pairs among the accepted pairs, in [0, 1]; NaN where no pair is accepted."""
         accepted = self.true_positives + self.false_positives
         return np.where(accepted > 0, self.true_positives / np.maximum(accepted, 1), math.nan)
 
     @property
     def recall(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs that are accepted; NaN where there are none."""
+        """Share of relevant pairs that are accepted, in [0, 1]; NaN where there are none."""
         return self.true_positives / (self.relevant or math.nan)
 
     @property
     def false_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of irrelevant pairs that are accepted; NaN where there are none."""
+        """Share of irrelevant pairs that are accepted, in [0, 1]; NaN where there are none."""
         return self.false_positives / (self.irrelevant or math.nan)
 
     @property
     def false_non_match_rate(self) -> Float[np.ndarray, "thresholds"]:
-        """Share of relevant pairs that are rejected; NaN where there are none."""
+        """Share of relevant pairs that are rejected, in [0, 1]; NaN where there are none."""
         return 1 - self.recall
 
     def at(self, threshold: float) -> tuple[float, float, float]:
-        """Recall, precision and false match rate at the nearest threshold that was counted; NaN if none was."""
+        """Return recall, precision and false match rate at the nearest counted threshold; NaN if there is none."""
         if not len(self.thresholds) or not math.isfinite(threshold):
             return math.nan, math.nan, math.nan
         nearest = int(np.abs(self.thresholds - threshold).argmin())

@@ -1,4 +1,4 @@
-"""`RetrievalReport`: the metrics of an evaluation, their intervals, and notes on what to know of them."""
+"""`RetrievalReport`: the metrics of an evaluation, their intervals, and notes for their reader."""
 
 from __future__ import annotations
 
@@ -29,12 +29,15 @@ class QueryMeans:
 
     @property
     def map_at_r(self) -> float:
-        """MAP@R: the same, cut at rank R, the number of relevant items, and divided by R."""
+        """MAP@R: the mean over queries of the precisions at relevant ranks up to R, summed and divided by R.
+
+        R is the query's number of relevant items.
+        """
         return self.mean["map@r"]
 
     @property
     def r_precision(self) -> float:
-        """Share of relevant items among the first R."""
+        """R-precision: share of relevant items among the first R, where R is the query's number of relevant items."""
         return self.mean["r_precision"]
 
     @property
@@ -49,17 +52,17 @@ class QueryMeans:
 
     @property
     def ir_recall_at(self) -> dict[int, float]:
-        """Share of a query's relevant items that are among the first k, for each k: information retrieval's Recall@k."""
+        """K -> share of a query's relevant items that are among the first K: information retrieval's Recall@K."""
         return self._at("ir_recall@")
 
     @property
     def precision_at(self) -> dict[int, float]:
-        """K -> share of relevant items among the first K."""
+        """K -> Precision@K: share of relevant items among the first K."""
         return self._at("precision@")
 
     @property
     def ndcg_at(self) -> dict[int, float]:
-        """K -> normalised discounted cumulative gain of the first K."""
+        """K -> nDCG@K: normalised discounted cumulative gain of the first K."""
         return self._at("ndcg@")
 
     def _at(self, start: str) -> dict[int, float]:
@@ -99,31 +102,45 @@ def or_none(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class RetrievalReport(QueryMeans):
-    """What `evaluate_retrieval` found. Means are over the queries that have a match; pooled values over all pairs."""
+    """The result of `evaluate_retrieval`.
+
+    Means are over the queries that have a relevant candidate; pooled values are over all query-candidate pairs. All
+    metrics lie in [0, 1], except thresholds, which are scores. NaN stands for a value that does not exist.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+        >>> report = evaluate_retrieval(embeddings, [0, 0, 1, 1])
+        >>> report.mAP, report.recall_at[1], report.queries, report.queries_without_match
+        (1.0, 1.0, 4, 0)
+    """
 
     mean: dict[str, float]
     """metric of each query -> its mean over the queries: `mAP`, `map@r`, `r_precision`, `mrr`, `recall@1`, ..."""
     macro: dict[str, float]
-    """the same metrics, as the mean over classes of the mean over the queries of the class; empty if not asked for"""
+    """the same metrics, each the mean over classes of the mean over the queries of the class; empty if not requested"""
     per_class: dict[str, dict[int | str, float]]
-    """metric -> label, as it was given -> mean over the queries of the class; empty if not asked for"""
+    """metric -> label, as it was given -> mean over the queries of the class; empty if not requested"""
     decision: OperatingPoint
-    """pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was asked for"""
+    """pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was requested"""
     at_precision: dict[float, OperatingPoint]
-    """precision -> the pooled point of the smallest threshold with at least this precision, within the bounds of
-    thresholds: the lower bound if it has it, else the score of a pair, relevant or not"""
+    """precision -> the pooled operating point of the smallest threshold with at least this precision, within the bounds
+    on thresholds: the lower bound if it reaches the precision, else the score of a pair, relevant or not"""
     at_false_match_rate: dict[float, ErrorRatePoint]
-    """false match rate -> the pooled point of the smallest score of a relevant pair that keeps it as a threshold"""
+    """false match rate -> the pooled operating point at the smallest score of a relevant pair that, as a threshold,
+    does not exceed this rate"""
     equal_error_rate: float | None
-    """where the share of rejected relevant pairs is that of accepted irrelevant ones; None if not asked for"""
+    """the rate at which the share of rejected relevant pairs equals the share of accepted irrelevant pairs; None if not
+    requested"""
     grouped: GroupedRecall | None
-    """Grouped Recall@K; None where there are fewer labels than one group needs"""
+    """Grouped Recall@K; None if not requested, or if there are fewer labels than two groups need (a note says so)"""
     intervals: dict[str, Interval]
     """metric -> confidence interval of its mean, robust to the dependence of queries of one class"""
     confidence: float
     """confidence level of the intervals"""
     queries: int
-    """number of queries, or of those drawn"""
+    """number of queries that were evaluated: all, or those drawn (`max_queries`)"""
     gallery: int
     """number of gallery items"""
     classes: int
@@ -135,16 +152,18 @@ class RetrievalReport(QueryMeans):
     is_estimate: bool
     """whether only a sample of the queries was evaluated (`max_queries`)"""
     has_exact_auc_pr: bool
-    """whether `auc_pr` was asked for, so that its bounds meet up to rounding; only then is it among the metrics"""
+    """whether `auc_pr` was requested, so that its bounds agree up to rounding; only then is it among the metrics"""
     similarity: Similarity
+    """how embeddings were compared"""
     ties: Ties
+    """how equal scores were counted"""
     notes: tuple[str, ...]
     """what a reader of the numbers should know"""
     memory_note: str | None = field(compare=False)
     """a sentence on a memory budget that could not be kept, which changes no number; None if it was kept"""
     auc_pr: Enclosure = field(compare=False)
-    """area under the pooled precision-recall curve, as the sum of precision times the step in recall: between proved
-    bounds from a single pass over all pairs, which depend on the machine; exact with `auc_pr=True`"""
+    """area under the pooled precision-recall curve, the sum of precision times the step in recall. A single pass over
+    all pairs gives proved bounds, which depend on the machine; `auc_pr=True` makes it exact"""
     curve: tuple[tuple[float, float, float], ...] = field(compare=False)
     """the same curve, thinned for a plot: (threshold, precision, recall), precise to a pixel"""
     pair_counts: PairCounts = field(compare=False, repr=False)
@@ -152,22 +171,22 @@ class RetrievalReport(QueryMeans):
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
     """metric -> its value for each query; NaN for a query without a match"""
     query_labels: Int[Tensor, "queries"] = field(compare=False, repr=False)
-    """label of each query, in the same order; the place in `label_names` where labels were words"""
+    """label of each query, in the same order; its index in `label_names` where labels were words"""
     drawn: Int[Tensor, "queries"] | None = field(compare=False, repr=False)
-    """index among all of each query, ascending, where a sample was drawn (`max_queries`); None for all"""
+    """index of each drawn query among all queries, ascending (`max_queries`); None if all were evaluated"""
     label_names: tuple[str, ...] | None = field(compare=False, repr=False)
     """where labels were words: each word once, sorted; None where they were integers"""
     seconds: float = field(compare=False)
-    """duration of the evaluation"""
+    """duration of the evaluation, in seconds"""
 
     @property
     def recall_at_precision(self) -> dict[float, float]:
-        """Precision -> R@P, the pooled recall at the smallest threshold with this precision; 0.0 where none has it."""
+        """Precision -> R@P, the pooled recall at the smallest threshold with this precision; 0.0 if none has it."""
         return {precision: point.recall for precision, point in self.at_precision.items()}
 
     @property
     def grouped_recall_at(self) -> dict[int, float]:
-        """K -> Grouped Recall@K; empty where there were too few labels."""
+        """K -> Grouped Recall@K; empty where there were too few labels for two groups."""
         return dict(self.grouped.at) if self.grouped is not None else {}
 
     @property
@@ -187,11 +206,11 @@ class RetrievalReport(QueryMeans):
 
     @property
     def threshold(self) -> float:
-        """Score from which a pair is accepted at the decision point."""
+        """Lowest score at which a pair is accepted at the decision point."""
         return self.decision.threshold
 
     def metrics(self) -> dict[str, float]:
-        """Return all values under the names they are logged with, the primary one first."""
+        """Return all values under the names with which they are logged, the primary metric first."""
         values = dict(self.mean)
         values |= {f"macro_{name}": value for name, value in self.macro.items()}
         values |= {f"grouped_recall@{k}": value for k, value in self.grouped_recall_at.items()}
@@ -204,11 +223,11 @@ class RetrievalReport(QueryMeans):
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """The notes, and one on the memory budget if it could not be kept."""
+        """The notes, and a note on the memory budget if it could not be kept."""
         return self.notes if self.memory_note is None else (*self.notes, self.memory_note)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, strings, lists and dictionaries that JSON can hold (NaN becomes None)."""
+        """Return the report as numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
         return {
             "metrics": {name: or_none(value) for name, value in self.metrics().items()},
             "intervals": {name: [or_none(end) for end in interval] for name, interval in self.intervals.items()},

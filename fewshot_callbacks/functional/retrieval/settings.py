@@ -1,4 +1,4 @@
-"""`RetrievalSettings`: what an evaluation is asked for, named, explained and checked in one place."""
+"""`RetrievalSettings`: the settings of an evaluation, named, explained and checked in one place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class SearchOptions(TypedDict, total=False):
-    """The settings that every search of a gallery has, in the types a caller may give them in."""
+    """The settings of every search of a gallery, with the types that a caller may pass."""
 
     similarity: Similarity
     ties: Ties
@@ -36,7 +36,7 @@ class SearchOptions(TypedDict, total=False):
 
 
 class RankOptions(SearchOptions, total=False):
-    """The settings that single-label and multi-label evaluations share, in the types a caller may give them in."""
+    """The settings that single-label and multi-label evaluations share, with the types that a caller may pass."""
 
     recall_k: int | Sequence[int]
     ir_recall_k: int | Sequence[int]
@@ -46,7 +46,7 @@ class RankOptions(SearchOptions, total=False):
 
 
 class GroupedOptions(SearchOptions, total=False):
-    """The settings of `grouped_recall`, in the types a caller may give them in."""
+    """The settings of `grouped_recall`, with the types that a caller may pass."""
 
     k: int | Sequence[int]
     groups: Sequence[Sequence[int | str]] | None
@@ -60,7 +60,7 @@ GROUPED_NAMES = {"k": "grouped_k", "groups": "label_groups", "seed": "group_seed
 
 
 class RetrievalOptions(RankOptions, total=False):
-    """The settings of `evaluate_retrieval`, in the types a caller may give them in.
+    """The settings of `evaluate_retrieval`, with the types that a caller may pass.
 
     mypy and editors read them here; meanings and defaults are those of `RetrievalSettings`.
     """
@@ -86,22 +86,29 @@ class RetrievalOptions(RankOptions, total=False):
 
 
 class UnknownSettingError(TypeError, ValueError):
-    """A keyword that is no setting: a TypeError, as of any unexpected keyword, and a ValueError, as any wrong setting."""
+    """Raised for an unknown setting: a TypeError (an unexpected keyword) and a ValueError (a wrong setting) at once."""
 
 
 @dataclass(frozen=True)
 class RetrievalSettings:
     """The settings of `evaluate_retrieval`, each named, explained and given its default here.
 
-    Signatures, docstrings and command-line options list them from here (`shows_settings`, `described_settings`). A single
-    value becomes a tuple where several are allowed, and a NumPy number one of Python's.
+    Signatures, docstrings and command-line options list them from here (`shows_settings`, `described_settings`). A
+    function that takes them as keyword arguments makes a tuple of a single value where several are allowed, converts
+    NumPy numbers to Python numbers, and raises a ValueError for a value out of range; the constructor does none of
+    this.
+
+    Examples:
+        >>> settings = RetrievalSettings(similarity="euclidean", recall_k=(1, 10))
+        >>> settings.ties, settings.confidence
+        ('expected', 0.95)
     """
 
     similarity: Similarity = "cosine"
     """How two embeddings are compared: `cosine`, `dot` or `euclidean` (minus the distance); `hamming` for binary codes of
     -1 and +1, or 0 and 1, in any dtype: minus the number of bits that differ."""
     recall_k: Sequence[int] = (1, 5, 10)
-    """The K of Recall@K, the share of queries with a relevant item among the first K; here and below one value or
+    """The K of Recall@K, the share of queries with a relevant item among the first K; here and below, one value or
     several."""
     ir_recall_k: Sequence[int] = ()
     """The k of information retrieval's Recall@k, the share of a query's relevant items that are among the first k, logged
@@ -114,57 +121,59 @@ class RetrievalSettings:
     ndcg_k: Sequence[int] = ()
     """The K of nDCG@K; the relevance is 0 or 1, and for multi-label targets the number of shared labels."""
     macro: bool = False
-    """Report the mean over classes of each metric of a query, too (`macro_mAP`), so that large classes do not dominate."""
+    """Also report the mean over classes of each per-query metric (`macro_mAP`), in which large classes do not
+    dominate."""
     per_class: bool = False
-    """Report each metric of a query for each class, too."""
+    """Also report each per-query metric for each class."""
     precisions: Sequence[float] = (0.95,)
-    """Report the pooled recall at the smallest threshold with at least each of these precisions (R@P); a precision is
-    compared as the rounded quotient of two counts."""
+    """Precisions in (0, 1]: for each, report the pooled recall at the smallest threshold that reaches it (R@P). A
+    precision is compared as the rounded quotient of two counts."""
     threshold: float | None = None
-    """Score from which a pair is accepted, for pooled precision, recall and F1; None takes the threshold of the best F1."""
+    """Lowest score at which a pair is accepted, for pooled precision, recall and F1; None takes the threshold of the
+    best F1."""
     threshold_bounds: tuple[float, float] | None = None
     """Smallest and largest threshold allowed for recall at fixed precision; None sets no bounds. (0, 1) reproduces
     definitions that search thresholds in [0, 1]."""
     false_match_rates: Sequence[float] = ()
-    """Report, for each, the pooled share of relevant pairs rejected by the threshold that accepts at most this share of the
-    irrelevant ones (FNMR at FMR), logged as `fnmr@fmr0.001`."""
+    """Rates in (0, 1): for each, report the pooled share of relevant pairs that are rejected by the threshold that
+    accepts at most this share of the irrelevant pairs (FNMR at FMR), logged as `fnmr@fmr0.001`."""
     equal_error_rate: bool = False
-    """Report the rate at which these two shares are equal, too, as `eer`. May take a second pass over all pairs."""
+    """Also report the rate at which these two shares are equal, as `eer`. It may take a second pass over all pairs."""
     auc_pr: bool = False
-    """Report the exact area under the pooled precision-recall curve, too, which takes a second pass over all pairs. The
-    report holds bounds of it in any case."""
+    """Also report the exact area under the pooled precision-recall curve, which takes a second pass over all pairs. The
+    report always holds bounds on it."""
     prototype_accuracy: bool = False
-    """Report the share of queries whose class has the most similar mean embedding, too; a query is left out of the mean of
-    its own class."""
+    """Also report the share of queries to which the mean embedding of their own class is the most similar; a query is
+    left out of the mean of its own class."""
     grouped_k: Sequence[int] = (1,)
     """The K of Grouped Recall@K, smaller than the number of labels in a group."""
     group_size: int | None = 10
-    """Labels in a group for Grouped Recall; None leaves it out."""
+    """Number of labels in a group for Grouped Recall, at least 2; None omits Grouped Recall."""
     group_seed: int = 0
-    """Seed of the random groups, which are the same for the same set of labels."""
+    """Seed of the random groups. The same set of labels and seed give the same groups."""
     label_groups: Sequence[Sequence[int | str]] | None = None
-    """The labels of each group for Grouped Recall, such as [[0, 1, 2], [3, 4, 5]] for the classes of each family, in place
-    of random groups; see `grouped_recall`, also for the meaning of the interval."""
+    """The labels of each group for Grouped Recall, in place of random groups: for instance the classes of each family,
+    [[0, 1, 2], [3, 4, 5]]. `grouped_recall` explains what the interval then means."""
     grouped_unmatched: Unmatched = "exclude"
     """How Grouped Recall counts a query without a match in its group: `exclude` leaves it out, `miss` counts it as a miss,
     as the metric's paper does. All other means leave it out."""
     ties: Ties = "expected"
     """How equal scores count: `expected` (the mean over all orders), `optimistic` or `pessimistic`."""
     max_queries: int | None = None
-    """Evaluate at most this many queries, drawn from all classes in proportion to their size, against the whole gallery:
-    an estimate, whose intervals say how good it is. None evaluates all queries."""
+    """Evaluate at most this many queries, drawn from all classes in proportion to their size, against the whole
+    gallery. The result is an estimate; its intervals show the uncertainty. None evaluates all queries."""
     query_seed: int = 0
     """Seed of that draw, which also depends on the order of the queries."""
     confidence: float = 0.95
-    """Confidence level of the intervals."""
+    """Confidence level of the intervals, in (0, 1)."""
     memory_mb: float = DEFAULT_MEMORY_MB
-    """Bound on the memory used beyond the embeddings, in MB; None is the default. `memory_note` of the report says how much
-    is needed if that is more. Binary codes take what their number and the largest class need, without a note."""
+    """Bound on the memory used beyond the embeddings, in MB; None is the default. If more is needed, `memory_note` of
+    the report says how much. Binary codes take as much as their number and the largest class need, without a note."""
     device: str = "cpu"
     """Device that computes the scores: `cpu`, `cuda` (or `cuda:1`, ...) or `auto`. The results are the same. The embeddings
     stay where they are and are copied in slices."""
     device_memory_mb: float | None = None
-    """Bound on the memory used on that device, in MB; None is half of what is free there."""
+    """Bound on the memory used on that device, in MB; None takes half of the free memory."""
 
     @classmethod
     def checked(
@@ -183,8 +192,8 @@ class RetrievalSettings:
             names: name of a setting in the signature of `target` -> its name here, where these differ.
 
         Raises:
-            UnknownSettingError: with the name that is near.
-            ValueError: for a value that no data could make sense of, with what to pass instead.
+            UnknownSettingError: with a similar name.
+            ValueError: for a value that is wrong for any data, with what to pass instead.
         """
         known = _names_of(options, names or {})
         for name in given:
@@ -283,7 +292,7 @@ def in_one_form(name: str, value: Any) -> Any:
 
 
 def check_settings(call: str, settings: RetrievalSettings, shown: Mapping[str, str]) -> None:
-    """Refuse what no data could make sense of.
+    """Refuse settings that are wrong for any data.
 
     Args:
         call: the public function, for messages.
@@ -314,7 +323,7 @@ def check_settings(call: str, settings: RetrievalSettings, shown: Mapping[str, s
         )
     if settings.threshold is not None and not (_is_number(settings.threshold) and math.isfinite(settings.threshold)):
         raise ValueError(
-            f"{call}: threshold={settings.threshold!r} must be a finite score; None takes that of the best F1."
+            f"{call}: threshold={settings.threshold!r} must be a finite score; None takes the threshold of the best F1."
         )
     _check_range(call, settings.threshold_bounds)
     _check_groups(call, settings, shown)
@@ -324,8 +333,8 @@ def check_settings(call: str, settings: RetrievalSettings, shown: Mapping[str, s
     compute_device(call, settings.device)
     if settings.similarity == "hamming" and (settings.prototype_accuracy or settings.device not in ("cpu", "auto")):
         raise ValueError(
-            f"{call}: binary codes have no mean to be a prototype, and are compared on the CPU. With "
-            "similarity='hamming' leave prototype_accuracy and device out."
+            f"{call}: binary codes have no mean that could be a prototype, and are compared on the CPU. "
+            "With similarity='hamming' leave out prototype_accuracy and device."
         )
 
 
@@ -337,8 +346,8 @@ def _check_groups(call: str, settings: RetrievalSettings, shown: Mapping[str, st
         )
     if settings.group_size is not None and not (_is_rank(settings.group_size) and settings.group_size > 1):
         raise ValueError(
-            f"{call}: group_size={settings.group_size!r} must be a whole number of at least 2 labels; None leaves "
-            "Grouped Recall out."
+            f"{call}: group_size={settings.group_size!r} must be a whole number of at least 2 labels; None omits "
+            "Grouped Recall."
         )
     smallest, fact = settings.group_size, f"group_size={settings.group_size}"
     if settings.label_groups is not None:
@@ -367,14 +376,16 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
     """Choose the device that computes scores; `"auto"` is the first CUDA device, or the CPU if there is none.
 
     Raises:
-        ValueError: for a device that is not there, or that lacks float64.
+        ValueError: for a device that does not exist, or that does not support float64.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(device)
     except RuntimeError as error:
-        raise ValueError(f"{call}: device={device!r} is no device ({error}). Pass 'cpu', 'cuda' or 'auto'.") from error
+        raise ValueError(
+            f"{call}: device={device!r} is not a device ({error}). Pass 'cpu', 'cuda' or 'auto'."
+        ) from error
     if found.type not in ("cpu", "cuda"):
         raise ValueError(
             f"{call}: device={device!r} has no float64, which exact counts need. Pass 'cpu', 'cuda' or 'auto'."
@@ -387,7 +398,7 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
 
 
 def ranks_of(value: Any) -> tuple[Any, ...]:
-    """Make a tuple of one rank or several, NumPy's numbers as Python's; what is no number is left for the check."""
+    """Make a tuple of one rank or several, with NumPy numbers as Python numbers; anything else is left for the check."""
     return tuple(map(_whole, _several(value)))
 
 
@@ -397,14 +408,14 @@ def memory_or_default(memory_mb: Any) -> Any:
 
 
 def check_memory(call: str, memory_mb: object) -> None:
-    """Refuse a bound on the memory that is no positive number.
+    """Refuse a bound on the memory that is not a positive number.
 
     Raises:
         ValueError: with the default.
     """
     if not (_is_number(memory_mb) and memory_mb > 0):
         raise ValueError(
-            f"{call}: memory_mb={memory_mb!r} must be positive, in MB; the default, also of None, is {DEFAULT_MEMORY_MB:g}."
+            f"{call}: memory_mb={memory_mb!r} must be positive, in MB; None is the default, {DEFAULT_MEMORY_MB:g}."
         )
 
 

@@ -20,13 +20,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PooledRequest:
-    """What is asked of all pairs, in scores."""
+    """The pooled metrics that are requested, with their settings in scores."""
 
     precisions: Sequence[float] = ()
     bounds: tuple[float, float] = (-math.inf, math.inf)
     """the smallest and the largest threshold that may be chosen for recall at a fixed precision"""
     thresholds: Sequence[float] = ()
-    """fixed thresholds at which precision, recall and F1 are asked"""
+    """fixed thresholds at which precision, recall and F1 are requested"""
     false_match_rates: Sequence[float] = ()
     equal_error_rate: bool = False
     average_precision: bool = False
@@ -150,7 +150,7 @@ def _f1(tp: Ints, fp: Ints, relevant: int) -> Floats:
     return values
 
 
-# A rate is compared with what was asked for as the correctly rounded quotient of two counts: the number that a report
+# A rate is compared with the requested one as the correctly rounded quotient of two counts: the number that a report
 # shows, and so 14 of 25 reaches 0.56, though this float64 number is a little more than 14/25. Float64 division rounds
 # correctly, and counts below 2**53 are float64 numbers. Rounding is monotone, so fewer false positives never do worse.
 
@@ -168,7 +168,7 @@ def false_match_rate(fp: Ints, negatives: int) -> Floats:
 
 
 def most_false_positives(tp: int, precision: float) -> int:
-    """The largest number of false positives at which so many true positives have this precision, by `precision_of`."""
+    """Return the largest number of false positives at which `tp` true positives have this precision."""
     accepted = int(tp / Fraction(float(precision)))  # within one of the answer, which rounding the quotient may move
     while tp / (accepted + 1) >= precision:
         accepted += 1

@@ -72,7 +72,7 @@ def decide(first: PairCounts, request: PooledRequest) -> PooledDecisions:
 
     Args:
         first: what is known of all pairs.
-        request: what is asked of them.
+        request: the requested operating points.
 
     Returns:
         The points; each is exact. The area under the curve is enclosed by proved bounds.

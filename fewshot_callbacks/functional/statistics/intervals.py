@@ -1,23 +1,23 @@
-"""Intervals of means of metrics, and of differences of such means, that hold the truth as often as they say.
+"""Confidence intervals of means of metrics, and of differences of such means, with the stated coverage.
 
-A metric lies between 0 and 1, and near 1 its values are skewed: most classes are perfect, a few are not. An interval
-mean ± 1.96 standard errors then holds the truth too rarely, and none at all where every class is perfect. What is used
-instead, here and in every report:
+A metric lies between 0 and 1, and near 1 its values are skewed: most classes are perfect, a few are not. An interval of
+mean ± 1.96 standard errors then contains the true value too rarely, and has no width at all where every class is
+perfect. These intervals are used instead, here and in every report:
 
 - The standard error is that of the jackknife over the independent units, that is classes, groups of classes or episodes
   (for clusters: CR3 of MacKinnon and White, 1985, and Bell and McCaffrey, 2002). Leaving out one unit at a time also
-  counts that units of different size weigh differently.
+  accounts for the different weights of units of different size.
 - Its degrees of freedom are Satterthwaite's (1946), from the fourth moment of the units' contributions: a variance that
-  rests on three imperfect classes of a hundred is known no better than that. They are never more than the effective
-  number of units (Kish, 1965) minus one.
+  rests on three imperfect classes of a hundred is known only as well as three values allow. They are never more than
+  the effective number of units (Kish, 1965) minus one.
 - A mean in [0, 1] has its t interval on the logit scale, which cannot leave [0, 1] and is skewed as the estimate is.
-- Where all units have the same value there is nothing to estimate a variance from. The interval is then the one of
+- Where all units have the same value, the variance cannot be estimated. The interval is then the one of
   Gaffke (2005) for values between 0 and 1, which for units that are all perfect is that of Clopper and Pearson (1934).
-- A paired difference has a t interval that is corrected for skewness (Hall, 1992); the difference of two independent
-  means is put together from their two intervals (Zou and Donner, 2008).
+- A paired difference has a t interval that is corrected for skewness (Hall, 1992); the interval of a difference of two
+  independent means is combined from their two intervals (Zou and Donner, 2008).
 
-Units are taken as independent of each other. `benchmarks/interval_coverage.py` measures how often all of these hold the
-truth, and benchmarks/README.md has the figures.
+Units are taken as independent of each other. `benchmarks/interval_coverage.py` measures how often each of these
+intervals contains the true value; benchmarks/README.md has the figures.
 """
 
 from __future__ import annotations
@@ -43,14 +43,20 @@ OUTSIDE = 1e-6
 
 
 class Interval(NamedTuple):
-    """Both ends of a confidence interval. The estimate need not lie in the middle."""
+    """The two ends of a confidence interval. The estimate need not lie in the middle.
+
+    Examples:
+        >>> low, high = interval = Interval(0.25, 0.75)
+        >>> interval.half_width
+        0.25
+    """
 
     low: float
     high: float
 
     @property
     def half_width(self) -> float:
-        """Half the distance between the ends."""
+        """Half the distance between the two ends."""
         return (self.high - self.low) / 2
 
 
@@ -59,7 +65,13 @@ UNKNOWN = Interval(math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric of two sets, or of two evaluations of one set."""
+    """One metric of two sets, or of two evaluations of one set, with the interval of its difference.
+
+    Examples:
+        >>> change = Difference(0.75, 0.5, Interval(0.125, 0.375))
+        >>> change.value, change.is_beyond_chance
+        (0.25, True)
+    """
 
     first: float
     second: float
@@ -73,33 +85,34 @@ class Difference:
 
     @property
     def is_beyond_chance(self) -> bool:
-        """Whether the interval of the difference leaves out zero."""
+        """Whether the interval of the difference excludes zero; False where the interval is NaN."""
         return self.interval.low > 0 or self.interval.high < 0
 
 
 def normal_quantile(confidence: float) -> float:
     """Return the half-width of an interval of this confidence in standard errors: 1.96 for 0.95."""
     if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence} is no probability between 0 and 1. Pass for instance 0.95.")
+        raise ValueError(f"confidence={confidence} is not between 0 and 1. Pass, for instance, 0.95.")
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
 def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Interval:
-    """Interval of the mean of independent values between 0 and 1: t interval on the logit scale.
+    """Compute the interval of the mean of independent values between 0 and 1: a t interval on the logit scale.
 
-    See the head of this file. Neither the order of the values nor anything else but the values changes a bit of it.
+    The module docstring gives the method and its sources. The result does not depend on the order of the values.
 
     Args:
         values: independent values in [0, 1], such as the recall of each group.
-        confidence: share of such intervals that hold the true mean.
-        parts: independent parts that each value is a mean of, such as the classes of a group. They are counted where every
-            value is 0 or 1, since then every part is; elsewhere the variance is estimated from the values alone.
+        confidence: confidence level, in (0, 1): the share of such intervals that contain the true mean.
+        parts: number of independent parts that each value is a mean of, such as the classes of a group. It is used only
+            where every value is 0 or every value is 1, since every part then has that value, too; elsewhere the
+            variance is estimated from the values alone.
 
     Returns:
-        Both ends; NaN for fewer than two values.
+        Both ends, in [0, 1]; NaN for fewer than two values.
 
     Raises:
-        ValueError: if a value is not in [0, 1], or `confidence` is no probability.
+        ValueError: if a value is not in [0, 1], or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch
@@ -118,20 +131,21 @@ def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Inte
 
 
 def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95) -> Interval:
-    """Interval of a mean of values between 0 and 1 that are dependent inside clusters (the queries of one class).
+    """Compute the interval of a mean of values in [0, 1] that are dependent inside clusters (the queries of a class).
 
-    See the head of this file. Neither the order of the values nor the names of the clusters change a bit of it.
+    The module docstring gives the method and its sources. The result does not depend on the order of the values, nor on
+    the names of the clusters.
 
     Args:
         values: one value in [0, 1] for each query; queries with NaN are left out.
         clusters: the class of each query, any integers or words.
-        confidence: share of such intervals that hold the true mean.
+        confidence: confidence level, in (0, 1): the share of such intervals that contain the true mean.
 
     Returns:
-        Both ends; NaN where there are fewer than two clusters.
+        Both ends, in [0, 1]; NaN where there are fewer than two clusters.
 
     Raises:
-        ValueError: if a value is not in [0, 1], or `confidence` is no probability.
+        ValueError: if a value is not in [0, 1], or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch
@@ -148,12 +162,12 @@ def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95
 def macro_mean_interval(
     values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float = 0.95
 ) -> Interval:
-    """Interval of the macro mean, with the classes as the independent units (see `mean_interval`).
+    """Compute the interval of the macro mean, with the classes as the independent units (see `mean_interval`).
 
     Args:
         values: one value in [0, 1] for each query; NaN where it has none.
         labels: the class of each query, any integers.
-        confidence: share of such intervals that hold the true mean.
+        confidence: confidence level, in (0, 1): the share of such intervals that contain the true mean.
 
     Returns:
         Both ends; NaN where fewer than two classes have a query with a value.
@@ -162,21 +176,21 @@ def macro_mean_interval(
 
 
 def paired_difference_interval(differences: Any, clusters: Any | None = None, confidence: float = 0.95) -> Interval:
-    """Interval of the mean of differences of a metric: t interval, corrected for skewness (Hall, 1992).
+    """Compute the interval of the mean of differences of a metric: a t interval, corrected for skewness (Hall, 1992).
 
-    Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. See the
-    head of this file.
+    Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. The
+    module docstring gives the method and its sources.
 
     Args:
-        differences: one value of the first minus one of the second, in [-1, 1]; NaN is left out.
-        clusters: the class of each, any integers or words, if they are dependent inside classes.
-        confidence: share of such intervals that hold the true difference.
+        differences: (items,) each a value of the first minus the value of the second, in [-1, 1]; NaN is left out.
+        clusters: the class of each difference, any integers or words, if differences are dependent inside classes.
+        confidence: confidence level, in (0, 1): the share of such intervals that contain the true difference.
 
     Returns:
-        Both ends; NaN for fewer than two differences, or clusters.
+        Both ends, in [-1, 1]; NaN for fewer than two differences or clusters.
 
     Raises:
-        ValueError: if a difference is not in [-1, 1], or `confidence` is no probability.
+        ValueError: if a difference is not in [-1, 1], or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch
@@ -206,7 +220,7 @@ def paired_difference_interval(differences: Any, clusters: Any | None = None, co
 
 
 def independent_difference_interval(first: float, interval: Interval, second: float, other: Interval) -> Interval:
-    """Interval of the difference of two independent means, from their intervals: MOVER (Zou and Donner, 2008).
+    """Compute the interval of the difference of two independent means from their intervals: MOVER (Zou and Donner, 2008).
 
     Args:
         first: one mean.
@@ -236,7 +250,7 @@ def share_interval(mean: float, error: float, freedom: float, units: int, confid
         error: standard error of the estimate; 0 where all units have the same value.
         freedom: degrees of freedom of the standard error.
         units: independent values that the mean is of.
-        confidence: share of such intervals that hold the true mean.
+        confidence: confidence level, in (0, 1): the share of such intervals that contain the true mean.
     """
     from scipy.special import expit, logit  # noqa: PLC0415 - what is never evaluated needs no SciPy
 

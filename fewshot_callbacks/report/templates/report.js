@@ -183,7 +183,7 @@
     const host = byId("errors");
     const of = (here) => [here.fmr, here.fnmr].map((value) => (value > 0 && value < 1 ? deviate(value) : NaN));
     const known = at.map(of).filter((pair) => pair.every(Number.isFinite));
-    if (!known.length) { host.replaceChildren(make("p", { class: "small", text: "No threshold makes both kinds of errors." })); return; }
+    if (!known.length) { host.replaceChildren(make("p", { class: "small", text: "No threshold has both kinds of errors." })); return; }
     const rates = [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999];
     const named = (value) => (value >= 1e-3 ? String(value) : `1e${Math.round(Math.log10(value))}`);
     const axis = (side, name, most) => {

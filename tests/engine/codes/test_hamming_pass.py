@@ -133,7 +133,7 @@ class TestRefusals:
                 "codes of 6 bits cannot be compared with a gallery of 5",
             ),
             ({"gallery": torch.ones(3, 6)}, "gallery and gallery_labels belong together"),
-            ({"prototype_accuracy": True}, "binary codes have no mean to be a prototype"),
+            ({"prototype_accuracy": True}, "binary codes have no mean that could be a prototype"),
             ({"device": "cuda"}, "are compared on the CPU|torch sees"),
             ({"labels": torch.arange(7)}, "20 codes, but 7 labels"),
         ],

@@ -47,5 +47,5 @@ def test_steps_and_measures_go_together() -> None:
         DynamicsHistory((1, 2), (StepDynamics(1.0, 1.0, 1.0, 1.0),))
     state = some_history().to_dict()
     state["alpha"] = [1.0]
-    with pytest.raises(ValueError, match=r"no history of training dynamics"):
+    with pytest.raises(ValueError, match=r"not a history of training dynamics"):
         DynamicsHistory.from_dict(json.loads(json.dumps(state)))

@@ -88,7 +88,7 @@ def test_several_episodes_are_cut_as_each_by_itself(
         (
             [0, 0, 1, 1, 2, 2],
             4,
-            r"6 embeddings with labels of shape \(6,\) are no batch of 4 episodes of the same size",
+            r"6 embeddings with labels of shape \(6,\) do not form a batch of 4 episodes of the same size",
         ),
         ([0, 0, 1, 1, 2, 2, 2, 3], 2, r"Episode 1 of the 2 of the batch: .*class 2 has 3|Episode 1 .* class 3 has 1"),
         ([0, 0, 1, 1, 5, 5, 5, 5], 2, r"Episode 1 of the 2 of the batch has 1 classes, the first has 2"),

@@ -189,9 +189,9 @@ NAN = torch.tensor([[0.0, 1.0], [math.nan, 1.0]])
         ({"labels": [1, 2, 3]}, "4 embeddings, but 3 labels"),
         (
             {"gallery": torch.eye(4), "labels": [1, 2, 3, 4]},
-            "labels, gallery and gallery_labels do not belong together",
+            "labels, gallery and gallery_labels do not fit together",
         ),
-        ({"gallery_places": [0, 1, 2, 3]}, "gallery_places are those of a part of a gallery"),
+        ({"gallery_places": [0, 1, 2, 3]}, "gallery_places are the indices of gallery items"),
         ({"gallery": torch.eye(4), "gallery_places": [0, 1, 1, 3]}, "each at most once"),
         ({"similarity": "cos"}, "similarity='cos' is unknown"),
         ({"similarity": "hamming", "embeddings": 0.3 * torch.eye(4)}, "binary codes hold"),
@@ -212,7 +212,7 @@ def test_parts_that_do_not_fit():
         merged(one, nearest(vectors, queries=[1], k=2))
     with pytest.raises(ValueError, match="two parts hold the same gallery item"):
         merged(one, one)
-    with pytest.raises(ValueError, match="at least one part"):
+    with pytest.raises(ValueError, match="at least one search"):
         merged()
     with pytest.raises(ValueError, match="needs labels"):
         one.first_relevant  # noqa: B018

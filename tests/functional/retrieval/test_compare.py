@@ -85,7 +85,7 @@ class TestReports:
         reports = [evaluate_retrieval(some, models([1])[1], group_size=5) for some in models([1.0, 1.1])[0]]
         widths = [compare_reports(*reports, confidence=c)["mAP"].interval.half_width for c in (0.5, 0.95)]
         assert widths[1] / widths[0] > normal_quantile(0.95) / normal_quantile(0.5)
-        with pytest.raises(ValueError, match="confidence=2 is no probability"):
+        with pytest.raises(ValueError, match="confidence=2 is not between 0 and 1"):
             compare_reports(*reports, confidence=2)
 
 

@@ -470,7 +470,7 @@ class TestDevice:
     @pytest.mark.parametrize(
         ("device", "message"),
         [
-            ("gpu", r"device='gpu' is no device"),
+            ("gpu", r"device='gpu' is not a device"),
             ("mps", r"has no float64"),
             ("cuda:97", r"torch sees \d+ CUDA devices"),
         ],

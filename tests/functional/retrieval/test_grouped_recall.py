@@ -78,7 +78,7 @@ def test_equals_loops_over_groups(drawn):
             return grouped_recall(queries, k=ks, group_size=group_size, seed=seed, repeats=repeats, **arguments)
 
     if distinct < group_size:
-        with pytest.raises(ValueError, match=f"Groups of {group_size} labels cannot be made of {distinct} labels"):
+        with pytest.raises(ValueError, match=f"{distinct} labels are too few for a group of {group_size}"):
             run()
         return
     splits = label_groups(torch.as_tensor(case["labels"]), group_size, seed, repeats)
@@ -198,7 +198,7 @@ class TestGivenGroups:
             grouped_recall(*self.items(), groups=groups)
 
     def test_what_does_not_go_with_given_groups(self, as_users_run_it):
-        with pytest.raises(ValueError, match=r"repeats=2 draws random groups again"):
+        with pytest.raises(ValueError, match=r"repeats=2 is for random groups"):
             grouped_recall(*self.items(), groups=[[0, 1], [2, 3]], repeats=2)
         with pytest.raises(ValueError, match=r"k=\(2,\) must hold ranks below 2, the labels of the smallest group"):
             grouped_recall(*self.items(), groups=[[0, 1], [2, 3, 4]], k=2)
@@ -296,7 +296,7 @@ class TestSplit:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"group_size": 12}, r"Groups of 12 labels cannot be made of 11 labels. Use group_size <= 11"),
+            ({"group_size": 12}, r"11 labels are too few for a group of 12. Use group_size <= 11"),
             ({"group_size": 1}, r"group_size=1: .* needs at least 2 labels"),
             ({"repeats": 0}, r"repeats=0: at least one split is needed"),
         ],
@@ -435,22 +435,22 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"group_size": 9}, r"Groups of 9 labels cannot be made of 8 labels. Use group_size <= 8"),
+            ({"group_size": 9}, r"8 labels are too few for a group of 9. Use group_size <= 8"),
             ({"k": 0}, r"grouped_recall: k=\(0,\) must hold positive whole numbers"),
             (
                 {"k": ()},
-                r"grouped_recall: k=\(\) and group_size=4 ask for nothing. Pass for instance k=1, group_size=10",
+                r"grouped_recall: k=\(\) and group_size=4 request no metric. Pass, for instance, k=1, group_size=10",
             ),
             ({"k": (1, 4)}, r"grouped_recall: k=\(1, 4\) must hold ranks below group_size=4"),
             ({"group_size": 1}, r"grouped_recall: group_size=1 must be a whole number of at least 2 labels"),
-            ({"group_size": None}, r"grouped_recall: k=\(1,\) and group_size=None ask for nothing"),
+            ({"group_size": None}, r"grouped_recall: k=\(1,\) and group_size=None request no metric"),
             ({"seed": None}, r"grouped_recall: seed=None must be a whole number"),
             (
                 {"recall_k": 1},
                 r"grouped_recall: there is no setting 'recall_k'. The settings are similarity, k, group_size",
             ),
             ({"group_sise": 3}, r"there is no setting 'group_sise'. Did you mean 'group_size'\?"),
-            ({"confidence": 95}, r"confidence=95 is no probability"),
+            ({"confidence": 95}, r"confidence=95 is not between 0 and 1"),
             ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
             ({"labels": torch.arange(7)}, r"grouped_recall: 40 embeddings, but 7 labels"),
             ({"embeddings": torch.full((40, 2), math.nan)}, r"40 of 40 rows of embeddings hold NaN"),

@@ -244,9 +244,9 @@ GOOD = {"embeddings": torch.ones(3, 2), "targets": torch.ones(3, 2)}
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"targets": torch.ones(3)}, "targets have shape (3,); one row of zeros and ones for each of the 3 items"),
+        ({"targets": torch.ones(3)}, "targets have shape (3,); expected one row of zeros and ones for each of the 3 items"),
         ({"targets": torch.ones(2, 2)}, "targets have shape (2, 2)"),
-        ({"targets": 2 * torch.ones(3, 2)}, "targets must hold zeros and ones only"),
+        ({"targets": 2 * torch.ones(3, 2)}, "targets must hold only zeros and ones"),
         ({"gallery": torch.ones(3, 2)}, "gallery and gallery_targets belong together"),
         ({"gallery": torch.ones(1, 4), "gallery_targets": torch.ones(1, 2)}, "of 2 components cannot be compared"),
         ({"gallery": torch.ones(1, 2), "gallery_targets": torch.ones(1, 3)}, "targets have 2 labels, gallery_targets 3"),

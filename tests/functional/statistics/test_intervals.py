@@ -65,7 +65,7 @@ def test_quantiles_of_the_tables(confidence, quantile):
 
 @pytest.mark.parametrize("confidence", [0, 1, 95, -0.5, math.nan])
 def test_confidence_is_a_probability(confidence):
-    message = r"confidence=.* is no probability between 0 and 1. Pass for instance 0.95"
+    message = r"confidence=.* is not between 0 and 1. Pass, for instance, 0.95"
     with pytest.raises(ValueError, match=message):
         normal_quantile(confidence)
     for interval in (mean_interval, lambda values, level: paired_difference_interval(values, confidence=level)):

@@ -1,0 +1,20 @@
+"""Two models on the same items: which differences are beyond chance?"""
+
+import math
+
+import torch
+
+from fewshot_callbacks import compare_reports, evaluate_retrieval
+
+torch.manual_seed(0)
+labels = torch.arange(600) % 30
+centres, noise = torch.randn(30, 32), torch.randn(600, 32)
+first = evaluate_retrieval(centres[labels] + 1.5 * noise, labels)
+second = evaluate_retrieval(centres[labels] + 1.4 * noise + 0.3 * torch.randn(600, 32), labels)
+
+for name, difference in compare_reports(first, second).items():  # each query is compared with itself
+    low, high = difference.interval
+    if math.isnan(low):  # metrics of pairs have no interval, since no query has a value of its own
+        continue
+    verdict = "beyond chance" if difference.is_beyond_chance else "could be chance"
+    print(f"{name:<20}{difference.first:.3f} - {difference.second:.3f}, {low:+.3f} to {high:+.3f}: {verdict}")

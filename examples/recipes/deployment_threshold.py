@@ -1,0 +1,22 @@
+"""Choose a threshold on validation data, and see what it costs on other data, with classes that it has not seen."""
+
+import torch
+
+from fewshot_callbacks import evaluate_retrieval
+
+torch.manual_seed(0)
+
+
+def made(classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    labels = torch.arange(30 * classes) % classes
+    return torch.randn(classes, 64)[labels] + 0.9 * torch.randn(len(labels), 64), labels
+
+
+validation = evaluate_retrieval(*made(20), precisions=(0.95,), false_match_rates=(0.001,), equal_error_rate=True)
+chosen = validation.at_precision[0.95]  # the smallest threshold with a precision of 95 %
+print(f"threshold {chosen.threshold:.3f}: precision {chosen.precision:.3f}, recall {chosen.recall:.3f}")
+
+deployed = evaluate_retrieval(*made(40), threshold=chosen.threshold)  # twice as many classes
+print(f"on new classes: precision {deployed.precision:.3f}, recall {deployed.recall:.3f}")
+# precision falls with the number of irrelevant pairs; rates of errors do not depend on it
+print({key: round(value, 4) for key, value in validation.metrics().items() if key.startswith(("fnmr", "eer"))})

@@ -1,0 +1,34 @@
+"""Fabric: no Trainer and no callbacks, so the metric classes are called in the loop. They reduce over processes."""
+
+import torch
+from lightning.fabric import Fabric, seed_everything
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fewshot_callbacks import DiscriminantRatio, RetrievalEvaluation
+
+seed_everything(0)
+labels = torch.arange(200) % 20
+data = TensorDataset(torch.eye(20)[labels] + 0.3 * torch.randn(200, 20), labels)
+
+fabric = Fabric(accelerator="cpu", devices=1)
+fabric.launch()
+encoder, classifier = nn.Linear(20, 8), nn.Linear(8, 20)
+model = nn.Sequential(encoder, classifier)
+model, optimiser = fabric.setup(model, torch.optim.Adam(model.parameters()))
+loader = fabric.setup_dataloaders(DataLoader(data, batch_size=50))
+
+for epoch in range(2):
+    for points, targets in loader:
+        optimiser.zero_grad()
+        fabric.backward(nn.functional.cross_entropy(model(points), targets))
+        optimiser.step()
+
+    evaluation, ratio = RetrievalEvaluation({"recall_k": (1, 5)}), DiscriminantRatio()
+    with torch.no_grad():
+        for points, targets in loader:
+            embeddings = encoder(points)
+            evaluation.update(embeddings, targets)  # kept on the CPU
+            ratio.update(embeddings, targets)
+    values = evaluation.compute()
+    print(f"epoch {epoch}: mAP {values['mAP']:.3f}, Recall@1 {values['recall@1']:.3f}, J {ratio.compute():.2f}")

@@ -1,0 +1,61 @@
+"""Every code block of README and of the documentation runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sybil import Document, Example
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
+
+from tests.docs import pages
+
+
+def check_shell(example: Example) -> None:
+    for words in pages.commands(example.parsed):
+        pages.check_command(words)
+
+
+PARSERS = [
+    PythonCodeBlockParser(),
+    CodeBlockParser(language="bash", evaluator=check_shell),
+    SkipParser(),
+]
+"""`<!--- skip: next, "reason" -->` leaves the next block out; `<!--- invisible-code-block: python ... -->` runs unseen."""
+
+OF_LINES_TO_INSERT = ("CONTRIBUTING.md",)
+"""Pages whose Python is lines for several files: only their commands are checked."""
+
+
+@pytest.mark.filterwarnings("ignore")  # what a page shows may warn; that it works is what counts here
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: str(page.relative_to(pages.ROOT)))
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_users_run_it: Any) -> None:
+    document = Document.parse(str(page), *PARSERS[page.name in OF_LINES_TO_INSERT :])
+    examples = list(document.examples())
+    if not examples:
+        return
+    pages.write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    document.namespace.update(pages.names())
+    for example in examples:
+        example.evaluate()
+
+
+def test_every_language_is_checked() -> None:
+    """A block of a language that nobody runs would be a promise that nobody holds."""
+    known = {
+        "python",
+        "bash",
+        "",
+        "text",
+        "mermaid",
+        "yaml",
+        "toml",
+        "console",
+    }  # and recipes, which `test_recipes.py` runs
+    for page in pages.PAGES:
+        fences = [line.strip() for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("```")]
+        for opening in fences[::2]:
+            language = opening.strip("`").partition(" ")
+            assert language[0] in known, f"{page}: {opening}"

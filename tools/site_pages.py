@@ -1,0 +1,67 @@
+"""A hook of MkDocs: pages of the site that lie outside of docs/, and links that leave it.
+
+Every page reads well in the repository, too, so its links are those of the repository: `../benchmarks/README.md`. On the
+site such a link leads to the page that shows this file, if there is one, and else to the file in the repository.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = {
+    "index.md": "README.md",
+    "benchmarks.md": "benchmarks/README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+}
+"""Page of the site -> file of the repository that it shows."""
+
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(#[^)\s]*)?(?=\))")
+"""The address in a Markdown link to a file: path and anchor."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Take the address of the repository from pyproject.toml, the only place where it stands."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
+    config.repo_url = urls.get("Repository", "")
+    config.repo_name = "/".join(config.repo_url.split("/")[-2:])
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that lie outside of docs/."""
+    for page, path in OUTSIDE.items():
+        if (ROOT / path).exists():
+            files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Let links lead to pages of the site, or to files of the repository."""
+    here = OUTSIDE.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    shown = {path: page for page, path in OUTSIDE.items()}
+
+    def target(match: re.Match[str]) -> str:
+        path, anchor = match[1], match[2] or ""
+        in_repository = posixpath.normpath(posixpath.join(posixpath.dirname(here), path))
+        if in_repository in shown:
+            on_site = shown[in_repository]
+        elif in_repository.startswith("docs/"):
+            on_site = in_repository.removeprefix("docs/")
+        elif (ROOT / in_repository).exists():
+            kind = "tree" if (ROOT / in_repository).is_dir() else "blob"
+            return f"{config.repo_url}/{kind}/main/{in_repository}{anchor}"
+        else:
+            return match[0]  # MkDocs says that there is no such file
+        return posixpath.relpath(on_site, posixpath.dirname(page.file.src_uri) or ".") + anchor
+
+    return LINK.sub(target, markdown)
