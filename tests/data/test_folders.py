@@ -278,7 +278,7 @@ def test_evaluation_classes_that_are_too_small_are_named_before_a_training(root:
     name = CLASSES["test"][1]
     with pytest.raises(
         ValueError,
-        match=rf"The test classes do not make .* with 3 queries needs 4 images per class; class '{name}' has 3",
+        match=rf"The test classes do not suffice .* with 3 queries needs 4 images per class; class '{name}' has 3",
     ):
         data.check_evaluation()
     (root / "val" / CLASSES["val"][0] / "3.png").unlink()
