@@ -282,5 +282,5 @@ def test_evaluation_classes_that_are_too_small_are_named_before_a_training(root:
     ):
         data.check_evaluation()
     (root / "val" / CLASSES["val"][0] / "3.png").unlink()
-    with pytest.raises(ValueError, match=rf"The val classes do not make .* class '{CLASSES['val'][0]}' has 3"):
+    with pytest.raises(ValueError, match=rf"The val classes do not suffice .* class '{CLASSES['val'][0]}' has 3"):
         ImageFolderDataModule(root, **(SMALL | {"test_queries": 3})).check_evaluation()
