@@ -326,6 +326,7 @@ data = {
     "rank_correlation": correlation,
     "untrained": gap_ends(before_training),
     "dropout": [{"dropout": dropout, **gap_ends(gap)} for dropout, gap in rows],
+    "dots": f"each of {len(options.seeds)} seeds",
     "model_size": [
         {"filters": filters, **{metric: of_seeds(gaps, metric) for metric in ("recall", "grouped")}}
         for filters, gaps in of_width.items()
@@ -398,7 +399,7 @@ if len(of_width) > 1:
         {
             "inside": inside,
             "halvings": halvings,
-            "covered": dict(zip(map(str, sizes), covered, strict=False)),
+            "covered": {str(classes // fraction): held for fraction, held in zip(fractions[:-1], covered, strict=True)},
             "rank_correlation": None if math.isnan(correlation) else correlation,
             "gaps": {f"{dropout:g}": gap.metrics() for dropout, gap in rows},
             "gaps_of_widths": {filters: [gap.metrics() for _, gap in gaps] for filters, gaps in of_width.items()},

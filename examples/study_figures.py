@@ -41,39 +41,47 @@ METRICS = {
 
 @in_house_style
 def class_count(data: Data) -> Figure:
-    """Both metrics of one network over the number of classes, and both metrics of the checkpoints of a training."""
+    """Both metrics of one network over the number of classes, and where they are kept those of a training's checkpoints."""
     figure = new_figure(3.4)
-    left, right = figure.subplots(1, 2)
-    sizes = [draws["classes"] for draws in data["draws"]]
+    places = figure.subplots(1, 2 if "checkpoints" in data else 1, squeeze=False)[0]
+    _over_classes(places[0], data["draws"])
+    handles, names = places[0].get_legend_handles_labels()
+    names = [f"{name}, 95 % interval" for name in names]
+    if any(len(draws["recall"]) > 1 for draws in data["draws"]):
+        handles.append(_mark(GREY, ".", 4))
+        names.append("other draws of classes")
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+    if "checkpoints" in data:
+        _over_checkpoints(figure, places[1], data)
+    return figure
+
+
+def _over_classes(axes: Axes, of_sizes: Sequence[Data]) -> None:
+    sizes = [draws["classes"] for draws in of_sizes]
     for (metric, (title, style)), aside in zip(METRICS.items(), (1.05, 1 / 1.05), strict=True):
-        first = [draws[metric][0] for draws in data["draws"]]
-        _bars(left, [size * aside for size in sizes], first, style, title)
-        for size, draws in zip(sizes, data["draws"], strict=True):
+        _bars(axes, [size * aside for size in sizes], [draws[metric][0] for draws in of_sizes], style, title)
+        for size, draws in zip(sizes, of_sizes, strict=True):
             others = [100 * one["value"] for one in draws[metric][1:]]
-            left.plot(
+            axes.plot(
                 [size * aside**2.5] * len(others), others, ".", color=style.colour, alpha=0.35, markersize=3, zorder=1
             )
-    _ticks_at(left, sizes, [str(size) for size in sizes])
-    left.set(xlabel="unseen classes (log scale)", ylabel="recall of unseen classes (%)", title="One network")
-    left.set_ylim(top=100.8)
-    handles, names = left.get_legend_handles_labels()
-    handles.append(_mark(GREY, ".", 4))
-    figure.legend(
-        handles, [f"{name}, 95 % interval" for name in names] + ["other draws of classes"], loc="outside lower center",
-        ncols=3,
-    )  # fmt: skip
+    _ticks_at(axes, sizes, [str(size) for size in sizes])
+    axes.set(xlabel="unseen classes (log scale)", ylabel="recall of unseen classes (%)", title="One network")
+    axes.set_ylim(top=100.8)
+
+
+def _over_checkpoints(figure: Figure, axes: Axes, data: Data) -> None:
     recall, grouped = (100 * np.array(data["checkpoints"][metric]) for metric in METRICS)
     steps = np.array(data["checkpoints"]["steps"])
-    right.scatter(recall, grouped, c=steps, cmap="cividis", s=22, edgecolor=BLACK, linewidth=0.4, zorder=2)
-    right.set(xlabel="Recall@1 (%)", ylabel="Grouped Recall@1 (%)", title=f"{len(steps)} checkpoints of one training")
-    right.text(
-        0.97, 0.05, f"rank correlation {data['rank_correlation']:.3f}", transform=right.transAxes, ha="right",
+    axes.scatter(recall, grouped, c=steps, cmap="cividis", s=22, edgecolor=BLACK, linewidth=0.4, zorder=2)
+    axes.set(xlabel="Recall@1 (%)", ylabel="Grouped Recall@1 (%)", title=f"{len(steps)} checkpoints of one training")
+    axes.text(
+        0.97, 0.05, f"rank correlation {data['rank_correlation']:.3f}", transform=axes.transAxes, ha="right",
         fontsize=SMALL,
     )  # fmt: skip
     figure.colorbar(
-        ScalarMappable(Normalize(0, steps.max()), "cividis"), ax=right, label="training steps", aspect=30, pad=0.02
+        ScalarMappable(Normalize(0, steps.max()), "cividis"), ax=axes, label="training steps", aspect=30, pad=0.02
     )
-    return figure
 
 
 @in_house_style
@@ -109,16 +117,22 @@ def model_size_gap(data: Data) -> Figure:
         for number, row in zip(filters, data["model_size"], strict=True):
             seeds = [100 * value for value in row[metric]["seeds"]]
             axes.plot([number * 1.14] * len(seeds), seeds, ".", color=style.colour, alpha=0.6, markersize=4)
-        before = [100 * row[metric]["untrained"] for row in data["model_size"]]
-        (untrained,) = axes.plot(
-            filters, before, marker="D", markersize=4, markerfacecolor="white", color=GREY, linestyle=(0, (1.2, 1.2))
-        )
+        before = [100 * value for row in data["model_size"] if (value := row[metric]["untrained"]) is not None]
+        if before:
+            (untrained,) = axes.plot(
+                filters,
+                before,
+                marker="D",
+                markersize=4,
+                markerfacecolor="white",
+                color=GREY,
+                linestyle=(0, (1.2, 1.2)),
+            )
         _ticks_at(axes, filters, [str(number) for number in filters])
         axes.set(xlabel="filters of each layer (log scale)", ylabel=f"gap in {title}\n(percentage points)")
         _from_zero(axes)
-    seeds = len(data["model_size"][0]["grouped"]["seeds"])
     one = Line2D([], [], color=GREY, marker=".", linestyle="")
-    names = ["trained, 95 % interval over classes", f"each of {seeds} seeds", "untrained"]
+    names = ["trained, 95 % interval over classes", data.get("dots", "each seed"), "untrained"]
     trained_of_both = Line2D([], [], color=BLACK, marker="o", markersize=4)
     figure.legend([trained_of_both, one, untrained], names, loc="outside lower center", ncols=3)
     return figure

@@ -130,6 +130,11 @@ def main() -> None:
             continue
         if options.measure and study.commands:
             measure(name, study.commands)
+        if study.commands and not (DATA / f"{name}.json").exists():
+            print(
+                f"{', '.join(chosen)}: left as they are, since docs/figures/data has no {name}.json; --measure makes it"
+            )
+            continue
         study.draw(options.output.resolve(), chosen)
         print(f"{', '.join(chosen)}: drawn to {options.output}")
 
