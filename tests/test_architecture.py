@@ -67,6 +67,7 @@ def test_the_maths_knows_no_lightning(layer):
 
 
 BEHAVIOURS = {
+    "docs": ("code_blocks",),
     "callbacks": (
         *(
             "degenerate",

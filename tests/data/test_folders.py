@@ -278,9 +278,9 @@ def test_evaluation_classes_that_are_too_small_are_named_before_a_training(root:
     name = CLASSES["test"][1]
     with pytest.raises(
         ValueError,
-        match=rf"The test classes do not make .* with 3 queries needs 4 images per class; class '{name}' has 3",
+        match=rf"The test classes do not suffice .* with 3 queries needs 4 images per class; class '{name}' has 3",
     ):
         data.check_evaluation()
     (root / "val" / CLASSES["val"][0] / "3.png").unlink()
-    with pytest.raises(ValueError, match=rf"The val classes do not make .* class '{CLASSES['val'][0]}' has 3"):
+    with pytest.raises(ValueError, match=rf"The val classes do not suffice .* class '{CLASSES['val'][0]}' has 3"):
         ImageFolderDataModule(root, **(SMALL | {"test_queries": 3})).check_evaluation()

@@ -134,7 +134,7 @@ def test_tsne_does_not_change_by_chance():
     one, other = (project(vectors(), LABELS, method="tsne") for _ in range(2))
     np.testing.assert_array_equal(one.points, other.points)
     assert one.axes[0] == "first axis of t-SNE, without unit"
-    assert "turned" in project(vectors(), LABELS, one, method="tsne").axes[0]
+    assert "aligned with" in project(vectors(), LABELS, one, method="tsne").axes[0]
 
 
 def test_umap_is_handed_the_seed_and_a_start(monkeypatch):
