@@ -605,10 +605,10 @@ def test_a_shuffled_loader_is_measured_on_what_its_batches_have() -> None:
         return seen[-1]
 
     net, monitor = Uneven(Backbone(), shots=2), TrainingDynamicsMonitor(every_n_steps=2, embed=embed)
-    notes = r"no episode. Measured are 3 items of each of the 3 classes.*; 3 of 12 items are left out"
+    notes = r"the batch is not an episode. Measured are 3 items of each of the 3 classes.*; 3 of 12 items are left out"
     with pytest.warns(UserWarning, match=notes) as warned:
         trainer(monitor, max_steps=2).fit(net, DataLoader(TensorDataset(points, labels), batch_size=12))
-    assert len([text for text in said(warned) if "no episode" in text]) == 1
+    assert len([text for text in said(warned) if "is not an episode" in text]) == 1
     chosen = an_episode_of(labels[:12].tolist(), 2)
     before, after = (part[chosen] for part in seen[:2])
     [(step, measure)] = list(monitor.history)

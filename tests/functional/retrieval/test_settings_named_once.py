@@ -69,7 +69,7 @@ def test_the_command_line_has_each_setting_but_the_confidence_of_its_tables():
     assert {action.dest for action in options._actions} & NAMES == NAMES - {"confidence"}
     text = " ".join(options.format_help().split())
     assert all(f"--{name}" in text for name in NAMES - {"confidence"})
-    assert "Labels in a group for Grouped Recall" in text
+    assert "Number of labels in a group for Grouped Recall" in text
 
 
 @pytest.mark.parametrize("call", [evaluate_retrieval, RetrievalMonitor, evaluate_multilabel])
