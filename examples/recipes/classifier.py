@@ -40,6 +40,7 @@ trainer = Trainer(
 )
 trainer.fit(
     Classifier(len(train.characters)),
+    # a GlyphSet returns whole batches; leave collate_fn out for your own data set
     DataLoader(train, batch_size=256, shuffle=True, collate_fn=lambda batch: batch),
     DataLoader(val, batch_size=512, collate_fn=lambda batch: batch),
 )

@@ -21,6 +21,7 @@ trainer = Trainer(
     callbacks=[
         RetrievalMonitor(),
         # the training images as an evaluation sees them, without augmentation; a data set or a loader
+        # a GlyphSet returns whole batches; leave collate_fn out for your own data set
         GeneralizationGapMonitor(training_data=DataLoader(train, batch_size=512, collate_fn=lambda batch: batch)),
     ],
     logger=False,

@@ -37,7 +37,7 @@ loaders = {"clean": DataLoader(made(0.2), batch_size=50), "noisy": DataLoader(ma
 best = ModelCheckpoint(
     monitor="val/mAP/noisy",
     mode="max",
-    filename="best-{epoch}-mAP={val/mAP/noisy:.3f}",
+    filename="best-epoch={epoch}-mAP={val/mAP/noisy:.3f}",
     auto_insert_metric_name=False,  # else the slashes of the key become folders
 )
 trainer = Trainer(max_epochs=2, callbacks=[RetrievalMonitor(), best], logger=False)

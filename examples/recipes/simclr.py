@@ -43,6 +43,7 @@ trainer = Trainer(
 )
 trainer.fit(
     SimCLR(),
+    # a GlyphSet returns whole batches; leave collate_fn out for your own data set
     DataLoader(train, batch_size=64, shuffle=True, collate_fn=lambda batch: batch),
     DataLoader(val, batch_size=512, collate_fn=lambda batch: batch),
 )

@@ -32,6 +32,7 @@ trainer = Trainer(
 )
 trainer.fit(
     EmbeddingModule(Conv4(1), MinedTriplets()),
+    # a GlyphSet returns whole batches; leave collate_fn out for your own data set
     DataLoader(train, batch_size=64, sampler=sampler, collate_fn=lambda batch: batch),
     DataLoader(val, batch_size=512, collate_fn=lambda batch: batch),
 )
