@@ -142,8 +142,9 @@ def _unknown(option: str, options: Iterable[str]) -> str:
 
 
 def _nearest(word: str, words: Iterable[str]) -> str:
-    near = get_close_matches(word, list(words), n=1)
-    return f" Did you mean {near[0]}?" if near else ""
+    plain = {known.lstrip("-"): known for known in words}  # dashes, which all options share, make none alike
+    near = get_close_matches(word.lstrip("-"), plain, n=1)
+    return f" Did you mean {plain[near[0]]}?" if near else ""
 
 
 def _plain(kind: str) -> str:

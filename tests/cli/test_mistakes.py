@@ -78,6 +78,7 @@ def last_line(capsys):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        ("evaluate a.npz --fmr 0.1", "there is no option --fmr."),
         ("evaluate a.npz --simlarity dot", "there is no option --simlarity. Did you mean --similarity?"),
         ("evaluate a.npz --similarity cosin", "--similarity: cosin is not one of 'cosine', 'dot', 'euclidean', 'hamming'."),
         ("evaluate", "file must be given."),

@@ -114,6 +114,9 @@ class RetrievalReport(QueryMeans):
         >>> report = evaluate_retrieval(embeddings, [0, 0, 1, 1])
         >>> report.mAP, report.recall_at[1], report.queries, report.queries_without_match
         (1.0, 1.0, 4, 0)
+        >>> print(report)  # doctest: +ELLIPSIS
+        4 queries, 4 gallery items, 2 classes
+        mAP                       1.0000...
     """
 
     mean: dict[str, float]
@@ -164,7 +167,7 @@ class RetrievalReport(QueryMeans):
     auc_pr: Enclosure = field(compare=False)
     """area under the pooled precision-recall curve, the sum of precision times the step in recall. A single pass over
     all pairs gives proved bounds, which depend on the machine; `auc_pr=True` makes it exact"""
-    curve: tuple[tuple[float, float, float], ...] = field(compare=False)
+    curve: tuple[tuple[float, float, float], ...] = field(compare=False, repr=False)
     """the same curve, thinned for a plot: (threshold, precision, recall), precise to a pixel"""
     pair_counts: PairCounts = field(compare=False, repr=False)
     """relevant and irrelevant pairs at a few hundred thresholds and in bins of their score, for plots"""
@@ -220,6 +223,15 @@ class RetrievalReport(QueryMeans):
         values |= {f"recall@precision{precision:g}": value for precision, value in self.recall_at_precision.items()}
         values |= {f"fnmr@fmr{rate:g}": at.false_non_match_rate for rate, at in self.at_false_match_rate.items()}
         return values if self.equal_error_rate is None else values | {"eer": self.equal_error_rate}
+
+    def __str__(self) -> str:
+        """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""
+        lines = [f"{self.queries:,} queries, {self.gallery:,} gallery items, {self.classes:,} classes"]
+        for name, value in self.metrics().items():
+            low, high = self.intervals.get(name, (math.nan, math.nan))
+            interval = "" if math.isnan(low) else f"  ({low:.4f} to {high:.4f})"
+            lines.append(f"{name:<24}{value:>8.4f}{interval}")
+        return "\n".join([*lines, *self.messages])
 
     @property
     def messages(self) -> tuple[str, ...]:

@@ -63,3 +63,15 @@ def test_one_row_among_zeros_is_not_called_long():
     embeddings[3] = 1
     notes = evaluate_retrieval(embeddings, LABELS, similarity="dot", group_size=None).notes
     assert not any("as long as" in note for note in notes)
+
+
+def test_a_printed_report_has_each_metric_in_a_line_with_its_interval_and_the_notes():
+    embeddings = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
+    report = evaluate_retrieval(embeddings, torch.arange(60) % 20, equal_error_rate=True)
+    first, *lines = str(report).splitlines()
+    assert first == "60 queries, 60 gallery items, 20 classes"
+    names = [line.split()[0] for line in lines[: len(report.metrics())]]
+    assert names == list(report.metrics())
+    low, high = report.intervals["mAP"]
+    assert lines[0].split() == ["mAP", f"{report.mAP:.4f}", f"({low:.4f}", "to", f"{high:.4f})"]
+    assert tuple(lines[len(names) :]) == report.messages
