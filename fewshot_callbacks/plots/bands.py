@@ -26,7 +26,7 @@ def interval_over_seeds(
     Returns:
         The mean, and what the interval reaches to either side: NaN with a single seed.
 
-    Example:
+    Examples:
         >>> mean, reach = interval_over_seeds(np.array([[1.0, 2.0], [3.0, 2.0]]))
         >>> mean.tolist(), reach.round(2).tolist()
         ([2.0, 2.0], [12.71, 0.0])
