@@ -55,6 +55,7 @@ TESTS = (
 )
 KERNELS = {
     "fewshot_callbacks/engine/cpu/count_kernels.py": "fewshot_callbacks/engine/cpu/tiles.py",
+    "fewshot_callbacks/engine/cpu/byte_kernels.py": "fewshot_callbacks/engine/cpu/counter.py",
     "fewshot_callbacks/engine/codes/hamming_kernel.py": "fewshot_callbacks/engine/codes/hamming_pass.py",
     "fewshot_callbacks/engine/cpu/exact_kernels.py": "fewshot_callbacks/engine/scores/pairs.py",
 }
@@ -66,8 +67,8 @@ HARMLESS = ("equivalent", "speed", "bound", "text")
 FOR_ALL = ("tests/test_defaults",)
 """Tests that look at all files without running their lines."""
 
-UNSEEN = ("tests/callbacks/test_distributed.py",)
-"""Tests that start other processes, which coverage does not look into: of all callbacks."""
+UNSEEN = {"/callbacks/": "tests/callbacks/test_distributed.py", "/engine/cuda/": "tests/engine/cuda/"}
+"""Tests that start other processes, which coverage does not look into, and the folder that they test."""
 
 MEMORY = 24 * 2**30
 """Addresses of a mutant, in bytes: one that asks for more is killed by a MemoryError."""
@@ -360,8 +361,8 @@ def choose_tests(mutant: Mutant, tests: TestMap, budget: float) -> tuple[list[st
             chosen.append(test)
             total += tests.seconds.get(test, 0.0)
     left_out = len(covering) - len(chosen)
-    if "/callbacks/" in mutant.path:
-        chosen += [test for test in tests.seconds if test.startswith(UNSEEN) and test not in chosen]
+    unseen = tuple(begin for folder, begin in UNSEEN.items() if folder in mutant.path)
+    chosen += [test for test in tests.seconds if test.startswith(unseen) and test not in chosen]
     return chosen, left_out
 
 
