@@ -1,4 +1,4 @@
-"""The mean over seeds and its interval, and the band that is drawn of them."""
+"""The band that is drawn around a mean over seeds."""
 
 import math
 
@@ -6,23 +6,11 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from fewshot_callbacks.plots.bands import draw_band, interval_over_seeds
+from fewshot_callbacks.plots.bands import draw_band
 from fewshot_callbacks.plots.style import METHODS, new_figure
 
 RUNS = np.array([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]])
 REACH = 4.302652729911275 / math.sqrt(3)  # Student's t of 2 degrees of freedom at 0.975, standard deviation 1
-
-
-def test_the_interval_is_students():
-    mean, reach = interval_over_seeds(RUNS)
-    assert mean.tolist() == [2.0, 5.0]
-    assert reach == pytest.approx([REACH, 0.0])
-
-
-def test_one_seed_has_no_interval():
-    mean, reach = interval_over_seeds(RUNS[:1])
-    assert mean.tolist() == [1.0, 5.0]
-    assert np.isnan(reach).all()
 
 
 @pytest.mark.parametrize("seeds", [1, 3])

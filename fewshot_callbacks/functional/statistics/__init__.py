@@ -11,6 +11,7 @@ from fewshot_callbacks.functional.statistics.intervals import (
     mean_interval,
     normal_quantile,
     paired_difference_interval,
+    student_interval,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "mean_interval",
     "normal_quantile",
     "paired_difference_interval",
+    "student_interval",
 ]

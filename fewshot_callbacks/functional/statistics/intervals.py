@@ -15,6 +15,7 @@ perfect. These intervals are used instead, here and in every report:
   Gaffke (2005) for values between 0 and 1, which for units that are all perfect is that of Clopper and Pearson (1934).
 - A paired difference has a t interval that is corrected for skewness (Hall, 1992); the interval of a difference of two
   independent means is combined from their two intervals (Zou and Donner, 2008).
+- A mean of values without bounds, such as a loss over seeds, has Student's t interval.
 
 Units are taken as independent of each other. `benchmarks/interval_coverage.py` measures how often each of these
 intervals contains the true value; benchmarks/README.md has the figures.
@@ -240,6 +241,38 @@ def independent_difference_interval(first: float, interval: Interval, second: fl
     below = math.hypot(first - interval.low, other.high - second)
     above = math.hypot(interval.high - first, second - other.low)
     return Interval(value - below, value + above)
+
+
+def student_interval(
+    values: Float[np.ndarray, "samples points"], confidence: float = 0.95
+) -> tuple[Float[np.ndarray, "points"], Float[np.ndarray, "points"]]:
+    """Compute Student's t interval of the mean over independent samples, at each point of a curve.
+
+    For values without bounds; a metric in [0, 1] has `mean_interval`.
+
+    Args:
+        values: One row for each sample, such as the curve of a seed, without NaN.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+
+    Returns:
+        The lower and the upper ends, in float64: NaN with a single sample.
+
+    Raises:
+        ValueError: `confidence` is not in (0, 1).
+
+    Examples:
+        >>> low, high = student_interval(np.array([[1.0, 2.0], [3.0, 2.0]]))
+        >>> low.round(2).tolist(), high.round(2).tolist()
+        ([-10.71, 2.0], [14.71, 2.0])
+    """
+    normal_quantile(confidence)
+    samples, points = values.shape
+    if samples < 2:
+        return np.full(points, math.nan), np.full(points, math.nan)
+    values = values.astype(np.float64)
+    mean, error = values.mean(axis=0), values.std(axis=0, ddof=1) / math.sqrt(samples)
+    reach = _t_quantile(confidence, samples - 1) * error
+    return mean - reach, mean + reach
 
 
 def share_interval(mean: float, error: float, freedom: float, units: int, confidence: float) -> Interval:

@@ -18,6 +18,7 @@ from fewshot_callbacks.functional.statistics.intervals import (
     mean_interval,
     normal_quantile,
     paired_difference_interval,
+    student_interval,
 )
 
 clusters_of = st.sampled_from([0, 1, -5, 2**61, 7])
@@ -231,3 +232,32 @@ def test_holds_the_true_difference_of_models_that_differ_in_few_queries():
         low, high = paired_difference_interval(torch.from_numpy(shares))
         held += low <= 0.04 <= high
     assert 0.93 <= held / sets <= 0.975
+
+
+class TestOfUnboundedValues:
+    @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+    @pytest.mark.parametrize("samples", [2, 3, 30])
+    def test_equals_scipys_t_interval_at_each_point(self, samples, confidence):
+        values = np.random.default_rng(samples).normal(1e3, 5.0, (samples, 4))
+        low, high = student_interval(values, confidence)
+        error = values.std(axis=0, ddof=1) / math.sqrt(samples)
+        expected = t(samples - 1, values.mean(axis=0), error).ppf([[(1 - confidence) / 2], [(1 + confidence) / 2]])
+        assert low.dtype == high.dtype == np.float64
+        np.testing.assert_allclose([low, high], expected, rtol=1e-12)  # 1 - 0.9995 has lost three digits
+
+    def test_equal_values_have_no_width(self):
+        low, high = student_interval(np.full((3, 2), 0.75))
+        assert low.tolist() == high.tolist() == [0.75, 0.75]
+
+    def test_nan_for_a_single_sample(self):
+        low, high = student_interval(np.ones((1, 2)))
+        assert low.shape == high.shape == (2,)
+        assert np.isnan([low, high]).all()
+
+    def test_single_precision_is_computed_in_double(self):
+        values = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+        np.testing.assert_array_equal(student_interval(values), student_interval(values.astype(np.float64)))
+
+    def test_confidence_is_a_probability(self):
+        with pytest.raises(ValueError, match=r"confidence=95 is not between 0 and 1. Pass, for instance, 0.95"):
+            student_interval(np.ones((1, 2)), 95)
