@@ -40,7 +40,9 @@ def test_a_full_cache_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         for index in range(20):
             images.get(index, reader)
     (message,) = [record.message for record in caplog.records]
-    assert message.startswith("2 of 20 images fill cache_mb = 0.000915527 once they are decoded; the others are decoded")
+    assert message.startswith(
+        "2 of 20 images fill cache_mb = 0.000915527 once they are decoded; the others are decoded"
+    )
 
 
 def test_a_worker_that_is_sent_the_images_reads_them_itself() -> None:
