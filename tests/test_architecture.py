@@ -160,6 +160,7 @@ TESTED_WITH = {
     "engine/scores/vectors": "engine/scores/test_units",
     "engine/thresholds": "engine/test_relevant_scores",
     "engine/tile_maker": "engine/pytorch/test_count",
+    "functional/_scatter_kernel": "functional/test_variance_ratio",
     "functional/_tensors": "functional/test_inputs",
     "functional/neighbours/inputs": "functional/neighbours/test_nearest",
     "functional/retrieval/label_groups": "functional/retrieval/test_grouped_recall",

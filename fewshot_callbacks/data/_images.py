@@ -1,10 +1,11 @@
 """What the data modules of images share: sets of files, the transforms of photographs, what an incomplete set says."""
 
 import copy
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -14,12 +15,15 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fewshot_callbacks.data._decoded_images import DecodedImages
 from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
+from fewshot_callbacks.data._photo_transform import PhotoTransform
 from fewshot_callbacks.data._settings import with_settings
 from fewshot_callbacks.data.class_balanced import check_class_balance
 from fewshot_callbacks.functional.episodes import check_classes_suffice
 
-Transform = Callable[..., Float[Tensor, "channels height width"]]
+ImageTransform = Callable[..., Float[Tensor, "channels height width"]]
+BatchTransform = Callable[[Sequence[Image.Image]], Float[Tensor, "images channels height width"]]
 
 AnyImageSet = TypeVar("AnyImageSet", bound="ImageSet")  # the tests' type checker does not know Self here
 
@@ -28,19 +32,46 @@ PAIRS_OF_SPLITS: tuple[tuple[Split, Split], ...] = (("train", "val"), ("train", 
 _NAMED_AT_MOST = 5  # in an error message
 
 
+@dataclass(frozen=True)
+class ForEach:
+    """The transform of a batch that transforms each image by itself.
+
+    Attributes:
+        transform: From a PIL image to a float tensor; all results of one shape.
+    """
+
+    transform: ImageTransform
+
+    def __call__(self, images: Sequence[Image.Image]) -> Float[Tensor, "images channels height width"]:
+        """Return the transformed images, stacked."""
+        return torch.stack([self.transform(image) for image in images])
+
+
+def pixels(image: Image.Image) -> Float[Tensor, "channels height width"]:
+    """Return the pixels of an image, in [0, 1]."""
+    from torchvision.transforms.functional import to_tensor  # noqa: PLC0415 - only images need torchvision
+
+    values: Tensor = to_tensor(image)
+    return values
+
+
 class ImageSet(Dataset[tuple[Tensor, int]]):
     """Images that are read on access; subclasses say how (`_read`).
 
     Args:
         labels: (items,), int64, 0 ... C-1.
         class_names: For each label, its name.
-        transform: From a PIL image to a float tensor; all results of one shape.
+
+    Attributes:
+        batch_transform: From a list of PIL images to a float tensor (images, channels, height, width); by default the
+            pixels as they are, in [0, 1], which asks for images of one size.
     """
 
-    def __init__(self, labels: Int[Tensor, "items"], class_names: Sequence[str], transform: Transform) -> None:
+    def __init__(self, labels: Int[Tensor, "items"], class_names: Sequence[str]) -> None:
         self.labels = labels
         self.class_names: tuple[str, ...] = tuple(class_names)
-        self.transform = transform
+        self.batch_transform: BatchTransform = ForEach(pixels)
+        self._decoded = DecodedImages(0, len(labels))
 
     @abstractmethod
     def _read(self, index: int) -> Image.Image:
@@ -62,21 +93,29 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
     def _file(self, index: int) -> str:
         """The file of an image, for an error message."""
 
-    def with_transform(self: AnyImageSet, transform: Transform) -> AnyImageSet:
-        """The same images, transformed in another way."""
+    def transformed(self: AnyImageSet, batch_transform: BatchTransform) -> AnyImageSet:
+        """The same images, transformed in another way; those that are kept decoded are shared."""
         other = copy.copy(self)
-        other.transform = transform
+        other.batch_transform = batch_transform
+        return other
+
+    def with_cache(self: AnyImageSet, megabytes: float) -> AnyImageSet:
+        """The same images, kept decoded in memory as far as they fit."""
+        other = copy.copy(self)
+        other._decoded = DecodedImages(megabytes, len(self))
         return other
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Float[Tensor, "channels height width"], int]:
-        return self.transform(self._image(index)), int(self.labels[index])
+        images, labels = self.__getitems__([index])
+        return images[0], int(labels)
 
     def __getitems__(self, indices: list[int]) -> Batch:
         """Many items at once: images (items, channels, height, width) and labels (items,)."""
-        return torch.stack([self[index][0] for index in indices]), self.labels[indices]
+        images = [self._decoded.get(index, self._image) for index in indices]
+        return self.batch_transform(images), self.labels[indices]
 
 
 def labels_of(names: Sequence[str]) -> tuple[Int[Tensor, "items"], list[str]]:
@@ -92,7 +131,6 @@ class ImageFileSet(ImageSet):
     Args:
         files: One for each item.
         names: The class of each item; labels are 0 ... C-1 in the order of these names.
-        transform: From a PIL image to a float tensor; all results of one shape.
         mode: What an image is converted to: "RGB" or "L".
 
     Attributes:
@@ -101,8 +139,8 @@ class ImageFileSet(ImageSet):
         class_names: For each label, its name.
     """
 
-    def __init__(self, files: Sequence[str | Path], names: Sequence[str], transform: Transform, mode: str) -> None:
-        super().__init__(*labels_of(names), transform)
+    def __init__(self, files: Sequence[str | Path], names: Sequence[str], mode: str) -> None:
+        super().__init__(*labels_of(names))
         self.files = tuple(map(str, files))
         self._mode = mode
 
@@ -121,10 +159,13 @@ class ImageDataModule(EpisodicDataModule):
     Args:
         root: The folder that holds the data set.
         image_size: Height and width of the images that the model sees, in pixels.
+        cache_mb: Memory for the decoded images of a split, in MB, so that each file is decoded once instead of in each
+            epoch. Images beyond it are decoded at each access. The workers of a loader share it; 0 keeps none.
     """
 
     root: str | Path = field(kw_only=False)
     image_size: int = 84
+    cache_mb: float = 512
 
     def __post_init__(self) -> None:
         """Check the settings; `root` becomes a Path."""
@@ -133,6 +174,8 @@ class ImageDataModule(EpisodicDataModule):
         self.root = Path(self.root)
         if self.image_size < 1:
             raise ValueError(f"image_size is {self.image_size}. Use image_size >= 1.")
+        if not 0 <= self.cache_mb < math.inf:
+            raise ValueError(f"cache_mb is {self.cache_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
         self._sets: Mapping[Split, ImageSet] | None = None
 
     @property
@@ -141,11 +184,11 @@ class ImageDataModule(EpisodicDataModule):
 
     @abstractmethod
     def _listed(self) -> Mapping[Split, ImageSet]:
-        """All splits, checked; their images are transformed as evaluation images are."""
+        """All splits, checked."""
 
     @abstractmethod
-    def _transform(self, *, augment: bool) -> Transform:
-        """From a PIL image to what the model sees; `augment` for training images."""
+    def _transform(self, *, augment: bool) -> BatchTransform:
+        """From PIL images to what the model sees; `augment` for training images."""
 
     @property
     def num_classes(self) -> int:
@@ -173,7 +216,7 @@ class ImageDataModule(EpisodicDataModule):
         if why_not is not None:
             raise ValueError(f"There is no validation split: {why_not}")
         images = self._plain(split)
-        return images.with_transform(self._transform(augment=True)) if split == "train" else images
+        return images.transformed(self._transform(augment=True)) if split == "train" else images
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, int]] | list[DataLoader[tuple[Tensor, int]]]:
         """As in the other data modules; where there is no validation an empty list, which Lightning skips."""
@@ -222,7 +265,9 @@ class ImageDataModule(EpisodicDataModule):
 
     def _plain(self, split: Split) -> ImageSet:
         if self._sets is None:
-            self._sets = self._listed()
+            plain = self._transform(augment=False)
+            listed = self._listed().items()
+            self._sets = {name: images.with_cache(self.cache_mb).transformed(plain) for name, images in listed}
         return self._sets[split]
 
     def _split(self, name: Split) -> LabelledSplit:
@@ -286,21 +331,14 @@ class PhotoDataModule(ImageDataModule):
             raise ValueError(f"std is {self.std}; images are divided by it. Use positive numbers.")
         self.resize = resize
 
-    def _transform(self, *, augment: bool) -> Transform:
+    def _transform(self, *, augment: bool) -> BatchTransform:
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
-        if augment and self.augment:
-            moved = [
-                *self._before_the_crop(),
-                transforms.RandomResizedCrop(self.image_size, scale=(self.min_area, 1.0)),
-                transforms.RandomHorizontalFlip(self.flip),
-                transforms.ColorJitter(self.jitter, self.jitter, self.jitter),
-            ]
-        else:
-            moved = self._fitted()
-        steps = [*moved, transforms.ToTensor(), transforms.Normalize(self.mean, self.std)]
-        composed: Transform = transforms.Compose(steps)
-        return composed
+        if not (augment and self.augment):
+            return PhotoTransform(transforms.Compose(self._fitted()), self.mean, self.std)
+        crop = transforms.RandomResizedCrop(self.image_size, scale=(self.min_area, 1.0))
+        to_size = transforms.Compose([*self._before_the_crop(), crop])
+        return PhotoTransform(to_size, self.mean, self.std, self.flip, self.jitter)
 
     def _before_the_crop(self) -> list[Callable[[Any], Any]]:
         """What happens to a training image before its random resized crop."""

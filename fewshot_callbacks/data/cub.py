@@ -122,8 +122,7 @@ class CUBDataModule(PhotoDataModule):
         if not self.partial:
             check_class_counts(counts, CLASSES, folder, fix)
         check_no_split_is_empty(counts, folder, f"Unpack all of {SOURCE} into {self._root}.")
-        plain = self._transform(augment=False)
-        return {split: ImageFileSet(files[split], names[split], plain, "RGB") for split in CLASSES}
+        return {split: ImageFileSet(files[split], names[split], "RGB") for split in CLASSES}
 
     def _tables(self, folder: Path) -> tuple[dict[int, str], dict[int, str], dict[int, int]]:
         """Read the names of classes by class number, and the paths and classes of images by image number."""

@@ -7,7 +7,16 @@ import torch
 from PIL import Image
 
 from fewshot_callbacks.data._episodic import Split
-from fewshot_callbacks.data._images import PAIRS_OF_SPLITS, ImageSet, PhotoDataModule, Transform, named, shared_classes
+from fewshot_callbacks.data._images import (
+    PAIRS_OF_SPLITS,
+    ForEach,
+    ImageSet,
+    ImageTransform,
+    PhotoDataModule,
+    named,
+    pixels,
+    shared_classes,
+)
 from fewshot_callbacks.data._settings import with_settings
 
 
@@ -16,7 +25,7 @@ class ImageFolderSet(ImageSet):
 
     Args:
         root: The folder.
-        transform: From a PIL image to a float tensor; all results of one shape.
+        transform: From a PIL image to a float tensor; all results of one shape. By default the pixels in [0, 1].
 
     Attributes:
         labels: (items,), int64.
@@ -39,13 +48,15 @@ class ImageFolderSet(ImageSet):
         (('heron', 'owl'), (2, 3, 4, 4), [1, 0])
     """
 
-    def __init__(self, root: str | Path, transform: Transform) -> None:
+    def __init__(self, root: str | Path, transform: ImageTransform = pixels) -> None:
         from torchvision.datasets import ImageFolder  # noqa: PLC0415 - only folders need torchvision
         from torchvision.datasets.folder import IMG_EXTENSIONS  # noqa: PLC0415
 
         _check_classes(Path(root), IMG_EXTENSIONS)
         self._folder = ImageFolder(str(root))
-        super().__init__(torch.tensor(self._folder.targets, dtype=torch.int64), self._folder.classes, transform)
+        labels = torch.tensor(self._folder.targets, dtype=torch.int64)
+        super().__init__(labels, self._folder.classes)
+        self.batch_transform = ForEach(transform)
 
     def _file(self, index: int) -> str:
         return str(self._folder.samples[index][0])
@@ -144,9 +155,7 @@ class ImageFolderDataModule(PhotoDataModule):
                 raise FileNotFoundError(
                     f"{self._root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{instead}."
                 )
-        sets: dict[Split, ImageSet] = {
-            split: ImageFolderSet(self._root / name, self._transform(augment=False)) for split, name in wanted.items()
-        }
+        sets: dict[Split, ImageSet] = {split: ImageFolderSet(self._root / name) for split, name in wanted.items()}
         for one, other in PAIRS_OF_SPLITS:
             if one not in sets or other not in sets or (one, wanted[one]) == ("val", wanted[other]):
                 continue  # val_folder="test" is an explicit choice

@@ -19,7 +19,6 @@ from fewshot_callbacks.data._episodic import Split, split_of
 from fewshot_callbacks.data._images import (
     ImageSet,
     PhotoDataModule,
-    Transform,
     check_no_split_is_empty,
     counted,
     labels_of,
@@ -114,7 +113,6 @@ class LogoSet(ImageSet):
         files: The image of each box.
         boxes: (items, 4): left, top, right and bottom in pixels, inside the image.
         names: The class of each box; labels are 0 ... C-1 in the order of these names.
-        transform: From a PIL image to a float tensor; all results of one shape.
         margin: Added on each side, as a part of the box's width or height, as far as the image goes.
 
     Attributes:
@@ -129,10 +127,9 @@ class LogoSet(ImageSet):
         files: Sequence[str],
         boxes: Int[Tensor, "items 4"],
         names: Sequence[str],
-        transform: Transform,
         margin: float,
     ) -> None:
-        super().__init__(*labels_of(names), transform)
+        super().__init__(*labels_of(names))
         self.files = tuple(files)
         self.boxes = boxes
         self._margin = margin
@@ -286,13 +283,11 @@ class LogoDet3KDataModule(PhotoDataModule):
             f"It has {counted(len(split_of), 'class')} with at least {self.min_boxes} boxes. Use a smaller min_boxes, other "
             f"shares or another split_seed.",
         )
-        plain = self._transform(augment=False)
         return {
             split: LogoSet(
                 [file for file, _, _ in items],
                 torch.tensor([box for _, _, box in items]),  # (items, 4)
                 [name for _, name, _ in items],
-                plain,
                 self.margin,
             )
             for split, items in members.items()

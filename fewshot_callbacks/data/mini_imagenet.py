@@ -91,9 +91,8 @@ class MiniImageNetDataModule(PhotoDataModule):
         if not self.partial:
             check_class_counts(counts, CLASSES, self._root, f"The lists are {LISTS}. {or_partial}")
         check_no_split_is_empty(counts, self._root, f"It should hold {IMAGES}.")
-        plain = self._transform(augment=False)
         return {
-            split: ImageFileSet([folder / file for file, _ in rows], names[split], plain, "RGB")
+            split: ImageFileSet([folder / file for file, _ in rows], names[split], "RGB")
             for split, rows in kept.items()
         }
 

@@ -8,9 +8,10 @@ from PIL import ImageOps
 
 from fewshot_callbacks.data._episodic import Split
 from fewshot_callbacks.data._images import (
+    BatchTransform,
+    ForEach,
     ImageDataModule,
     ImageFileSet,
-    Transform,
     check_no_split_is_empty,
     named,
     required,
@@ -102,12 +103,11 @@ class OmniglotDataModule(ImageDataModule):
                     md5=Omniglot.zips_md5[name],
                 )
 
-    def _transform(self, *, augment: bool) -> Transform:
+    def _transform(self, *, augment: bool) -> BatchTransform:
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
         size = (self.image_size, self.image_size)
-        composed: Transform = transforms.Compose([ImageOps.invert, transforms.Resize(size), transforms.ToTensor()])
-        return composed
+        return ForEach(transforms.Compose([ImageOps.invert, transforms.Resize(size), transforms.ToTensor()]))
 
     def _why_no_validation(self) -> str | None:
         return None if self.val_alphabets else "val_alphabets is empty. Name alphabets of the background set."
@@ -129,12 +129,10 @@ class OmniglotDataModule(ImageDataModule):
             split: len(characters) for split, characters in splits.items() if split != "val" or self.val_alphabets
         }
         check_no_split_is_empty(wanted, self._root / FOLDER, "Hold out fewer alphabets, or unpack all of the set.")
-        plain = self._transform(augment=False)
         return {
             split: ImageFileSet(
                 [drawing for drawings in characters.values() for drawing in drawings],
                 [character for character, drawings in characters.items() for _ in drawings],
-                plain,
                 "L",
             )
             for split, characters in splits.items()

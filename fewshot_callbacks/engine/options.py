@@ -16,7 +16,7 @@ import torch
 
 from fewshot_callbacks.engine.precision import Precision, full_precision
 
-__all__ = ["Progress", "computing_on", "engine_options"]
+__all__ = ["Progress", "compiled_kernels", "computing_on", "engine_options"]
 
 Progress = Callable[[int, int], None]
 """Called with the number of pairs that are done and the number that there are."""

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.engine.options import compiled_kernels
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._tensors import as_tensor
 
@@ -61,6 +62,9 @@ def discriminant_ratio(
         4.0
     """
     items, codes = read_batch(embeddings, labels, "discriminant_ratio")
+    compiled = compiled_ratios(items, codes, eps=eps, normalize=normalize, skip_singletons=skip_singletons)
+    if compiled is not None:
+        return compiled[0]
     with torch.no_grad(), torch.autocast(items.device.type, enabled=False):
         batch = BatchScatter.of(items, codes, normalize=normalize)
         return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons)
@@ -84,6 +88,27 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Ten
             "come from the same items in the same order."
         )
     return embeddings, codes if isinstance(labels, Tensor) else codes.to(embeddings.device)
+
+
+def compiled_ratios(
+    embeddings: Tensor, labels: Tensor, *, eps: float, normalize: bool, skip_singletons: bool
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]] | None:
+    """Compute J and the variance ratio of a batch on the CPU by a compiled kernel; None where it does not apply.
+
+    It does not apply to float64 (whose squares may overflow), to tensors without values of their own, such as those of
+    a compiled graph, nor where numba cannot be loaded.
+    """
+    plain = type(embeddings) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    if not plain or embeddings.device.type != "cpu" or embeddings.dtype == torch.float64 or compiled_kernels() is None:
+        return None
+    from fewshot_callbacks.functional._scatter_kernel import ratios  # noqa: PLC0415 - needs numba
+
+    items = embeddings.detach().float().contiguous()
+    if normalize:
+        items = unit_rows(items.double())
+    found = ratios(items.numpy(), labels.long().contiguous().numpy(), eps, skip_singletons)
+    j, ratio = torch.tensor(found, dtype=torch.float32).unbind()
+    return j, ratio
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from fewshot_callbacks.functional.discriminant_ratio import (
     BatchScatter,
     ClassMoments,
     ClassScatter,
+    compiled_ratios,
     read_batch,
     unit_rows,
 )
@@ -67,6 +68,9 @@ def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> 
         3.5
     """
     items, codes = read_batch(embeddings, labels, "variance_ratio")
+    compiled = compiled_ratios(items, codes, eps=EPS, normalize=normalize, skip_singletons=False)
+    if compiled is not None:
+        return compiled[1]
     with torch.no_grad(), torch.autocast(items.device.type, enabled=False):
         return _of_batch(BatchScatter.of(items, codes, normalize=normalize))
 
@@ -84,6 +88,9 @@ def batch_ratios(
         skip_singletons: see `discriminant_ratio`; the variance ratio has no need of it.
     """
     items, codes = read_batch(embeddings, labels, "batch_ratios")
+    compiled = compiled_ratios(items, codes, eps=eps, normalize=normalize, skip_singletons=skip_singletons)
+    if compiled is not None:
+        return compiled
     with torch.no_grad(), torch.autocast(items.device.type, enabled=False):
         batch = BatchScatter.of(items, codes, normalize=normalize)
         return batch.discriminant_ratio(eps=eps, skip_singletons=skip_singletons), _of_batch(batch)

@@ -77,7 +77,9 @@ def test_the_model_and_the_images_are_those_of_the_authors_program(backbone, tmp
     if backbone == "conv4":
         assert deviations[1][0] == pytest.approx(0.059, abs=0.001)
     assert (model.validation.episodes, model.evaluation.episodes) == (100, 600)
-    crop = next(step for step in data.images("train").transform.transforms if "Crop" in type(step).__name__)
+    crop = next(
+        step for step in data.images("train").batch_transform.to_size.transforms if "Crop" in type(step).__name__
+    )
     default = transforms.RandomResizedCrop(84)
     assert (crop.scale, crop.ratio, crop.size) == (default.scale, default.ratio, (data.image_size,) * 2)
 

@@ -63,7 +63,7 @@ def test_evaluation_images_may_be_resized_to_a_square_or_another_fixed_size(modu
         top, left = (height - 8) // 2, (width - 8) // 2
         fitted = image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + 8, top + 8))
         expected = torch.tensor(list(fitted.get_flattened_data())).reshape(8, 8, 3).permute(2, 0, 1) / 255
-        torch.testing.assert_close(data._transform(augment=False)(image), expected)
+        torch.testing.assert_close(data._transform(augment=False)([image])[0], expected)
 
 
 def test_random_crops_have_the_area_that_is_asked_for() -> None:
@@ -75,7 +75,9 @@ def test_random_crops_have_the_area_that_is_asked_for() -> None:
     transform = ImageFolderDataModule("anywhere", **plain, min_area=smallest)._transform(augment=True)
     torch.manual_seed(0)
     for _ in range(400):
-        crop = 255 * transform(image)  # (channel, 64, 64); neighbouring pixels of a crop of w columns differ by w / 64
+        crop = (
+            255 * transform([image])[0]
+        )  # (channel, 64, 64); neighbouring pixels of a crop of w columns differ by w / 64
         width, height = crop[0, 5, 59] - crop[0, 5, 4], crop[1, 59, 5] - crop[1, 4, 5]  # of 55 of its 64 steps
         areas.append((width * height / (55 * side / 64) ** 2).item())
     assert smallest - 0.01 < min(areas) < smallest + 0.05

@@ -143,9 +143,10 @@ def test_training_crops_are_augmented_from_the_whole_box(logos: Path) -> None:
     assert one.shape == (3, 8, 8)
     plain = next(iter(data.training_data_for_evaluation()))[0]
     assert torch.equal(plain[0], LogoDet3KDataModule(logos, **TINY, augment=False).images("train")[0][0])
-    names = [type(step).__name__ for step in data.images("train").transform.transforms]
-    assert names == ["Resize", "RandomResizedCrop", "RandomHorizontalFlip", "ColorJitter", "ToTensor", "Normalize"]
-    assert data.images("train").transform.transforms[0].size == (9, 9)
+    transform = data.images("train").batch_transform
+    assert [type(step).__name__ for step in transform.to_size.transforms] == ["Resize", "RandomResizedCrop"]
+    assert transform.to_size.transforms[0].size == (9, 9)
+    assert (transform.flip, transform.jitter) == (0.5, 0.4)
     assert other.shape == one.shape
 
 

@@ -17,7 +17,7 @@ INHERITED = {
     *("episodic_evaluation", "test_ways", "test_shots", "test_queries", "test_episodes", "test_seed", "val_episodes"),
     *("batch_size", "num_workers"),
 }
-PHOTOGRAPHS = {"root", "image_size", "resize", "augment", "min_area", "flip", "jitter", "mean", "std"}
+PHOTOGRAPHS = {"root", "image_size", "cache_mb", "resize", "augment", "min_area", "flip", "jitter", "mean", "std"}
 OWN = {
     "CUBDataModule": PHOTOGRAPHS | {"partial"},
     "GlyphDataModule": {"augment", "size", "min_faces"},
@@ -26,7 +26,7 @@ OWN = {
     "ImageFolderDataModule": PHOTOGRAPHS | {"train_folder", "val_folder", "test_folder"},
     "LogoDet3KDataModule": PHOTOGRAPHS | {"margin", "min_boxes", "val_share", "test_share", "split_seed", "partial"},
     "MiniImageNetDataModule": PHOTOGRAPHS | {"partial"},
-    "OmniglotDataModule": {"root", "image_size", "val_alphabets", "download", "partial"},
+    "OmniglotDataModule": {"root", "image_size", "cache_mb", "val_alphabets", "download", "partial"},
 }
 DEFAULTS = """
                          ways shots queries batch_size test_ways test_shots test_queries image_size min_area flip

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import discriminant_ratio, variance_ratio, variance_ratio_of_set
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.variance_ratio import batch_ratios
@@ -108,6 +109,28 @@ class TestDefinition:
         j, ratio = batch_ratios(*batch, eps=0.25, **settings)
         torch.testing.assert_close(j, discriminant_ratio(*batch, eps=0.25, **settings), rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(ratio, variance_ratio(*batch, normalize=normalize), rtol=0, atol=0, equal_nan=True)
+
+    @settings(max_examples=200, deadline=None)
+    @given(extreme_sets(), st.booleans(), st.booleans())
+    def test_the_compiled_kernel_and_pytorch_agree(self, batch, normalize, skip_singletons):
+        settings = {"eps": 1e-12, "normalize": normalize, "skip_singletons": skip_singletons}
+        compiled = batch_ratios(*batch, **settings)
+        with engine_options(kernel="pytorch"):
+            plain = batch_ratios(*batch, **settings)
+        torch.testing.assert_close(compiled, plain, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+    def test_as_many_classes_as_a_table_can_hold(self):
+        labels = torch.arange(4096) * 2**52 % 4095
+        embeddings = torch.randn(4096, 2)
+        with engine_options(kernel="pytorch"):
+            plain = batch_ratios(embeddings, labels)
+        torch.testing.assert_close(batch_ratios(embeddings, labels), plain)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+    def test_a_transposed_batch_and_labels_that_are_a_column(self, dtype):
+        embeddings, labels = torch.randn(6, 20).to(dtype), torch.arange(40).view(20, 2) // 8
+        expected = batch_ratios(embeddings.T.contiguous(), labels[:, 0].contiguous())
+        torch.testing.assert_close(batch_ratios(embeddings.T, labels[:, 0]), expected)
 
 
 def population(ratio, classes=300, items=20, dim=16):

@@ -1,0 +1,94 @@
+"""How long a training waits for its images, beside its steps.
+
+    python benchmarks/image_loading.py
+
+A folder of small PNG files is drawn, and a ProtoNet (Conv4, 20-way 1-shot episodes with 5 queries) is trained on it with
+`ImageFolderDataModule`, images loaded in the training process unless `--workers` says otherwise. Lightning's profiler gives
+the seconds that the loop waits for a batch and those of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.profilers import SimpleProfiler
+from PIL import Image, ImageDraw
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from fewshot_callbacks import ProtoNet
+from fewshot_callbacks.data import ImageFolderDataModule
+
+
+def draw_folder(root: Path, images: int, per_class: int, side: int) -> None:
+    """Draw classes of ellipses on a coloured ground, in folders as `ImageFolderDataModule` reads them."""
+    random = np.random.default_rng(0)
+    for number in track(range(images), description="drawing images", transient=True):
+        image = Image.new("RGB", (side, side), tuple(random.integers(256, size=3)))
+        draw = ImageDraw.Draw(image)
+        for _ in range(12):
+            left, top, width, height = random.integers(side, size=4)
+            draw.ellipse((left, top, left + width, top + height), tuple(random.integers(256, size=3)))
+        folder = root / "train" / f"{number // per_class:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        image.save(folder / f"{number % per_class:04d}.png")
+    (root / "test").mkdir()
+    for name in ("a", "b"):
+        (root / "test" / name).mkdir()
+        image.save(root / "test" / name / "0.png")
+
+
+def waiting_and_steps(root: Path, options: argparse.Namespace) -> list[tuple[float, float]]:
+    """Return for each epoch the median seconds that the loop waits for a batch, and those of a step."""
+    seed_everything(0, verbose=False)
+    data = ImageFolderDataModule(
+        root, image_size=options.side, val_folder=None, ways=20, shots=1, queries=5,
+        episodes=options.episodes, num_workers=options.workers,
+    )  # fmt: skip
+    profiler = SimpleProfiler()
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=options.epochs, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, profiler=profiler,
+    )  # fmt: skip
+    trainer.fit(ProtoNet("conv4", "dr"), data)
+    waits = profiler.recorded_durations["[_TrainingEpochLoop].train_dataloader_next"]
+    steps = profiler.recorded_durations["run_training_batch"]
+    each = options.episodes
+    return [
+        (statistics.median(waits[start : start + each]), statistics.median(steps[start : start + each]))
+        for start in range(0, each * options.epochs, each)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=4708)
+    parser.add_argument("--per-class", type=int, default=22)
+    parser.add_argument("--side", type=int, default=64, help="of an image, in pixels")
+    parser.add_argument("--episodes", type=int, default=100, help="of an epoch")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(options.threads)
+    table = Table("epoch", "wait, ms", "step, ms", "wait / step", title="medians")
+    with tempfile.TemporaryDirectory() as folder:
+        draw_folder(Path(folder), options.images, options.per_class, options.side)
+        for epoch, (wait, step) in enumerate(waiting_and_steps(Path(folder), options), start=1):
+            table.add_row(str(epoch), f"{1e3 * wait:.1f}", f"{1e3 * step:.1f}", f"{wait / step:.3f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Decoded images, kept in memory so that a file is read once and not in each epoch."""
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image
+from torch.utils.data import get_worker_info
+
+
+class DecodedImages:
+    """Images by their number, kept as long as they fit; those that come later are read at each access.
+
+    Args:
+        megabytes: Memory for their pixels, in units of 2²⁰ bytes. The workers of a loader share it equally.
+        items: Number of the images, for the message that they do not fit.
+    """
+
+    def __init__(self, megabytes: float, items: int) -> None:
+        self.megabytes = megabytes
+        self.items = items
+        self._images: dict[int, Image.Image] = {}
+        self._bytes = 0
+        self._full = megabytes == 0
+
+    def get(self, index: int, read: Callable[[int], Image.Image]) -> Image.Image:
+        """Return an image; it is read where it is not kept."""
+        image = self._images.get(index)
+        if image is None:
+            image = read(index)
+            if not self._full:
+                self._keep(index, image)
+        return image
+
+    def _keep(self, index: int, image: Image.Image) -> None:
+        worker = get_worker_info()
+        size = image.width * image.height * (1 if image.mode == "L" else 4)  # Pillow's RGB takes 4 bytes a pixel
+        if self._bytes + size <= self.megabytes * 2**20 / (worker.num_workers if worker else 1):
+            self._images[index] = image
+            self._bytes += size
+            return
+        self._full = True
+        if worker is None:
+            rank_zero_info(
+                f"{len(self._images):,} of {self.items:,} images fill cache_mb = {self.megabytes:g} once they are "
+                f"decoded; the others are decoded at each access. Use a larger cache_mb, or num_workers to decode them in "
+                f"other processes."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the images out: a worker that starts as a process of its own reads its part itself."""
+        return self.__dict__ | {"_images": {}, "_bytes": 0}

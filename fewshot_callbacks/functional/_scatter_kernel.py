@@ -1,0 +1,101 @@
+"""Both ratios of a batch on the CPU, compiled: some seventy small PyTorch calls would take several times as long.
+
+What is computed, and why relative to an item of each class, is said in `discriminant_ratio.py`; here the sums are those
+of values whose squares float64 holds.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+# any order: sums of float64 over a batch are far more precise than the result, which is float32
+_kernel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 divided by the golden ratio, the multiplier of Fibonacci hashing (Knuth, TAOCP 3, section 6.4)."""
+
+
+@_kernel
+def ratios(
+    items: NDArray[np.floating], labels: NDArray[np.int64], eps: float, skip_singletons: bool
+) -> tuple[float, float]:
+    """Compute J and the variance ratio of (items, dim) values; NaN where they are undefined."""
+    n, dim = items.shape
+    if n == 0 or dim == 0:
+        return math.nan, math.nan
+    origin = _first_of_class(labels)
+    count = np.zeros(n)  # items of a class, in the row of its origin
+    offset = np.zeros((n, dim))  # mean minus origin of a class, in the row of its origin
+    for i in range(n):
+        o = origin[i]
+        count[o] += 1
+        for k in range(dim):
+            offset[o, k] += np.float64(items[i, k]) - np.float64(items[o, k])
+    for i in range(n):
+        if count[i] > 1:
+            for k in range(dim):
+                offset[i, k] /= count[i]
+    within = 0.0
+    for i in range(n):
+        o = origin[i]
+        for k in range(dim):
+            apart = np.float64(items[i, k]) - np.float64(items[o, k]) - offset[o, k]
+            within += apart * apart
+    classes, squares = 0.0, 0.0
+    for i in range(n):
+        classes += count[i] > 0
+        squares += count[i] * count[i]
+    between = _between(items, count, offset, 0)
+    estimate = math.nan
+    if 1 < classes < n and within != 0:
+        n0 = (n - squares / n) / (classes - 1)
+        estimate = (between / within * ((n - classes) / (classes - 1)) - 1) / n0
+    if skip_singletons:
+        between = _between(items, count, offset, 1)
+    j = 1 / ((1 + eps) / (between / within) + eps)
+    return j if count.max() > 1 else math.nan, estimate
+
+
+@_kernel
+def _first_of_class(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Find the first item of each item's class, by a hash table with linear probing."""
+    n, bits = len(labels), 1
+    while (1 << bits) < 2 * n:
+        bits += 1
+    table = np.full(1 << bits, -1)
+    first = np.empty(n, dtype=np.int64)
+    for i in range(n):
+        slot = np.int64((np.uint64(labels[i]) * _GOLDEN) >> np.uint64(64 - bits))
+        while table[slot] >= 0 and labels[table[slot]] != labels[i]:
+            slot = (slot + 1) & ((1 << bits) - 1)
+        if table[slot] < 0:
+            table[slot] = i
+        first[i] = table[slot]
+    return first
+
+
+@_kernel
+def _between(items: NDArray[np.floating], count: NDArray[np.float64], offset: NDArray[np.float64], above: int) -> float:
+    """Add up the scatter between the classes of more than `above` items."""
+    n, dim = items.shape
+    # measured from a class that takes part: an outlier that does not must not swallow the others
+    reference = count.argmax()
+    centre = np.zeros(dim)
+    total = 0.0
+    for i in range(n):
+        if count[i] > above:
+            total += count[i]
+            for k in range(dim):
+                mean = np.float64(items[i, k]) - np.float64(items[reference, k]) + offset[i, k] - offset[reference, k]
+                centre[k] += count[i] * mean
+    scatter = 0.0
+    for i in range(n):
+        if count[i] > above:
+            for k in range(dim):
+                mean = np.float64(items[i, k]) - np.float64(items[reference, k]) + offset[i, k] - offset[reference, k]
+                scatter += count[i] * (mean - centre[k] / total) ** 2
+    return scatter
