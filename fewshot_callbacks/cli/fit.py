@@ -128,9 +128,12 @@ class InterruptReport(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Note the checkpoints that are there."""
-        checkpoint = trainer.checkpoint_callback
-        best, last = (getattr(checkpoint, f"{which}_model_path", "") for which in ("best", "last"))
-        kept = list(dict.fromkeys(file for file in (best, last) if file and Path(file).is_file()))
+        files = [
+            getattr(checkpoint, f"{which}_model_path", "")
+            for checkpoint in trainer.checkpoint_callbacks
+            for which in ("best", "last")
+        ]
+        kept = list(dict.fromkeys(file for file in files if file and Path(file).is_file()))
         if trainer.state.fn != "fit":
             return
         if kept:

@@ -24,7 +24,9 @@ trainer:
     - class_path: fewshot_callbacks.callbacks.RetrievalMonitor
       init_args: {group_size: null}
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint
-      init_args: {monitor: val/mAP, mode: max, filename: best, save_last: true}
+      init_args: {monitor: val/mAP, mode: max, filename: best}
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {filename: last}
 """
 SMALL = [
     *("--data.image_size=16", "--data.shots=1", "--data.queries=2", "--data.test_shots=1", "--data.test_queries=2"),
