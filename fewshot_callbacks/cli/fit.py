@@ -86,9 +86,8 @@ class FewshotCLI(LightningCLI):
     def before_fit(self) -> None:
         """Find now what would only show when the trained network is evaluated."""
         if isinstance(self.datamodule, ImageDataModule):
-            self.datamodule.check_training()
-            if isinstance(self.model, ProtoNet) or self.datamodule.episodic_evaluation:
-                self.datamodule.check_evaluation()
+            in_episodes = isinstance(self.model, ProtoNet) or self.datamodule.episodic_evaluation
+            self.datamodule.check_splits("train", *(("val", "test") if in_episodes else ()))
         self._check_weights()
 
     def before_validate(self) -> None:
