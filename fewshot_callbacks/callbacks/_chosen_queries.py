@@ -35,10 +35,10 @@ class QueryResults:
         """Read a report's values.
 
         Args:
-            per_query: of the report.
-            places: place of each query of the report among all.
-            hashes: of each query of the report.
-            shown: whether it may be shown.
+            per_query: Of the report.
+            places: Place of each query of the report among all.
+            hashes: Of each query of the report.
+            shown: Whether it may be shown.
         """
         precision, reciprocal = (per_query[name].numpy()[shown] for name in ("mAP", "mrr"))
         return cls(places[shown], precision, reciprocal, hashes[shown])

@@ -29,9 +29,9 @@ class Embedder:
     """Makes embeddings of a batch that no step sees.
 
     Args:
-        embed: see `Embed`; by default the submodule that the reader's source names, or else the module itself.
-        reader: finds the labels in a batch.
-        owner: name of the callback, for messages.
+        embed: See `Embed`; by default the submodule that the reader's source names, or else the module itself.
+        reader: Finds the labels in a batch.
+        owner: Name of the callback, for messages.
     """
 
     def __init__(self, embed: Embed | None, reader: EmbeddingReader, owner: str) -> None:
@@ -68,7 +68,7 @@ class Embedder:
         """See that there is the submodule that is named.
 
         Raises:
-            ValueError: if not; with the names that are near.
+            ValueError: If not; with the names that are near.
         """
         if not isinstance(self.embed, str):
             return
@@ -87,14 +87,14 @@ class Embedder:
         """See that a validation step made the embeddings of a batch in the same way.
 
         Args:
-            trainer: runs the validation.
-            module: the module.
-            batch: what the step was given.
-            given: the embeddings that the step gave.
-            similarity: what is compared; cosine does not see the length of an embedding.
+            trainer: Runs the validation.
+            module: The module.
+            batch: What the step was given.
+            given: The embeddings that the step gave.
+            similarity: What is compared; cosine does not see the length of an embedding.
 
         Raises:
-            ValueError: if they differ by more than rounding does.
+            ValueError: If they differ by more than rounding does.
         """
         with evaluating(module):
             own, _ = self(trainer, module, batch)
@@ -107,14 +107,14 @@ class Embedder:
         """See that two embeddings of the same items were made in the same way.
 
         Args:
-            own: what this embedder made.
-            given: what the step gave.
-            module: the module, for messages.
-            step: name of the step.
-            consequence: what follows if they were not.
+            own: What this embedder made.
+            given: What the step gave.
+            module: The module, for messages.
+            step: Name of the step.
+            consequence: What follows if they were not.
 
         Raises:
-            ValueError: if they differ by more than rounding does.
+            ValueError: If they differ by more than rounding does.
         """
         how = f"{type(module).__name__}.forward" if self.embed is None else f"The submodule {self.embed!r}"
         how = "The function given as embed" if callable(self.embed) else how

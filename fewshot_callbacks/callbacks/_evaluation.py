@@ -26,9 +26,9 @@ class EvaluationMonitor(Callback, ABC):
     while reading is kept until the end of the epoch, so that all ranks learn of it together and none waits for another.
 
     Args:
-        source: see `EmbeddingReader`.
-        labels: see `LabelSource`.
-        strict: see `FailurePolicy`.
+        source: See `EmbeddingReader`.
+        labels: See `LabelSource`.
+        strict: See `FailurePolicy`.
     """
 
     prefix: str | None = None
@@ -66,7 +66,7 @@ class EvaluationMonitor(Callback, ABC):
         """Hook the submodule, if embeddings come from one.
 
         Raises:
-            ValueError: if another monitor of this kind would log under the same keys: Lightning would log their mean.
+            ValueError: If another monitor of this kind would log under the same keys: Lightning would log their mean.
         """
         owner = type(self).__name__
         for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look

@@ -14,7 +14,7 @@ class FailurePolicy:
     """Decides whether an error ends the run or becomes a warning.
 
     Args:
-        owner: name of the callback, for messages.
+        owner: Name of the callback, for messages.
         strict: True raises every error and False none. None raises a `UsageError`, which no further training mends, and
             warns of all others, such as those of a diverged batch.
     """

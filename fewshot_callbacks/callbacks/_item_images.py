@@ -65,7 +65,7 @@ def first_part(sample: Any) -> Any:
     """Find what is shown of a sample or of a batch: its first part, or one of the entries that are named `KEYS`.
 
     Raises:
-        ValueError: if a mapping has none of them.
+        ValueError: If a mapping has none of them.
     """
     if isinstance(sample, Mapping):
         key = next((key for key in KEYS if key in sample), None)
@@ -82,9 +82,9 @@ class ItemImages:
     """The images of one loader's items.
 
     Args:
-        loader: the loader.
-        seed: of the sample of those that are kept where the data set has no index.
-        kept_mb: bound on the memory of these, in MB.
+        loader: The loader.
+        seed: Of the sample of those that are kept where the data set has no index.
+        kept_mb: Bound on the memory of these, in MB.
     """
 
     def __init__(self, loader: Any, seed: int, kept_mb: float) -> None:
@@ -98,9 +98,9 @@ class ItemImages:
         """Keep the images of a batch that belong to the sample, if there is no index.
 
         Args:
-            positions: index of each embedding of the batch in this process's pass over the loader.
-            batch: what the step was given.
-            images_of: finds the images in a batch.
+            positions: Index of each embedding of the batch in this process's pass over the loader.
+            batch: What the step was given.
+            images_of: Finds the images in a batch.
         """
         self._batches += 1
         if self.has_index and positions.stop == items_of_batches(self.loader, self._batches):
@@ -144,9 +144,9 @@ class ItemReader:
     """Turns items into what is drawn of them, and notes those that cannot be.
 
     Args:
-        images: see `Images`; by default the first part of a sample, or its entry `image`.
-        mean: of the normalisation that is undone.
-        std: the same, what was divided by.
+        images: See `Images`; by default the first part of a sample, or its entry `image`.
+        mean: Of the normalisation that is undone.
+        std: The same, what was divided by.
     """
 
     def __init__(self, images: Images | None, mean: Scale | None, std: Scale | None) -> None:
@@ -158,9 +158,9 @@ class ItemReader:
         """Read an item by its index; None if that fails.
 
         Args:
-            loader: its loader.
-            index: its index in the data set.
-            where: name of the loader, for messages.
+            loader: Its loader.
+            index: Its index in the data set.
+            where: Name of the loader, for messages.
         """
         try:
             dataset = loader.dataset

@@ -41,11 +41,11 @@ def log_figures(
     ends the run.
 
     Args:
-        trainer: the Trainer that runs.
-        figures: name -> figure, or a function that draws it. Of a name, letters, digits, `_`, `-`, `.`, spaces and
+        trainer: The Trainer that runs.
+        figures: Name -> figure, or a function that draws it. Of a name, letters, digits, `_`, `-`, `.`, spaces and
             slashes stay, which every logger takes; each other character becomes `_`.
-        policy: warns of failures, once for each logger and kind of error.
-        step: by default the one at which Lightning logs metrics now.
+        policy: Warns of failures, once for each logger and kind of error.
+        step: By default the one at which Lightning logs metrics now.
     """
     if not trainer.is_global_zero:
         return
@@ -72,13 +72,13 @@ def log_embedding(
     """Show points in TensorBoard's projector; other loggers have none and receive nothing.
 
     Args:
-        trainer: the Trainer that runs.
-        name: name of the set of points.
-        vectors: the points.
-        columns: heading -> a value for each point. The projector colours by columns of at most 50 words.
-        policy: warns of failures, once for each kind of error.
-        images: a picture of each point, of one or three channels: floats from 0 to 1, or bytes.
-        step: by default the one at which Lightning logs metrics now.
+        trainer: The Trainer that runs.
+        name: Name of the set of points.
+        vectors: The points.
+        columns: Heading -> a value for each point. The projector colours by columns of at most 50 words.
+        policy: Warns of failures, once for each kind of error.
+        images: A picture of each point, of one or three channels: floats from 0 to 1, or bytes.
+        step: By default the one at which Lightning logs metrics now.
     """
     headings = list(columns)
     rows = [[re.sub(r"\s", " ", str(word)) for word in row] for row in zip(*columns.values(), strict=True)]

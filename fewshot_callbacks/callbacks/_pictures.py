@@ -29,13 +29,13 @@ class PictureCallback(Viewer):
     """Draws figures of each set that a `RetrievalMonitor` has evaluated; subclasses say which.
 
     Args:
-        every_n_epochs: draw at most once in this number of epochs, beginning with the first.
-        max_share: skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
+        every_n_epochs: Draw at most once in this number of epochs, beginning with the first.
+        max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
             None never skips an epoch.
-        prefix: draw the sets of the monitor whose keys begin with it; None draws those of every monitor.
+        prefix: Draw the sets of the monitor whose keys begin with it; None draws those of every monitor.
 
     Raises:
-        ValueError: a setting is out of range.
+        ValueError: A setting is out of range.
     """
 
     def __init__(self, every_n_epochs: int, max_share: float | None, prefix: str | None) -> None:
@@ -72,7 +72,7 @@ class PictureCallback(Viewer):
         """Begin a run.
 
         Raises:
-            UsageError: if there is no `RetrievalMonitor`, none of this prefix, or another callback draws the same.
+            UsageError: If there is no `RetrievalMonitor`, none of this prefix, or another callback draws the same.
         """
         owner = type(self).__name__
         callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look

@@ -28,7 +28,7 @@ class TargetBook:
     """Numbers for the rows of multi-label targets, the same in every process, and the rows for the numbers.
 
     Args:
-        owner: name of the callback, for messages.
+        owner: Name of the callback, for messages.
     """
 
     def __init__(self, owner: str) -> None:
@@ -42,11 +42,11 @@ class TargetBook:
         """Number the rows of multi-label targets; return labels of any other form as they are.
 
         Args:
-            labels: labels of a batch.
-            step: where they come from, for messages.
+            labels: Labels of a batch.
+            step: Where they come from, for messages.
 
         Raises:
-            UsageError: if targets are not 0 or 1, have other columns than before, or are mixed with labels of another
+            UsageError: If targets are not 0 or 1, have other columns than before, or are mixed with labels of another
                 form.
         """
         is_target = isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2 and labels.shape[1] > 1
@@ -130,7 +130,7 @@ def refuse_settings_of_classes(settings: RetrievalSettings, labels: int, owner: 
     """Refuse settings that multi-label targets have no use for.
 
     Raises:
-        UsageError: with their names.
+        UsageError: With their names.
     """
     default = RetrievalSettings()
     names = [

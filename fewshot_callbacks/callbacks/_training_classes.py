@@ -41,12 +41,12 @@ class TrainingClasses:
     """A fixed sample of the items of some training classes.
 
     Args:
-        data: the training set with evaluation transforms; by default that of the Trainer's data module.
-        labels: labels of the items; by default what `labels_in` finds.
-        classes: number of classes.
-        items_per_class: number of items of each class.
-        seed: seed of the draw.
-        owner: name of the callback, for messages.
+        data: The training set with evaluation transforms; by default that of the Trainer's data module.
+        labels: Labels of the items; by default what `labels_in` finds.
+        classes: Number of classes.
+        items_per_class: Number of items of each class.
+        seed: Seed of the draw.
+        owner: Name of the callback, for messages.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TrainingClasses:
         """Make the loader of this rank's share of the items once in a run: item i goes to rank i modulo their number.
 
         Raises:
-            ValueError: if the training set or its labels are not known.
+            ValueError: If the training set or its labels are not known.
         """
         if self._loader is not None:
             return self._loader

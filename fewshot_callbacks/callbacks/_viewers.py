@@ -59,10 +59,10 @@ class Viewer(Callback, ABC):
         """Look at a batch before it is gone; by default do nothing.
 
         Args:
-            prefix: first part of the keys of the set.
-            loader: index of the loader.
-            positions: index of each embedding of the batch in this process's pass over the loader.
-            batch: what the step was given.
+            prefix: First part of the keys of the set.
+            loader: Index of the loader.
+            positions: Index of each embedding of the batch in this process's pass over the loader.
+            batch: What the step was given.
         """
 
     @abstractmethod

@@ -37,27 +37,27 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     classes have a single item.
 
     Args:
-        source: where embeddings come from: two keys of the mapping that the step returns (default
+        source: Where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
-        labels: where the labels are in the batch, if the step does not return them: a key, a position, or a function of
+        labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
             the batch.
-        every_n_steps: measure one training batch in this number, at least 1. Between measurements, progress bar and
+        every_n_steps: Measure one training batch in this number, at least 1. Between measurements, progress bar and
             loggers keep the latest value: choose a divisor of the Trainer's `log_every_n_steps`, so that loggers write
             fresh values.
-        normalize: scale each embedding to length 1 first, which changes J.
-        skip_singletons: leave out classes with a single item in the batch.
-        eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
-        variance_ratio: also log the variance ratio.
-        prog_bar: show the values of training batches in the progress bar. Lightning reads the values, and so waits for
+        normalize: Scale each embedding to length 1 first, which changes J.
+        skip_singletons: Leave out classes with a single item in the batch.
+        eps: Share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
+        variance_ratio: Also log the variance ratio.
+        prog_bar: Show the values of training batches in the progress bar. Lightning reads the values, and so waits for
             the device, whenever it refreshes the bar.
-        strict: which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
+        strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
             does.
 
     Raises:
-        ValueError: if `every_n_steps` is below 1, or the source is of no known form.
+        ValueError: If `every_n_steps` is below 1, or the source is of no known form.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -234,7 +234,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         """Compute J of the items of all processes, and the scatter for the variance ratio.
 
         Raises:
-            ValueError: where J is undefined, with the reason.
+            ValueError: Where J is undefined, with the reason.
         """
         processes = all_processes()
         with processes.together():

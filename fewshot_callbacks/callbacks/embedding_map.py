@@ -36,24 +36,24 @@ class EmbeddingMap(PictureCallback):
     sanity check, and an error never ends the run. A set with multi-label targets has no classes, and therefore no map.
 
     Args:
-        classes: number of classes, 1 to 12.
-        per_class: largest number of items of each class, at least 1.
-        method: projection: `pca`; `tsne`, which needs scikit-learn; or `umap`, which needs umap-learn.
-        every_n_epochs: draw at most once in this number of epochs, beginning with the first.
-        projector: also show the points in TensorBoard's projector.
-        images: a function of (data set, index) that returns an image for the projector; see `RetrievalPanels`.
-        mean: mean of the images' normalisation; see `RetrievalPanels`.
-        std: standard deviation of that normalisation.
-        names: names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+        classes: Number of classes, 1 to 12.
+        per_class: Largest number of items of each class, at least 1.
+        method: Projection: `pca`; `tsne`, which needs scikit-learn; or `umap`, which needs umap-learn.
+        every_n_epochs: Draw at most once in this number of epochs, beginning with the first.
+        projector: Also show the points in TensorBoard's projector.
+        images: A function of (data set, index) that returns an image for the projector; see `RetrievalPanels`.
+        mean: Mean of the images' normalisation; see `RetrievalPanels`.
+        std: Standard deviation of that normalisation.
+        names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
             set's attribute `classes`, or the labels themselves.
-        seed: seed of the sample, of t-SNE and of UMAP.
-        max_share: skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
+        seed: Seed of the sample, of t-SNE and of UMAP.
+        max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
             None never skips an epoch.
-        prefix: draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
+        prefix: Draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
             every monitor.
 
     Raises:
-        ValueError: if a setting is out of range.
+        ValueError: If a setting is out of range.
 
     Examples:
         >>> from lightning.pytorch import Trainer

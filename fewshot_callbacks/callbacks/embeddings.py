@@ -63,17 +63,17 @@ class EmbeddingSource:
     Monitors that share an object share its hook, so that the output of a submodule is captured, joined and flattened once.
 
     Args:
-        source: two keys of the mapping that the step returns; or the name of a submodule whose output is the embedding,
+        source: Two keys of the mapping that the step returns; or the name of a submodule whose output is the embedding,
             with a path after a colon where the output is an object or a mapping that holds it (`"encoder:pooler_output"`,
             `"encoder:hidden_states.0"`); or a function of (outputs, batch) that returns (embeddings, labels).
-        labels: where the labels are in the batch, if the step does not return them: a key, a position, or a function of
+        labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
             the batch.
-        views: number of embeddings that a step may make of each item, at least 1 (2 for SimCLR): all items in the first
+        views: Number of embeddings that a step may make of each item, at least 1 (2 for SimCLR): all items in the first
             view, then all in the next, in one call of the submodule or in several. The labels are repeated accordingly.
             A step that makes one embedding of each item, such as a validation step, is read as usual.
 
     Raises:
-        ValueError: if the source is none of these, or `views` is less than 1.
+        ValueError: If the source is none of these, or `views` is less than 1.
 
     Examples:
         >>> from fewshot_callbacks import DiscriminantRatioMonitor, RetrievalMonitor
@@ -97,7 +97,7 @@ class EmbeddingSource:
         """Listen to the submodule for a reader, if embeddings come from one.
 
         Raises:
-            ValueError: if there is no submodule of that name.
+            ValueError: If there is no submodule of that name.
         """
         self._readers.add(reader)
         if not self.submodule or self._handle is not None:
@@ -139,13 +139,13 @@ class EmbeddingSource:
         """The embeddings that the submodule gave in this step.
 
         Args:
-            items: number of labels.
-            step: name of the step, for messages.
-            owner: name of the callback, for messages.
-            hint: what else may be the cause where the submodule was not called.
+            items: Number of labels.
+            step: Name of the step, for messages.
+            owner: Name of the callback, for messages.
+            hint: What else may be the cause where the submodule was not called.
 
         Raises:
-            UsageError: if it was not called, gave no tensor, or as many rows as fit neither the labels nor the views.
+            UsageError: If it was not called, gave no tensor, or as many rows as fit neither the labels nor the views.
         """
         if self._joined is None:
             self._joined = self._join(items, step, owner, hint)
@@ -185,7 +185,7 @@ def follow(value: Any, path: str, where: str) -> Any:
     """Follow a dotted path of keys, positions and attributes; an empty path leads to the value itself.
 
     Raises:
-        UsageError: if there is no such entry.
+        UsageError: If there is no such entry.
     """
     for name in path.split(".") if path else ():
         if isinstance(value, Mapping) and name in value:
@@ -218,10 +218,10 @@ class EmbeddingReader:
     """Reads (embeddings, labels) of each step.
 
     Args:
-        source: see `Source`, or an `EmbeddingSource`, which several readers can share.
-        labels: see `LabelSource`; by default those of the `EmbeddingSource`, or the labels that the step returned, or else
+        source: See `Source`, or an `EmbeddingSource`, which several readers can share.
+        labels: See `LabelSource`; by default those of the `EmbeddingSource`, or the labels that the step returned, or else
             the second part of the batch or its entry under the name of the labels.
-        owner: name of the callback, for messages.
+        owner: Name of the callback, for messages.
     """
 
     def __init__(self, source: Source | EmbeddingSource, labels: LabelSource | None, owner: str) -> None:
@@ -241,7 +241,7 @@ class EmbeddingReader:
         """Get ready: where the source is a submodule, listen to it.
 
         Raises:
-            ValueError: if there is no submodule of that name.
+            ValueError: If there is no submodule of that name.
         """
         self._worked, self._may_skip = set(), module.automatic_optimization
         self._is_compiled = _is_compiled(module)
@@ -270,13 +270,13 @@ class EmbeddingReader:
         """Read embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
 
         Args:
-            outputs: what the step returned.
-            batch: what it was given.
-            step: name of the step, for messages.
+            outputs: What the step returned.
+            batch: What it was given.
+            step: Name of the step, for messages.
 
         Raises:
-            UsageError: if they are not where the source says; names what was there and the argument that fixes it.
-            ValueError: the same, where this step has given embeddings before, or may have skipped a batch: it may heal.
+            UsageError: If they are not where the source says; names what was there and the argument that fixes it.
+            ValueError: The same, where this step has given embeddings before, or may have skipped a batch: it may heal.
         """
         try:
             found = self.checked(*self._found(outputs, batch, step), step)

@@ -52,44 +52,44 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     message is logged.
 
     Args:
-        training_data: the training set with evaluation transforms: a data set; a loader of one, whose batch size,
+        training_data: The training set with evaluation transforms: a data set; a loader of one, whose batch size,
             workers and collation are kept; or a function of the Trainer that returns either. By default the result of
             `training_data_for_evaluation()` of the Trainer's data module, which the data modules of this package have.
-        training_labels: label of each item of the training set. By default its attribute `labels` or `targets`, also
+        training_labels: Label of each item of the training set. By default its attribute `labels` or `targets`, also
             through `Subset` and `ConcatDataset`; the last tensor of a `TensorDataset`; or the column `label` of a
             Hugging Face data set.
-        source: where the embeddings of a validation step come from: two keys of the mapping that the step returns
+        source: Where the embeddings of a validation step come from: two keys of the mapping that the step returns
             (default `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
-        labels: where the labels are in a batch, if the step does not return them: a key, a position, or a function of
+        labels: Where the labels are in a batch, if the step does not return them: a key, a position, or a function of
             the batch.
-        embed: how a training batch is embedded, outside any step: the name of a submodule, called with the inputs of
+        embed: How a training batch is embedded, outside any step: the name of a submodule, called with the inputs of
             the batch, or a function of (module, batch) that returns embeddings or (embeddings, labels). By default the
             submodule that `source` names, or else the module itself, called with the inputs. The first validation batch
             is also embedded in this way; if the result differs from the embeddings of the step, an error says so.
-        val_loader: index or name of the validation loader to compare with.
-        classes: number of training classes to measure, drawn with `seed`; None for all.
-        items_per_class: number of items of each class in both sets, drawn with `seed`; by default all. Recall rises
+        val_loader: Index or name of the validation loader to compare with.
+        classes: Number of training classes to measure, drawn with `seed`; None for all.
+        items_per_class: Number of items of each class in both sets, drawn with `seed`; by default all. Recall rises
             with the number of items per class: if the two sets differ in it, set it to a number that both have.
-        k: the K of Recall@K and of Grouped Recall@K.
-        group_size: number of classes in a group.
-        seed: seed of the subset and of the groups, which are the same in every epoch.
-        every_n_epochs: measure at most once in this number of epochs, beginning with the first validation.
-        max_share: postpone a measurement until measuring has taken at most this share of the run time, in (0, 1); None
+        k: The K of Recall@K and of Grouped Recall@K.
+        group_size: Number of classes in a group.
+        seed: Seed of the subset and of the groups, which are the same in every epoch.
+        every_n_epochs: Measure at most once in this number of epochs, beginning with the first validation.
+        max_share: Postpone a measurement until measuring has taken at most this share of the run time, in (0, 1); None
             never postpones.
-        prefix: first part of the keys.
-        prog_bar: show the gap in the progress bar.
-        strict: which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
+        prefix: First part of the keys.
+        prog_bar: Show the gap in the progress bar.
+        strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
             does.
-        **settings: see `RetrievalSettings`.
+        **settings: See `RetrievalSettings`.
 
     Attributes:
-        gap: the latest `GeneralizationGap`; None before the first measurement.
+        gap: The latest `GeneralizationGap`; None before the first measurement.
 
     Raises:
-        ValueError: if a setting is unknown or out of range, or `classes` make fewer than two groups.
+        ValueError: If a setting is unknown or out of range, or `classes` make fewer than two groups.
 
     Examples:
         >>> from lightning.pytorch import Trainer

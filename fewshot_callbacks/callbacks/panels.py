@@ -43,28 +43,28 @@ class RetrievalPanels(PictureCallback):
     among these. The model is not touched. Nothing is drawn in the sanity check, and an error never ends the run.
 
     Args:
-        worst: number of worst queries; 0 for none.
-        mistakes: number of most confident mistakes; 0 for none.
-        sample: number of queries in the fixed sample; 0 for none.
-        k: number of neighbours of each query, at least 1.
-        every_n_epochs: draw at most once in this number of epochs, beginning with the first.
-        images: a function of (data set, index) that returns an image (a tensor, an array or a Pillow image) or a text,
+        worst: Number of worst queries; 0 for none.
+        mistakes: Number of most confident mistakes; 0 for none.
+        sample: Number of queries in the fixed sample; 0 for none.
+        k: Number of neighbours of each query, at least 1.
+        every_n_epochs: Draw at most once in this number of epochs, beginning with the first.
+        images: A function of (data set, index) that returns an image (a tensor, an array or a Pillow image) or a text,
             which is drawn as text; by default the first part of a sample, or its entry `image`, `img`, `pixel_values`
             or `text`.
-        batch_images: for data sets without an index, a function of a batch that returns its images or texts.
-        mean: mean of the images' normalisation, which is undone for the pictures: one value, or one for each channel.
-        std: standard deviation of that normalisation, in the same form.
-        names: names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+        batch_images: For data sets without an index, a function of a batch that returns its images or texts.
+        mean: Mean of the images' normalisation, which is undone for the pictures: one value, or one for each channel.
+        std: Standard deviation of that normalisation, in the same form.
+        names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
             set's attribute `classes`, or the labels themselves.
-        seed: seed of the samples.
-        kept_mb: bound on the memory of the images that are kept if there is no index, in MB.
-        max_share: skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
+        seed: Seed of the samples.
+        kept_mb: Bound on the memory of the images that are kept if there is no index, in MB.
+        max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
             None never skips an epoch. The share is logged as `pictures/share_of_time`.
-        prefix: draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
+        prefix: Draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
             every monitor.
 
     Raises:
-        ValueError: if a setting is out of range.
+        ValueError: If a setting is out of range.
 
     Examples:
         >>> from lightning.pytorch import Trainer

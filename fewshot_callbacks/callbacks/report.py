@@ -32,24 +32,24 @@ class ReportWriter(PictureCallback):
     check, and an error never ends the run.
 
     Args:
-        path: path of the file; {epoch}, {step}, {prefix} and {suffix} (of the metrics' keys) are filled in. A relative
+        path: Path of the file; {epoch}, {step}, {prefix} and {suffix} (of the metrics' keys) are filled in. A relative
             path starts from the folder of the first logger, or else from the Trainer's `default_root_dir`. Without
             {epoch}, each evaluation overwrites the file.
-        images: a function of (data set, index) that returns an image, or a text; by default the first part of a sample, or
+        images: A function of (data set, index) that returns an image, or a text; by default the first part of a sample, or
             its entry `image`.
-        mean: mean of the images' normalisation, which is undone: one value, or one for each channel.
-        std: standard deviation of that normalisation, in the same form.
-        names: names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+        mean: Mean of the images' normalisation, which is undone: one value, or one for each channel.
+        std: Standard deviation of that normalisation, in the same form.
+        names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
             set's attribute `classes`.
-        every_n_epochs: write at most once in this number of epochs, beginning with the first.
-        max_share: skip epochs until all pictures and reports together have taken at most this share of the run time, in
+        every_n_epochs: Write at most once in this number of epochs, beginning with the first.
+        max_share: Skip epochs until all pictures and reports together have taken at most this share of the run time, in
             (0, 1); None never skips an epoch.
-        prefix: write only the sets of the `RetrievalMonitor` whose keys begin with this prefix, such as "test"; by
+        prefix: Write only the sets of the `RetrievalMonitor` whose keys begin with this prefix, such as "test"; by
             default all.
-        settings: size and content of the report; see `ReportSettings`.
+        settings: Size and content of the report; see `ReportSettings`.
 
     Raises:
-        ValueError: if a setting is out of range.
+        ValueError: If a setting is out of range.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -79,7 +79,7 @@ class ReportWriter(PictureCallback):
         """Begin a run.
 
         Raises:
-            UsageError: if there is no `RetrievalMonitor` to show, or the path cannot be filled in.
+            UsageError: If there is no `RetrievalMonitor` to show, or the path cannot be filled in.
         """
         super().setup(trainer, pl_module, stage)
         try:

@@ -74,37 +74,37 @@ class RetrievalMonitor(EvaluationMonitor):
     on). Settings that need one class for each item are then refused. Under DDP every process receives the whole set.
 
     Args:
-        source: where embeddings come from: two keys of the mapping that the step returns (default
+        source: Where embeddings come from: two keys of the mapping that the step returns (default
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
-        labels: where the labels are in the batch, if the step does not return them: a key, a position, or a function of
+        labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
             the batch.
-        embed: for steps that give no embeddings, how each batch is embedded a second time: the name of a submodule that
+        embed: For steps that give no embeddings, how each batch is embedded a second time: the name of a submodule that
             is called with the batch's inputs, or a function of (module, batch) that returns embeddings or (embeddings,
             labels). The module is then in evaluation mode, and random states are restored.
-        gallery_loader: index or name of the loader that holds the gallery.
-        gallery_flag: entry of the step's output or of the batch, or function of (outputs, batch), with a boolean for
+        gallery_loader: Index or name of the loader that holds the gallery.
+        gallery_flag: Entry of the step's output or of the batch, or function of (outputs, batch), with a boolean for
             each item: whether it belongs to the gallery.
-        ids: entry of the step's output or of the batch, or function of (outputs, batch), with an integer or a word that
+        ids: Entry of the step's output or of the batch, or function of (outputs, batch), with an integer or a word that
             identifies each item. An item that occurs more than once is counted once. Needed if your own sampler repeats
             samples; the samples that Lightning's `DistributedSampler` repeats to give all processes the same number are
             dropped without ids.
-        ndcg_gain: gain of a candidate that shares n labels, for multi-label targets: `exponential`, 2^n - 1, or `linear`, n,
+        ndcg_gain: Gain of a candidate that shares n labels, for multi-label targets: `exponential`, 2^n - 1, or `linear`, n,
             logged as `ndcg@10_linear`. If `ndcg_k` is empty, nDCG@10 is logged for multi-label targets.
-        prefix: first part of the keys; by default `val` or `test`.
-        prog_bar: show mAP in the progress bar.
-        strict: which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
+        prefix: First part of the keys; by default `val` or `test`.
+        prog_bar: Show mAP in the progress bar.
+        strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
             does.
-        **settings: see `RetrievalSettings`.
+        **settings: See `RetrievalSettings`.
 
     Attributes:
-        reports: the latest report of each set, by the suffix of its keys (`""` for a single loader); empty before the
+        reports: The latest report of each set, by the suffix of its keys (`""` for a single loader); empty before the
             first evaluation.
 
     Raises:
-        ValueError: if a setting is unknown or out of range, both gallery arguments are given, or `prefix` is empty.
+        ValueError: If a setting is unknown or out of range, both gallery arguments are given, or `prefix` is empty.
 
     Examples:
         >>> from lightning.pytorch import Trainer

@@ -61,19 +61,19 @@ class ScorePlots(PictureCallback):
     never ends the run.
 
     Args:
-        figures: names of the figures to draw, from the list above; by default all.
-        k: number of neighbours of each query among which confused classes are counted, at least 1.
-        every_n_epochs: draw at most once in this number of epochs, beginning with the first.
-        names: names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
+        figures: Names of the figures to draw, from the list above; by default all.
+        k: Number of neighbours of each query among which confused classes are counted, at least 1.
+        every_n_epochs: Draw at most once in this number of epochs, beginning with the first.
+        names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
             set's attribute `classes`, or the labels themselves.
-        seed: seed of the sample of queries for `confused_classes`.
-        max_share: skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
+        seed: Seed of the sample of queries for `confused_classes`.
+        max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
             None never skips an epoch.
-        prefix: draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
+        prefix: Draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
             every monitor.
 
     Raises:
-        ValueError: if a figure is unknown, or a setting is out of range.
+        ValueError: If a figure is unknown, or a setting is out of range.
 
     Examples:
         >>> from lightning.pytorch import Trainer

@@ -56,33 +56,33 @@ class TrainingDynamicsMonitor(Callback):
     logged and kept.
 
     Args:
-        every_n_steps: measure one update of the weights in this number, at least 1; the paper uses 100. Choose a
+        every_n_steps: Measure one update of the weights in this number, at least 1; the paper uses 100. Choose a
             multiple of the Trainer's `log_every_n_steps`, so that loggers write fresh values.
-        shots: number of support images per class in the episode; by default the module's attribute `shots`. The first
+        shots: Number of support images per class in the episode; by default the module's attribute `shots`. The first
             images of each class in the batch are its support.
-        episodes_per_batch: number of consecutive episodes in a batch; by default the module's attribute of that name,
+        episodes_per_batch: Number of consecutive episodes in a batch; by default the module's attribute of that name,
             or 1.
-        embed: how a batch becomes embeddings: the name of a submodule that is called with the batch's inputs, or a
+        embed: How a batch becomes embeddings: the name of a submodule that is called with the batch's inputs, or a
             function of (module, batch); by default the module itself is called with them.
-        source: two keys of the mapping that the step returns, under which embeddings and labels are looked up. If there
+        source: Two keys of the mapping that the step returns, under which embeddings and labels are looked up. If there
             are embeddings, the first ones are compared with those that `embed` gives.
-        labels: where the labels are in the batch, if not under the second key or in second place: a key, a position, or
+        labels: Where the labels are in the batch, if not under the second key or in second place: a key, a position, or
             a function of the batch.
         centering: `"points"` subtracts the average embedding, as the paper says; `"coordinates"` subtracts from each
             embedding the mean of its own coordinates, as the authors' published program does.
-        prefix: first part of the logged keys; a second monitor in the same Trainer needs another prefix and another file.
-        file: where the history is written as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of
+        prefix: First part of the logged keys; a second monitor in the same Trainer needs another prefix and another file.
+        file: Where the history is written as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of
             the Trainer's logger (nothing is written without a logger), or an absolute path. None writes no file.
-        strict: which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
+        strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the first step that is measured; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
             does.
 
     Attributes:
-        history: the measured steps, a `DynamicsHistory`; checkpoints hold it, and a resumed run continues it.
+        history: The measured steps, a `DynamicsHistory`; checkpoints hold it, and a resumed run continues it.
 
     Raises:
-        ValueError: if a setting is out of range.
+        ValueError: If a setting is out of range.
 
     References:
         Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", section 3.1 and appendix C.
@@ -153,7 +153,7 @@ class TrainingDynamicsMonitor(Callback):
         """Check that the sizes of the episodes are known.
 
         Raises:
-            UsageError: if not.
+            UsageError: If not.
         """
         try:
             self._sizes(pl_module)
@@ -276,7 +276,7 @@ class TrainingDynamicsMonitor(Callback):
         """Check once that the embeddings that the step returns, if any, are those of the monitor.
 
         Raises:
-            ValueError: if they are not. Where the forward pass draws random numbers, or weights may have changed before the
+            ValueError: If they are not. Where the forward pass draws random numbers, or weights may have changed before the
                 step embedded, only their shapes are compared.
         """
         source = self._reader.source
@@ -355,14 +355,14 @@ def episode_in(labels: Tensor, shots: int) -> tuple[Tensor, int, int]:
 
     Args:
         labels: (items,) on the CPU.
-        shots: support items of each class.
+        shots: Support items of each class.
 
     Returns:
         Indices of the items, ascending; the items of each class; the number of classes. All items of a batch with equally
         many of each class, even if they are too few, which `training_dynamics` refuses.
 
     Raises:
-        ValueError: if fewer than two classes have more than `shots` items.
+        ValueError: If fewer than two classes have more than `shots` items.
     """
     _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
     if bool((counts == counts[0]).all()):
@@ -384,7 +384,7 @@ class HistoryFile:
     """The file that a history is written to, not more often than every few seconds.
 
     Args:
-        name: inside the folder of the first logger, or an absolute path; None for no file.
+        name: Inside the folder of the first logger, or an absolute path; None for no file.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -410,11 +410,11 @@ class HistoryFile:
         """Write a history that has grown.
 
         Args:
-            history: makes it.
-            is_new: a step has just been added, which may wait a few seconds; if not, write at once what has waited.
+            history: Makes it.
+            is_new: A step has just been added, which may wait a few seconds; if not, write at once what has waited.
 
         Raises:
-            OSError: if the file cannot be written.
+            OSError: If the file cannot be written.
         """
         self._has_waited |= is_new
         is_early = time.monotonic() - self._last_write < SECONDS_BETWEEN_WRITES

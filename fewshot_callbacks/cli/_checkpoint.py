@@ -29,7 +29,7 @@ class Checkpoint:
         """See that the weights are those of this network.
 
         Raises:
-            ValueError: they are of another one; names the first tensor that differs.
+            ValueError: They are of another one; names the first tensor that differs.
         """
         here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         there = {name: tuple(tensor.shape) for name, tensor in self.weights.items()}
@@ -49,8 +49,8 @@ def chosen_checkpoint(command: str, word: Any, configurations: Sequence[Path]) -
 
     Args:
         command: `fit`, `validate` or `test`.
-        word: what was given; None if nothing was.
-        configurations: the files of `--config`.
+        word: What was given; None if nothing was.
+        configurations: The files of `--config`.
 
     Raises:
         ValueError: `validate` or `test` without a checkpoint, or there is no such file, or it is something else.
@@ -71,7 +71,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint.
 
     Raises:
-        ValueError: there is no such file, or it is something else.
+        ValueError: There is no such file, or it is something else.
     """
     if not path.is_file():
         folder = path if path.is_dir() else path.parent

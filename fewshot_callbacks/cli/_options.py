@@ -17,8 +17,8 @@ class Parsed:
     """The type of an option: a function from what was written to what is meant, and how the help names it.
 
     Args:
-        name: shown by the help.
-        parse: raises ValueError, with a sentence, for what cannot be meant.
+        name: Shown by the help.
+        parse: Raises ValueError, with a sentence, for what cannot be meant.
     """
 
     def __init__(self, name: str, parse: Callable[[Any], Any]) -> None:

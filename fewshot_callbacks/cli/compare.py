@@ -137,8 +137,8 @@ def history_of(run: Path) -> DynamicsHistory | None:
     """Read the measured steps of a run; None where there are none.
 
     Raises:
-        FileNotFoundError: there is no such folder or file.
-        ValueError: the file is something else.
+        FileNotFoundError: There is no such folder or file.
+        ValueError: The file is something else.
     """
     if not run.exists():
         raise FileNotFoundError(
@@ -152,7 +152,7 @@ def tested(run: Path) -> Tested:
     """Test the best checkpoint of a run, as its configuration says.
 
     Raises:
-        FileNotFoundError: it has none.
+        FileNotFoundError: It has none.
     """
     from fewshot_callbacks.callbacks import RetrievalMonitor  # noqa: PLC0415 - Lightning, which tables of steps do not need
     from fewshot_callbacks.cli.demo import quiet_lightning  # noqa: PLC0415
@@ -179,7 +179,7 @@ def best_checkpoint(run: Path) -> Path:
     """Find `checkpoints/best.ckpt`; of several (`best-v1.ckpt`) the newest, without any `last.ckpt`.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: There is none.
     """
     folder = run / "checkpoints"
     for pattern in ("best*.ckpt", "last*.ckpt", "*.ckpt"):

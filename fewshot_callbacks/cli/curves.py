@@ -45,8 +45,8 @@ def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles
     What is logged at every batch is smoothed seed by seed; with a single seed the batches themselves stand behind it.
 
     Args:
-        methods: name of a method -> the curves of each of its seeds.
-        titles: what the legend calls each method.
+        methods: Name of a method -> the curves of each of its seeds.
+        titles: What the legend calls each method.
 
     Returns:
         The figure.

@@ -320,7 +320,7 @@ def fresh_folder(target: Path) -> Iterator[Path]:
     """Make a folder that replaces `target` on success, and is removed on failure.
 
     Raises:
-        ValueError: if `target` holds something that no demo has written.
+        ValueError: If `target` holds something that no demo has written.
     """
     target = target.resolve()
     if target.exists() and not (target / MARKER).is_file() and (not target.is_dir() or any(target.iterdir())):

@@ -188,7 +188,7 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     """Read the arrays of an .npz file.
 
     Raises:
-        ValueError: if it is no such file, or an array is missing; names those that are there.
+        ValueError: If it is no such file, or an array is missing; names those that are there.
     """
     how = "Write one with numpy.savez(path, embeddings=..., labels=...)."
     if not file.exists():

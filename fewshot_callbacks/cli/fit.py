@@ -179,15 +179,15 @@ def command(arguments: Sequence[str], *, keep_configuration: bool = True) -> Few
     """Run `fit`, `validate` or `test` with the words that follow.
 
     Args:
-        arguments: the words.
-        keep_configuration: write `config.yaml` into the folder of the logger; without one, into the working directory.
+        arguments: The words.
+        keep_configuration: Write `config.yaml` into the folder of the logger; without one, into the working directory.
 
     Returns:
         What was run, with its trainer, model and datamodule.
 
     Raises:
-        ValueError: the settings, the checkpoint or the data cannot be used; Lightning's own refusals included.
-        KeyboardInterrupt: the run was interrupted; says what a training has kept.
+        ValueError: The settings, the checkpoint or the data cannot be used; Lightning's own refusals included.
+        KeyboardInterrupt: The run was interrupted; says what a training has kept.
     """
     before, sys.argv = (
         sys.argv,

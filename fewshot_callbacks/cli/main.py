@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: the words after `fewshot`; by default those of the process.
+        arguments: The words after `fewshot`; by default those of the process.
 
     Returns:
         The exit status: 0 if all went well, 1 for bad input, with a message of one line, 130 if it was interrupted, 141 if

@@ -157,7 +157,7 @@ def items_of(
     """Put the items of a file together with their images.
 
     Raises:
-        ValueError: if the images are not as many as the items.
+        ValueError: If the images are not as many as the items.
     """
     names = None
     if "label_names" in arrays:

@@ -51,7 +51,7 @@ class GlyphSet(Dataset[tuple[Tensor, int]]):
     DataLoader with the identity as `collate_fn` is fast.
 
     Attributes:
-        images: uint8; ink is 255, background 0.
+        images: `uint8`; ink is 255, background 0.
         labels: 0 ... C-1 inside the split.
         faces: For each item, the position of its typeface in `face_names`.
         characters: For each class, its character.

@@ -99,9 +99,9 @@ class Processes(ABC):
         """What each process holds, by rank, on every process.
 
         Raises:
-            ValueError: what another process has failed with (see `together`), if that was a ValueError.
-            RemoteError: any other error of another process.
-            KeyboardInterrupt: if another process was interrupted.
+            ValueError: What another process has failed with (see `together`), if that was a ValueError.
+            RemoteError: Any other error of another process.
+            KeyboardInterrupt: If another process was interrupted.
         """
         with to_the_end():
             everyone: list[Any] = self._gather(mine)
@@ -152,7 +152,7 @@ class Processes(ABC):
         Args:
             mine: (..., items) columns of this process.
             place: (items,) index of each of them among all columns.
-            length: number of all columns; those of no process are zero.
+            length: Number of all columns; those of no process are zero.
         """
         if self.count == 1 and len(place) == length and bool((place == torch.arange(length)).all()):
             return mine
@@ -165,9 +165,9 @@ class Processes(ABC):
         """Send tensors to one process, and receive those that another one sends to this one; None stands for nothing.
 
         Args:
-            mine: on the CPU.
-            to: rank that they go to.
-            source: rank from which others come.
+            mine: On the CPU.
+            to: Rank that they go to.
+            source: Rank from which others come.
         """
         mine = None if mine is None else [tensor.contiguous() for tensor in mine]
         with to_the_end():

@@ -30,7 +30,7 @@ class TorchProcesses(Processes):
     created once.
 
     Args:
-        group: a group whose backend supports CPU tensors; by default a group of all processes.
+        group: A group whose backend supports CPU tensors; by default a group of all processes.
 
     Examples:
         >>> from fewshot_callbacks.metrics import TorchProcesses

@@ -74,13 +74,13 @@ def choose_layout(
     """Return the largest blocks, and the most counters, that fit the budget.
 
     Args:
-        memory_bytes: the budget, beyond the embeddings.
-        queries: number of queries.
-        gallery: number of gallery items.
-        dim: components of an embedding.
-        relevant: relevant items of a query, the mean over queries.
-        threads: number of threads, each of which works on its own tiles.
-        whole_tiles: a tile is as large as its blocks, and several tables of its size are made (plain PyTorch).
+        memory_bytes: The budget, beyond the embeddings.
+        queries: Number of queries.
+        gallery: Number of gallery items.
+        dim: Components of an embedding.
+        relevant: Relevant items of a query, the mean over queries.
+        threads: Number of threads, each of which works on its own tiles.
+        whole_tiles: A tile is as large as its blocks, and several tables of its size are made (plain PyTorch).
     """
     per_query = COUNTER_BYTES * (relevant + 1) + 40
     free = max(0.0, memory_bytes - item_bytes(queries, gallery))
@@ -153,11 +153,11 @@ def block_bytes(block: int, dim: int, relevant: float, whole_tiles: bool, column
     """Return what one thread needs: the scores of some rows, in parts, operands, and tables of thresholds.
 
     Args:
-        block: rows.
-        dim: components.
-        relevant: thresholds of an item.
-        whole_tiles: see `choose_layout`.
-        columns: as many as rows by default, and then they have tables, too.
+        block: Rows.
+        dim: Components.
+        relevant: Thresholds of an item.
+        whole_tiles: See `choose_layout`.
+        columns: As many as rows by default, and then they have tables, too.
     """
     parts = math.ceil(dim / 128) + 2
     if whole_tiles:

@@ -81,8 +81,8 @@ class Candidates:
         """Return some of the queries with some of the gallery, in the same classes; indices are those among these.
 
         Args:
-            queries: indices.
-            gallery: indices.
+            queries: Indices.
+            gallery: Indices.
         """
         query_class, gallery_class = torch.empty_like(self.query_class), torch.empty_like(self.gallery_class)
         query_class[self.query_order], gallery_class[self.gallery_order] = self.query_class, self.gallery_class
@@ -133,16 +133,16 @@ def find_candidates(
     """Order the items by class and note who is excluded.
 
     Args:
-        query_labels: any integers.
-        gallery_labels: any integers.
-        same_set: queries and gallery are the same items in the same order (leave-one-out).
-        query_ids: identity of each query; with `gallery_ids`, the same item is never a candidate of itself.
-        gallery_ids: identity of each gallery item.
-        query_groups: items of the query's own group are neither hit nor miss.
-        gallery_groups: group of each gallery item.
-        query_part: by default everything is searched; else each query only searches the classes of its part. The
+        query_labels: Any integers.
+        gallery_labels: Any integers.
+        same_set: Queries and gallery are the same items in the same order (leave-one-out).
+        query_ids: Identity of each query; with `gallery_ids`, the same item is never a candidate of itself.
+        gallery_ids: Identity of each gallery item.
+        query_groups: Items of the query's own group are neither hit nor miss.
+        gallery_groups: Group of each gallery item.
+        query_part: By default everything is searched; else each query only searches the classes of its part. The
             part of a class is that of its queries: no class may have queries in two, or no query at all.
-        query_position: where the queries are some of the gallery's items: the index of each there.
+        query_position: Where the queries are some of the gallery's items: the index of each there.
     """
     codes = torch.cat([query_labels, gallery_labels]).unique(return_inverse=True)[1]
     query_code, gallery_code = codes[: len(query_labels)], codes[len(query_labels) :]
@@ -187,10 +187,10 @@ def _excluded_negatives(exclusions: Sequence[Tensor], classes: Tensor, part: Ten
     """Count the pairs of different classes (of one part) that some exclusion meets, by inclusion and exclusion.
 
     Args:
-        exclusions: codes of the queries, and after them those of the gallery items, like the other arguments.
-        classes: their class numbers.
-        part: the part of each class.
-        queries: how many of them are queries.
+        exclusions: Codes of the queries, and after them those of the gallery items, like the other arguments.
+        classes: Their class numbers.
+        part: The part of each class.
+        queries: How many of them are queries.
     """
     searched, total = () if part is None else (part[classes],), 0
     for many in range(1, len(exclusions) + 1):

@@ -140,9 +140,9 @@ def find_duplicates(scores: ScoreTiles, candidates: Candidates, processes: Proce
     """Find equal rows; collective.
 
     Args:
-        scores: of what this process holds.
-        candidates: of this process.
-        processes: who holds the rest.
+        scores: Of what this process holds.
+        candidates: Of this process.
+        processes: Who holds the rest.
     """
     same_set, device = scores.queries is scores.gallery, scores.device
     numbers = row_numbers(scores.gallery)

@@ -54,7 +54,7 @@ class Exchange:
     """Lets chunks of the gallery visit the other processes; every call is collective.
 
     Args:
-        matrix: the pairs.
+        matrix: The pairs.
     """
 
     def __init__(self, matrix: ScoreMatrix) -> None:
@@ -77,10 +77,10 @@ class Exchange:
         """Send some items of the gallery to the visited process, and receive those of another one; None if it sends none.
 
         Args:
-            visit: this step.
-            index: the items.
-            classes: their classes, ascending.
-            tables: what goes along, a row for each item.
+            visit: This step.
+            index: The items.
+            classes: Their classes, ascending.
+            tables: What goes along, a row for each item.
         """
         gallery, mine = self.matrix.scores.gallery, None
         if len(index):
@@ -119,8 +119,8 @@ class Exchange:
         """Yield the rectangles of local queries with visiting items; counters of visitors travel back.
 
         Args:
-            blocks: of queries.
-            counting: ranks are counted; else pairs are scanned.
+            blocks: Of queries.
+            counting: Ranks are counted; else pairs are scanned.
         """
         symmetric = self.matrix.symmetric_ranks if counting else self.matrix.symmetric
         items = self.matrix.duplicates.items

@@ -117,13 +117,13 @@ def score_matrix(
     """Plan a pass over all pairs; collective.
 
     Args:
-        scores: of the vectors that this process holds.
-        candidates: who may be retrieved, of all queries and the whole gallery.
-        memory_bytes: budget of each process for everything beyond its embeddings; the least possible if it is smaller.
-        options: of the engine.
-        processes: who holds the rest.
-        share: which of all items this process holds; by default all.
-        best: only the best match of each query is ranked.
+        scores: Of the vectors that this process holds.
+        candidates: Who may be retrieved, of all queries and the whole gallery.
+        memory_bytes: Budget of each process for everything beyond its embeddings; the least possible if it is smaller.
+        options: Of the engine.
+        processes: Who holds the rest.
+        share: Which of all items this process holds; by default all.
+        best: Only the best match of each query is ranked.
     """
     own = candidates
     if share is not None:

@@ -30,9 +30,9 @@ def pair_counts(ranking: Pass, wanted: Wanted, thresholds: Sequence[float] = ())
     """Return what counts all pairs of a pass: it runs the pass.
 
     Args:
-        ranking: the pass; it has not been run.
-        wanted: how many of the highest negatives will have to be known.
-        thresholds: scores at which the pairs will have to be counted.
+        ranking: The pass; it has not been run.
+        wanted: How many of the highest negatives will have to be known.
+        thresholds: Scores at which the pairs will have to be counted.
     """
     if isinstance(ranking, HammingPass):
         return HammingCounts(ranking)
@@ -53,14 +53,14 @@ def open_pass(
     """Open a pass over all pairs of queries and gallery; collective.
 
     Args:
-        scores: of what this process holds, see `scores.compare`.
-        candidates: who may be retrieved, of all queries and the whole gallery.
-        memory_bytes: budget of each process beyond its embeddings.
-        processes: who holds the rest.
-        share: which of all items this process holds; by default all.
-        best: rank the best match of each query of this process alone, which is known. Codes need no such help.
-        precision: of the first products; by default the fastest on a sample.
-        progress: called with the pairs that are done and the pairs that there are.
+        scores: Of what this process holds, see `scores.compare`.
+        candidates: Who may be retrieved, of all queries and the whole gallery.
+        memory_bytes: Budget of each process beyond its embeddings.
+        processes: Who holds the rest.
+        share: Which of all items this process holds; by default all.
+        best: Rank the best match of each query of this process alone, which is known. Codes need no such help.
+        precision: Of the first products; by default the fastest on a sample.
+        progress: Called with the pairs that are done and the pairs that there are.
     """
     if isinstance(scores, HammingScores):
         own = candidates if share is None else candidates.share(*share)

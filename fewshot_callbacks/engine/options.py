@@ -153,7 +153,7 @@ def computing_on(device: torch.device | None) -> Iterator[None]:
     something else uses the processor too.
 
     Args:
-        device: of the passes; None if there is none, and torch keeps its threads.
+        device: Of the passes; None if there is none, and torch keeps its threads.
     """
     compiled = device is not None and device.type == "cpu" and compiled_kernels() is not None
     with full_precision(), _own_threads() if compiled else nullcontext():

@@ -32,11 +32,11 @@ class RankingPass:
     """Ranks the relevant items of every query in one pass over all query-gallery pairs; every call is collective.
 
     Args:
-        matrix: the pairs.
-        tile_maker: makes and counts the tiles.
-        best: if given, only each query's best match is ranked; these are their known scores.
-        precision: of the first products; by default the fastest on a sample.
-        progress: called now and then with the pairs that are done and the pairs that there are.
+        matrix: The pairs.
+        tile_maker: Makes and counts the tiles.
+        best: If given, only each query's best match is ranked; these are their known scores.
+        precision: Of the first products; by default the fastest on a sample.
+        progress: Called now and then with the pairs that are done and the pairs that there are.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RankingPass:
         """Pass over all pairs once and yield the ranks, some queries at a time.
 
         Args:
-            pooled: sees all pairs, regardless of the query.
+            pooled: Sees all pairs, regardless of the query.
         """
         self._choose(pooled)
         batches = [*self.matrix.batches()]

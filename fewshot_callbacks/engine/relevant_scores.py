@@ -36,11 +36,11 @@ class RelevantScores:
     """Makes the exact scores between each query and the gallery items of its class.
 
     Args:
-        scores: the scores.
-        candidates: who is relevant.
-        memory_bytes: budget for everything that is made on the way.
-        threads: how many work on them.
-        repeats: a row stands for all equal items of a class.
+        scores: The scores.
+        candidates: Who is relevant.
+        memory_bytes: Budget for everything that is made on the way.
+        threads: How many work on them.
+        repeats: A row stands for all equal items of a class.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class RelevantScores:
         """Return the exact scores of each query's relevant candidates, ascending, padded with +inf.
 
         Args:
-            queries: indices of queries.
-            classes: their class numbers, ascending.
-            first: the position of the first among all, where the others follow it.
+            queries: Indices of queries.
+            classes: Their class numbers, ascending.
+            first: The position of the first among all, where the others follow it.
         """
         candidates, device = self.candidates, self.scores.device
         if self.compiled:
@@ -137,7 +137,7 @@ class RelevantScores:
         """Yield the exact scores of all relevant pairs inside some intervals, and one for all others between two of these.
 
         Args:
-            intervals: of scores.
+            intervals: Of scores.
 
         Yields:
             Scores, and how many pairs each stands for. One that stands for others lies in the same gap as these.

@@ -26,13 +26,13 @@ def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int]
     """Work off the tasks with one thread for each space, and this thread alone where there is only one.
 
     Args:
-        tasks: in the order in which to begin them, as far as what they change is free. They are taken one by one, and only
+        tasks: In the order in which to begin them, as far as what they change is free. They are taken one by one, and only
             those are held that wait for others.
-        spaces: one for each thread.
-        done: called in the calling thread with the size of each finished task.
+        spaces: One for each thread.
+        done: Called in the calling thread with the size of each finished task.
 
     Raises:
-        BaseException: what a task or `done` raised, or an interrupt. The threads have stopped by then.
+        BaseException: What a task or `done` raised, or an interrupt. The threads have stopped by then.
     """
     coming = iter(tasks)
     pending = list(islice(coming, 2))

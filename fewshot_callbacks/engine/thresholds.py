@@ -26,9 +26,9 @@ class Thresholds:
     """Makes the thresholds of blocks of queries.
 
     Args:
-        matrix: the pairs.
-        exchange: how the gallery of other processes is met.
-        best: rank the best match of each query alone, which is known: its score is the only threshold.
+        matrix: The pairs.
+        exchange: How the gallery of other processes is met.
+        best: Rank the best match of each query alone, which is known: its score is the only threshold.
     """
 
     def __init__(self, matrix: ScoreMatrix, exchange: Exchange, best: BestMatches | None) -> None:
@@ -107,7 +107,7 @@ class Thresholds:
         """Yield the exact scores of the relevant pairs of this process's queries, in chunks; collective.
 
         Args:
-            intervals: inside which all are needed; between these, one may stand for others that lie in the same gap.
+            intervals: Inside which all are needed; between these, one may stand for others that lie in the same gap.
 
         Yields:
             Scores, and how many pairs each stands for (None: one).

@@ -35,9 +35,9 @@ class TileMaker(ABC):
         """Choose the precision of the first products.
 
         Args:
-            matrix: the pairs.
-            thresholds: of the queries.
-            pooled: what will be asked of all pairs.
+            matrix: The pairs.
+            thresholds: Of the queries.
+            pooled: What will be asked of all pairs.
         """
 
     @abstractmethod

@@ -39,10 +39,10 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
     """Refuse a matrix with non-finite rows.
 
     Args:
-        bad: indices of the non-finite rows, ascending.
-        items: number of all rows.
-        name: name of the argument, for messages.
-        call: the public function, for messages.
+        bad: Indices of the non-finite rows, ascending.
+        items: Number of all rows.
+        name: Name of the argument, for messages.
+        call: The public function, for messages.
     """
     if len(bad):
         raise ValueError(
@@ -77,7 +77,7 @@ def exclusion_codes(
     """Check ids and groups of both sides.
 
     Returns:
-        int64 codes by the name of the argument; None for what was not given.
+        `int64` codes by the name of the argument; None for what was not given.
     """
     if same_set and (query_ids is not None or gallery_ids is not None):
         raise ValueError(f"{call}: ids are for two sets; with one set an item is never its own candidate.")

@@ -56,12 +56,12 @@ def as_labels(value: Any, name: str, call: str) -> Labels:
     """Read labels in any form: a tensor, array, list or table column of integers or words, (items,) or (items, 1).
 
     Args:
-        value: the labels, or `Labels`, which stay what they are.
-        name: name of the argument, for messages.
-        call: the public function, for messages.
+        value: The labels, or `Labels`, which stay what they are.
+        name: Name of the argument, for messages.
+        call: The public function, for messages.
 
     Raises:
-        ValueError: for floats, missing values, words mixed with integers, and other shapes.
+        ValueError: For floats, missing values, words mixed with integers, and other shapes.
 
     Examples:
         >>> import torch
@@ -89,7 +89,7 @@ def labels_of_each(value: Any, items: int, name: str, of: str, call: str) -> Lab
     """Read labels (see `as_labels`), one for each of `items` items, on the device where they are.
 
     Raises:
-        ValueError: as `as_labels` does, and if there are not as many as items.
+        ValueError: As `as_labels` does, and if there are not as many as items.
     """
     labels = as_labels(value, name, call)
     if len(labels) != items:
@@ -103,7 +103,7 @@ def read_labels(value: Any, items: int, name: str, of: str, call: str) -> Labels
     """Read labels (see `as_labels`), one for each of `items` items, as int64 on the CPU.
 
     Raises:
-        ValueError: as `labels_of_each` does.
+        ValueError: As `labels_of_each` does.
     """
     labels = labels_of_each(value, items, name, of, call)
     return Labels(labels.codes.to(device="cpu", dtype=torch.int64).contiguous(), labels.words)
@@ -118,14 +118,14 @@ def numbered(call: str, labels: Mapping[str, Labels]) -> tuple[list[Int[Tensor, 
     """Number the labels of several arguments in common.
 
     Args:
-        call: the public function, for messages.
-        labels: labels by the name of the argument.
+        call: The public function, for messages.
+        labels: Labels by the name of the argument.
 
     Returns:
         The numbers of each, and the word of each number, sorted; for integers these themselves, and None.
 
     Raises:
-        ValueError: if some are words and others integers, or two words have the same code.
+        ValueError: If some are words and others integers, or two words have the same code.
     """
     refuse_words_beside_integers(call, labels)
     book = merged_books((part.words for part in labels.values()), call)
@@ -145,7 +145,7 @@ def joined_labels(parts: Sequence[Labels], call: str) -> Labels:
     """Concatenate labels.
 
     Raises:
-        ValueError: as `numbered` does.
+        ValueError: As `numbered` does.
     """
     refuse_words_beside_integers(call, {f"labels of part {number}": part for number, part in enumerate(parts)})
     book = merged_books((part.words for part in parts), call)
@@ -156,7 +156,7 @@ def refuse_words_beside_integers(call: str, labels: Mapping[str, Labels]) -> Non
     """Refuse labels of which some are words and others integers.
 
     Raises:
-        ValueError: with the names of two such arguments.
+        ValueError: With the names of two such arguments.
     """
     given = [(name, part.words is not None) for name, part in labels.items() if len(part)]
     for (name, is_words), (other, other_is_words) in pairwise(given):
@@ -172,7 +172,7 @@ def merged_books(books: Iterable[CodeBook | None], call: str) -> CodeBook | None
     """Merge code books; None if none has words.
 
     Raises:
-        ValueError: if two words have the same code.
+        ValueError: If two words have the same code.
     """
     held = [book for book in books if book is not None]
     whole: dict[int, str] = {}
@@ -187,7 +187,7 @@ def book_of(words: Iterable[str], call: str) -> dict[int, str]:
     """Make the code book of some words.
 
     Raises:
-        ValueError: if two words have the same code.
+        ValueError: If two words have the same code.
     """
     book: dict[int, str] = {}
     for word in words:

@@ -15,7 +15,7 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     """Read a tensor, anything NumPy makes an array of, or a list of numbers or rows, as a detached tensor.
 
     Raises:
-        ValueError: for values that are masked, no numbers, or not there (a meta tensor), and for sparse tensors.
+        ValueError: For values that are masked, no numbers, or not there (a meta tensor), and for sparse tensors.
     """
     if isinstance(value, Tensor):
         refuse_without_values(value, name, call)
@@ -75,7 +75,7 @@ def refuse_without_values(tensor: Tensor, name: str, call: str) -> None:
     """Refuse a tensor on the meta device, which holds no values, and one that is not laid out in rows.
 
     Raises:
-        ValueError: with what to pass instead.
+        ValueError: With what to pass instead.
     """
     if tensor.is_meta:
         raise ValueError(
@@ -92,7 +92,7 @@ def refuse_masked(value: Any, name: str, call: str) -> None:
     """Refuse arrays with masked values, which a tensor would hold as if they were valid.
 
     Raises:
-        ValueError: with two ways to get rid of it.
+        ValueError: With two ways to get rid of it.
     """
     parts = value if isinstance(value, list | tuple) else [value]
     masked = sum(int(np.ma.getmaskarray(part).sum()) for part in parts if isinstance(part, np.ma.MaskedArray))

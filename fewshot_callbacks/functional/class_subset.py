@@ -24,16 +24,16 @@ def class_subset(
     order of the data.
 
     Args:
-        labels: label of each item, any integers or words: a tensor, array or list.
-        classes: number of classes, at least 1; by default, or if there are fewer, all.
-        items_per_class: number of items of each class, at least 1; by default, or if a class has fewer, all.
-        seed: seed of the draw.
+        labels: Label of each item, any integers or words: a tensor, array or list.
+        classes: Number of classes, at least 1; by default, or if there are fewer, all.
+        items_per_class: Number of items of each class, at least 1; by default, or if a class has fewer, all.
+        seed: Seed of the draw.
 
     Returns:
         Indices of the items, ascending; empty for no labels.
 
     Raises:
-        ValueError: if labels are neither integers nor words, or a number is below 1.
+        ValueError: If labels are neither integers nor words, or a number is below 1.
 
     Examples:
         >>> import torch

@@ -39,12 +39,12 @@ def discriminant_ratio(
     Args:
         embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
         labels: (items,) integers of any value, on the same device if they are a tensor, or words.
-        eps: share of the total scatter Tr(S_T) that is added to the scatter within classes. J is at most 1 / eps, which
+        eps: Share of the total scatter Tr(S_T) that is added to the scatter within classes. J is at most 1 / eps, which
             it reaches where each class is a single point. Because eps is relative to the scatter, J does not depend on
             the scale of the embeddings.
-        normalize: scale each embedding to length 1 first. J does not change when all embeddings are multiplied by one
+        normalize: Scale each embedding to length 1 first. J does not change when all embeddings are multiplied by one
             number, but it does change under normalisation.
-        skip_singletons: leave out classes with a single item, which add scatter between classes but none within classes.
+        skip_singletons: Leave out classes with a single item, which add scatter between classes but none within classes.
 
     Returns:
         A scalar on the same device, in [0, 1 / eps], without a gradient; larger means better separated classes. NaN
@@ -52,7 +52,7 @@ def discriminant_ratio(
         for float64 embeddings, else float32.
 
     Raises:
-        ValueError: if embeddings are not (items, dim) or labels are not one integer or word for each item. Values are
+        ValueError: If embeddings are not (items, dim) or labels are not one integer or word for each item. Values are
             not checked, since that would wait for the device; NaN or Inf in the embeddings makes J NaN.
 
     Examples:
@@ -74,7 +74,7 @@ def read_batch(embeddings: Any, labels: Any, function: str) -> tuple[Tensor, Ten
     """Read embeddings without a gradient, and the codes of their labels on the same device.
 
     Raises:
-        ValueError: if shapes or types do not fit. Values are not checked, since that would wait for the device.
+        ValueError: If shapes or types do not fit. Values are not checked, since that would wait for the device.
     """
     embeddings, codes = as_tensor(embeddings, "embeddings", function), as_labels(labels, "labels", function).codes
     if embeddings.ndim != 2 or not embeddings.is_floating_point():
@@ -250,7 +250,7 @@ class ClassMoments:
             labels: (items,) integers of any value, or words, each of which maps to the same 64-bit integer in every call.
 
         Raises:
-            ValueError: if embeddings are not (items, dim) or labels are not one integer or word for each item.
+            ValueError: If embeddings are not (items, dim) or labels are not one integer or word for each item.
         """
         rows, codes = read_batch(embeddings, labels, "ClassMoments.of")
         items = rows.double()
@@ -311,9 +311,9 @@ class ClassMoments:
         """Compute J of the whole set; NaN where it is undefined (see `discriminant_ratio`).
 
         Args:
-            eps: see `discriminant_ratio`.
-            skip_singletons: see `discriminant_ratio`.
-            processes: the processes that hold the other classes of the set (see `shared`).
+            eps: See `discriminant_ratio`.
+            skip_singletons: See `discriminant_ratio`.
+            processes: The processes that hold the other classes of the set (see `shared`).
         """
         return self.class_scatter(skip_singletons=skip_singletons, processes=processes).discriminant_ratio(eps=eps)
 
@@ -321,8 +321,8 @@ class ClassMoments:
         """Compute the count, the distance to the centre and the spread of each class of all processes.
 
         Args:
-            skip_singletons: leave out classes with a single item.
-            processes: the processes that hold the other classes of the set (see `shared`); every one has to call it.
+            skip_singletons: Leave out classes with a single item.
+            processes: The processes that hold the other classes of the set (see `shared`); every one has to call it.
         """
         kept = self._of(self.counts > (1 if skip_singletons else 0))
         counts = kept.counts.double()

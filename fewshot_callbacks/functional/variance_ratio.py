@@ -49,7 +49,7 @@ def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> 
     Args:
         embeddings: (items, dim), any floating dtype; computed in float64 (in float32 on MPS, which has no float64).
         labels: (items,) integers of any value, on the same device if they are a tensor, or words.
-        normalize: scale each embedding to length 1 first.
+        normalize: Scale each embedding to length 1 first.
 
     Returns:
         A scalar on the same device, without a gradient; larger means better separated classes. For noise it is 0 in
@@ -58,7 +58,7 @@ def variance_ratio(embeddings: Any, labels: Any, *, normalize: bool = False) -> 
         embeddings, else float32.
 
     Raises:
-        ValueError: if embeddings are not (items, dim) or labels are not one integer or word for each item. Values are
+        ValueError: If embeddings are not (items, dim) or labels are not one integer or word for each item. Values are
             not checked, since that would wait for the device; NaN or Inf in the embeddings makes the ratio NaN.
 
     Examples:
@@ -81,11 +81,11 @@ def batch_ratios(
     """J and the variance ratio of one batch, from one computation. See `discriminant_ratio` and `variance_ratio`.
 
     Args:
-        embeddings: see `discriminant_ratio`.
-        labels: see `discriminant_ratio`.
-        eps: see `discriminant_ratio`.
-        normalize: see `discriminant_ratio`.
-        skip_singletons: see `discriminant_ratio`; the variance ratio has no need of it.
+        embeddings: See `discriminant_ratio`.
+        labels: See `discriminant_ratio`.
+        eps: See `discriminant_ratio`.
+        normalize: See `discriminant_ratio`.
+        skip_singletons: See `discriminant_ratio`; the variance ratio has no need of it.
     """
     items, codes = read_batch(embeddings, labels, "batch_ratios")
     compiled = compiled_ratios(items, codes, eps=eps, normalize=normalize, skip_singletons=skip_singletons)
@@ -149,14 +149,14 @@ def variance_ratio_of_set(
         embeddings: (items, dim), any floating dtype; or the `ClassMoments` or `ClassScatter` of a set, merged from
             batches or processes.
         labels: (items,) integers or words; None if `embeddings` are moments.
-        normalize: scale each embedding to length 1 first; has no effect on moments.
-        confidence: confidence level of the interval, in (0, 1).
+        normalize: Scale each embedding to length 1 first; has no effect on moments.
+        confidence: Confidence level of the interval, in (0, 1).
 
     Returns:
         The ratio and its interval, both NaN where they are undefined; `undefined` then gives the reason.
 
     Raises:
-        ValueError: if embeddings are not (items, dim), labels are not one integer or word for each item, or
+        ValueError: If embeddings are not (items, dim), labels are not one integer or word for each item, or
             `confidence` is not in (0, 1).
 
     Examples:

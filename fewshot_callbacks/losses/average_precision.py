@@ -23,7 +23,7 @@ def soft_average_precision(histograms: SoftHistograms) -> Float[Tensor, "queries
     relevant item counts all items of its bin.
 
     Args:
-        histograms: soft counts of all candidates and of the relevant ones, each (queries, bins).
+        histograms: Soft counts of all candidates and of the relevant ones, each (queries, bins).
 
     Returns:
         (queries,) values in [0, 1]; NaN for a query without a relevant candidate.
@@ -55,7 +55,7 @@ def tie_aware_average_precision(histograms: SoftHistograms) -> Float[Tensor, "qu
     soft counts. For whole counts the mean over queries is `evaluate_retrieval`'s mAP of binary codes.
 
     Args:
-        histograms: soft counts of all candidates and of the relevant ones, each (queries, bins).
+        histograms: Soft counts of all candidates and of the relevant ones, each (queries, bins).
 
     Returns:
         (queries,) values in [0, 1]; NaN for a query without a relevant candidate.

@@ -94,10 +94,10 @@ def soft_histograms(
     """Compute histograms of each query's scores, with gradients.
 
     Args:
-        queries: embeddings whose products are the scores (of length 1 for cosines and distances), in float32 or float64.
-        gallery: embeddings; for one set the very tensor of the queries.
-        relevance: which candidates are relevant to each query.
-        bins: the bins of the scores.
+        queries: Embeddings whose products are the scores (of length 1 for cosines and distances), in float32 or float64.
+        gallery: Embeddings; for one set the very tensor of the queries.
+        relevance: Which candidates are relevant to each query.
+        bins: The bins of the scores.
 
     Returns:
         Histograms over all candidates, and over the relevant ones.
@@ -202,7 +202,7 @@ def check_bins(call: str, score: str, count: int, low: float, high: float) -> Bi
     """Bins of these settings.
 
     Raises:
-        ValueError: where there is no such score, fewer than two bins, or no range.
+        ValueError: Where there is no such score, fewer than two bins, or no range.
     """
     if score not in get_args(Score):
         raise ValueError(f"{call}(similarity={score!r}) is unknown. Choose one of {', '.join(get_args(Score))}.")

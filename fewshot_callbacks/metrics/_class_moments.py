@@ -30,8 +30,8 @@ class ClassMomentsMetric(Metric):
     """Holds the moments of each class of all batches since the last reset. A `MetricCollection` updates them once for all.
 
     Args:
-        normalize: scale each embedding to length 1 first.
-        **kwargs: see `torchmetrics.Metric`.
+        normalize: Scale each embedding to length 1 first.
+        **kwargs: See `torchmetrics.Metric`.
     """
 
     is_differentiable = False
@@ -59,7 +59,7 @@ class ClassMomentsMetric(Metric):
             labels: (items,) integers or words.
 
         Raises:
-            ValueError: if embeddings are not (items, dim), with the same dim as earlier batches, or labels are not one
+            ValueError: If embeddings are not (items, dim), with the same dim as earlier batches, or labels are not one
                 integer or word for each item, in the same form as earlier labels.
         """
         call = type(self).__name__

@@ -32,7 +32,7 @@ def read_batch(embeddings: Any, labels: Any, call: str) -> tuple[Tensor, Labels]
     """Read a batch as (items, dim) embeddings and one label for each, on the devices where they are.
 
     Raises:
-        ValueError: if shapes or types do not fit.
+        ValueError: If shapes or types do not fit.
     """
     embeddings = as_tensor(embeddings, "embeddings", call)
     if embeddings.ndim != 2:
@@ -47,7 +47,7 @@ def refuse_another_form(call: str, are_words: bool, labels: Labels) -> None:
     """Refuse a batch of integers where words were given before, or the other way round.
 
     Raises:
-        ValueError: with both forms.
+        ValueError: With both forms.
     """
     if len(labels) and are_words != (labels.words is not None):
         before, now = ("words", "integers") if are_words else ("integers", "words")
@@ -60,7 +60,7 @@ def refuse_another_dim(call: str, dim: int, embeddings: Tensor) -> None:
     """Refuse a batch of other dimension than those before.
 
     Raises:
-        ValueError: with both.
+        ValueError: With both.
     """
     if embeddings.shape[1] != dim:
         raise ValueError(
@@ -73,7 +73,7 @@ def refuse_other_codes(call: str, codes: Int[Tensor, "_"], book: CodeBook) -> No
     """Refuse labels of which some are in the code book, and others are not: those of a process that was given integers.
 
     Raises:
-        ValueError: if there are any.
+        ValueError: If there are any.
     """
     if not bool(torch.isin(codes.cpu(), torch.tensor(list(book))).all()):
         raise ValueError(f"{call}: some labels are words, others integers. Pass the same kind in every process.")

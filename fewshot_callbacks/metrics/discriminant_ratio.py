@@ -20,10 +20,10 @@ class DiscriminantRatio(ClassMomentsMetric):
     out.
 
     Args:
-        eps: share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
-        normalize: scale each embedding to length 1 first.
-        skip_singletons: leave out classes with a single item.
-        **kwargs: see `torchmetrics.Metric`.
+        eps: Share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
+        normalize: Scale each embedding to length 1 first.
+        skip_singletons: Leave out classes with a single item.
+        **kwargs: See `torchmetrics.Metric`.
 
     Examples:
         >>> import torch

@@ -107,7 +107,7 @@ class EmbeddingStore:
             ids: (items,) integers or words that identify each item, so that repeated items can be dropped.
 
         Raises:
-            ValueError: if the shapes do not fit each other or earlier batches, labels are neither integers nor words,
+            ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor words,
                 or words and integers are mixed.
         """
         call = "EmbeddingStore"
@@ -152,7 +152,7 @@ class EmbeddingStore:
         """Return the items of this process without repeated items. Collective.
 
         Args:
-            dataset_size: the number of items of the data set, if a `DistributedSampler` has distributed them. The i-th
+            dataset_size: The number of items of the data set, if a `DistributedSampler` has distributed them. The i-th
                 item of a rank is then item `i * ranks + rank` of the data set. The sampler repeats the first items to
                 give all ranks the same number; these repetitions lie past the end and are dropped.
 
@@ -186,10 +186,10 @@ class EmbeddingStore:
         """Gather the items of all processes on every rank, in the order of the data set. Collective.
 
         Args:
-            dataset_size: see `shard`.
+            dataset_size: See `shard`.
 
         Returns:
-            embeddings (items, dim) and labels (items,); words are replaced by their indices in sorted order. If no rank
+            Embeddings (items, dim) and labels (items,); words are replaced by their indices in sorted order. If no rank
             has stored anything, both are empty: (0, 0) and (0,).
         """
         mine = self.shard(dataset_size)

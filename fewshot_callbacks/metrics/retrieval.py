@@ -34,11 +34,11 @@ class RetrievalEvaluation(Metric):
     kept on the CPU in the dtype of the model.
 
     Args:
-        settings: settings of `evaluate_retrieval` by name, such as `{"recall_k": (1, 10)}`; see `RetrievalSettings`.
-        **kwargs: see `torchmetrics.Metric`.
+        settings: Settings of `evaluate_retrieval` by name, such as `{"recall_k": (1, 10)}`; see `RetrievalSettings`.
+        **kwargs: See `torchmetrics.Metric`.
 
     Raises:
-        ValueError: if a setting is unknown or out of range.
+        ValueError: If a setting is unknown or out of range.
 
     Examples:
         >>> import torch
@@ -78,7 +78,7 @@ class RetrievalEvaluation(Metric):
                 see which.
 
         Raises:
-            ValueError: if shapes or types do not fit each other or earlier batches, or only some batches have ids.
+            ValueError: If shapes or types do not fit each other or earlier batches, or only some batches have ids.
         """
         call = "RetrievalEvaluation"
         embeddings, read = read_batch(embeddings, labels, call)
@@ -100,7 +100,7 @@ class RetrievalEvaluation(Metric):
         """Compute the metrics under the names of `RetrievalReport.metrics`; the report itself is kept in `report`.
 
         Raises:
-            ValueError: as `evaluate_retrieval` does, for instance when nothing was collected.
+            ValueError: As `evaluate_retrieval` does, for instance when nothing was collected.
         """
         embeddings, labels, ids = (
             state if isinstance(state, Tensor) else torch.cat(state) if state else torch.empty(0, 0)

@@ -20,8 +20,8 @@ class VarianceRatio(ClassMomentsMetric):
     out the ranks, and counts them again; `DiscriminantRatioMonitor` leaves them out.
 
     Args:
-        normalize: scale each embedding to length 1 first.
-        **kwargs: see `torchmetrics.Metric`.
+        normalize: Scale each embedding to length 1 first.
+        **kwargs: See `torchmetrics.Metric`.
 
     Examples:
         >>> import torch

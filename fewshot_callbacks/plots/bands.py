@@ -20,11 +20,11 @@ def draw_band(
     """Draw the mean over seeds, with its 95 % interval around it where there are two seeds or more.
 
     Args:
-        axes: where to draw.
-        steps: the place of each point.
-        runs: a curve for each seed.
-        style: of the method.
-        marked: whether each point has a marker.
+        axes: Where to draw.
+        steps: The place of each point.
+        runs: A curve for each seed.
+        style: Of the method.
+        marked: Whether each point has a marker.
 
     Returns:
         The line of the mean, for a legend.

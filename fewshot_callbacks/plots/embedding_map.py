@@ -49,17 +49,17 @@ def embedding_map(
     Class names are written on the map if the classes are well separated and every name fits; otherwise below the map.
 
     Args:
-        projection: what `project` returned.
-        names: names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the labels.
-        title: a line above the map.
-        highlighted: labels to name, such as those of the weakest classes; by default the largest classes.
-        most: number of classes to name, 1 to 12.
+        projection: What `project` returned.
+        names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the labels.
+        title: A line above the map.
+        highlighted: Labels to name, such as those of the weakest classes; by default the largest classes.
+        most: Number of classes to name, 1 to 12.
 
     Returns:
         A figure of 6 inches in width.
 
     Raises:
-        ValueError: if there is no item, or the number of classes to name is not 1 to 12.
+        ValueError: If there is no item, or the number of classes to name is not 1 to 12.
 
     Examples:
         >>> from fewshot_callbacks.plots.projection import project

@@ -36,9 +36,9 @@ class Item:
     """A query or a gallery item, as it is shown.
 
     Attributes:
-        picture: what `to_picture` returned, (height, width, 1 or 3) between 0 and 1; a text, which is drawn as text; or
+        picture: What `to_picture` returned, (height, width, 1 or 3) between 0 and 1; a text, which is drawn as text; or
             None if there is nothing to show.
-        label: the name of its class.
+        label: The name of its class.
     """
 
     picture: np.ndarray | str | None
@@ -50,10 +50,10 @@ class Neighbour:
     """An item that was retrieved.
 
     Attributes:
-        item: the item.
-        score: larger is closer.
-        relevant: whether it is relevant to the query.
-        tied: whether another candidate, shown or not, has the same score; ties between shown neighbours are also found
+        item: The item.
+        score: Larger is closer.
+        relevant: Whether it is relevant to the query.
+        tied: Whether another candidate, shown or not, has the same score; ties between shown neighbours are also found
             without it.
     """
 
@@ -68,9 +68,9 @@ class PanelRow:
     """A query with its shown neighbours, the closest first.
 
     Attributes:
-        query: the query.
-        neighbours: the first neighbours.
-        caption: a text on the query, such as "AP 0.31, first hit at rank 4".
+        query: The query.
+        neighbours: The first neighbours.
+        caption: A text on the query, such as "AP 0.31, first hit at rank 4".
     """
 
     query: Item
@@ -115,14 +115,14 @@ def retrieval_panels(rows: Sequence[PanelRow], title: str = "") -> Figure:
     neighbours take several lines.
 
     Args:
-        rows: the queries, from top to bottom.
-        title: a line above all rows.
+        rows: The queries, from top to bottom.
+        title: A line above all rows.
 
     Returns:
         A figure of 6 inches in width, as high as its rows.
 
     Raises:
-        ValueError: if there is no row.
+        ValueError: If there is no row.
 
     Examples:
         >>> cat = Item("a cat on a mat", "cat")

@@ -22,18 +22,18 @@ def to_picture(image: Any, mean: Scale | None = None, std: Scale | None = None, 
     white, or are all mid-grey if they are equal. NaN and infinity are mid-grey.
 
     Args:
-        image: a tensor (channels, height, width) or (height, width); an array (height, width) or (height, width,
+        image: A tensor (channels, height, width) or (height, width); an array (height, width) or (height, width,
             channels), or with the channels first if no other axis can hold the channels; or a Pillow image.
-        mean: mean of the normalisation that is undone, one value or one per channel. The result is clipped to [0, 1],
+        mean: Mean of the normalisation that is undone, one value or one per channel. The result is clipped to [0, 1],
             or to [0, 255] if a mean is greater than 1.
-        std: standard deviation of that normalisation, in the same form.
-        longest: a picture with a longer side is reduced, by averaging squares of pixels.
+        std: Standard deviation of that normalisation, in the same form.
+        longest: A picture with a longer side is reduced, by averaging squares of pixels.
 
     Returns:
         (height, width, 1 or 3) float32 values in [0, 1].
 
     Raises:
-        ValueError: if it is not an image, or `mean` or `std` has neither one value nor one per channel.
+        ValueError: If it is not an image, or `mean` or `std` has neither one value nor one per channel.
 
     Examples:
         >>> import torch

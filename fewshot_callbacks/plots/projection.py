@@ -21,12 +21,12 @@ class Projection:
 
     Attributes:
         points: (items, 2); NaN where an embedding was not finite.
-        labels: the class of each item.
-        ids: the identity of each item.
-        method: the method of projection.
-        shares: for PCA, each component's share of the variance; None if there is no variance.
-        notes: what a reader of the map should know.
-        aligned: whether it was rotated, shifted and scaled to fit an earlier map.
+        labels: The class of each item.
+        ids: The identity of each item.
+        method: The method of projection.
+        shares: For PCA, each component's share of the variance; None if there is no variance.
+        notes: What a reader of the map should know.
+        aligned: Whether it was rotated, shifted and scaled to fit an earlier map.
     """
 
     points: Points
@@ -72,19 +72,19 @@ def project(
 
     Args:
         embeddings: (items, dim); rows that are not finite are left out.
-        labels: class of each item.
-        previous: an earlier map to align with; None for none.
+        labels: Class of each item.
+        previous: An earlier map to align with; None for none.
         method: "pca", "tsne" or "umap".
-        ids: identity of each item, to find it in the earlier map; by default its index, if both maps have the same
+        ids: Identity of each item, to find it in the earlier map; by default its index, if both maps have the same
             labels in the same order.
-        seed: seed of t-SNE and UMAP.
+        seed: Seed of t-SNE and UMAP.
 
     Returns:
         The map. For fewer than five items, or if all are equal, it is that of PCA.
 
     Raises:
-        ValueError: if there is no item, the method is unknown, or the numbers of labels, ids and embeddings differ.
-        ImportError: if the package of the method is not installed.
+        ValueError: If there is no item, the method is unknown, or the numbers of labels, ids and embeddings differ.
+        ImportError: If the package of the method is not installed.
 
     Examples:
         >>> map_ = project(np.array([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0], [4.0, 1.0, 1.0]]), ["a", "a", "b"])

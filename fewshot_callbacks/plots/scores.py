@@ -50,10 +50,10 @@ class Mark:
     """An operating point on a figure; the same index in the list has the same colour and mark in every figure.
 
     Attributes:
-        name: a name such as "best F1" or "precision 0.95".
-        threshold: lowest score at which a pair is accepted; not drawn if it is NaN or infinite.
-        x: its recall, or its false match rate.
-        y: its precision, or its false non-match rate.
+        name: A name such as "best F1" or "precision 0.95".
+        threshold: Lowest score at which a pair is accepted; not drawn if it is NaN or infinite.
+        x: Its recall, or its false match rate.
+        y: Its precision, or its false non-match rate.
     """
 
     name: str
@@ -85,13 +85,13 @@ def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str 
     """Draw the distributions of the scores of relevant and of irrelevant pairs, each with an area of one.
 
     Args:
-        counts: the bins; neighbouring ones are merged where there are more than a hundred.
-        marks: thresholds, as vertical lines.
-        title: a line above the figure.
-        log: whether densities are on a logarithmic scale, on which tails can be seen.
+        counts: The bins; neighbouring ones are merged where there are more than a hundred.
+        marks: Thresholds, as vertical lines.
+        title: A line above the figure.
+        log: Whether densities are on a logarithmic scale, on which tails can be seen.
 
     Raises:
-        ValueError: if there is no pair, or the edges do not fit the bins or do not ascend.
+        ValueError: If there is no pair, or the edges do not fit the bins or do not ascend.
 
     Returns:
         A figure of 6 inches in width.
@@ -144,15 +144,15 @@ def precision_recall_curve(
     """Draw pooled precision over pooled recall, with the operating points that were chosen.
 
     Args:
-        recall: recall at each threshold, in any order.
-        precision: precision at the same thresholds; NaN is left out.
-        marks: operating points, x is recall and y precision.
-        title: a line above the figure.
-        area: the area under the curve, shown in the legend.
-        chance: the share of relevant pairs among all, the precision of a random order, drawn as a line.
+        recall: Recall at each threshold, in any order.
+        precision: Precision at the same thresholds; NaN is left out.
+        marks: Operating points, x is recall and y precision.
+        title: A line above the figure.
+        area: The area under the curve, shown in the legend.
+        chance: The share of relevant pairs among all, the precision of a random order, drawn as a line.
 
     Raises:
-        ValueError: if there is no threshold.
+        ValueError: If there is no threshold.
 
     Returns:
         A figure of 6 inches in width.
@@ -193,13 +193,13 @@ def error_tradeoff_curve(
     infinitely far away and are left out (Martin et al., The DET curve in assessment of detection task performance, 1997).
 
     Args:
-        false_match_rate: accepted share of the irrelevant pairs at each threshold; any order.
-        false_non_match_rate: rejected share of the relevant pairs at the same thresholds.
-        marks: operating points, x is the false match rate and y the false non-match rate.
-        title: a line above the figure.
+        false_match_rate: Accepted share of the irrelevant pairs at each threshold; any order.
+        false_non_match_rate: Rejected share of the relevant pairs at the same thresholds.
+        marks: Operating points, x is the false match rate and y the false non-match rate.
+        title: A line above the figure.
 
     Raises:
-        ValueError: if there is no threshold.
+        ValueError: If there is no threshold.
 
     Returns:
         A figure of 6 inches in width.
@@ -238,11 +238,11 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
     """Draw recall@k over k, on a logarithmic scale where k grows more than tenfold.
 
     Args:
-        series: name of a curve -> k -> recall@k, such as {"recall@k": report.recall_at}; NaN is left out.
-        title: a line above the figure.
+        series: Name of a curve -> k -> recall@k, such as {"recall@k": report.recall_at}; NaN is left out.
+        title: A line above the figure.
 
     Raises:
-        ValueError: if there is no value.
+        ValueError: If there is no value.
 
     Returns:
         A figure of 6 inches in width.
@@ -287,14 +287,14 @@ def weakest_classes(
     """Draw the classes with the lowest values as horizontal bars, the weakest at the top.
 
     Args:
-        classes: all classes, in any order; those whose value is NaN are left out.
-        title: a line above the figure.
-        metric: name of the values, which lie in [0, 1].
-        overall: the mean over all classes, drawn as a line.
-        most: largest number of bars.
+        classes: All classes, in any order; those whose value is NaN are left out.
+        title: A line above the figure.
+        metric: Name of the values, which lie in [0, 1].
+        overall: The mean over all classes, drawn as a line.
+        most: Largest number of bars.
 
     Raises:
-        ValueError: if no class has a value.
+        ValueError: If no class has a value.
 
     Returns:
         A figure of 6 inches in width.
@@ -324,12 +324,12 @@ def confused_classes(confusions: Sequence[Confusion], title: str = "", *, most: 
     """Draw the pairs of classes that are confused most often as horizontal bars, the most frequent at the top.
 
     Args:
-        confusions: pairs in any order.
-        title: a line above the figure.
-        most: largest number of bars.
+        confusions: Pairs in any order.
+        title: A line above the figure.
+        most: Largest number of bars.
 
     Raises:
-        ValueError: if there is no pair.
+        ValueError: If there is no pair.
 
     Returns:
         A figure of 6 inches in width.

@@ -110,9 +110,9 @@ def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) ->
     """Make an empty off-screen figure, which is not registered with pyplot.
 
     Args:
-        height: height in inches.
-        width: width in inches; the default of 6 makes 600 pixels on a screen.
-        arranged: whether matplotlib arranges the axes so that all labels fit; if not, the caller places everything.
+        height: Height in inches.
+        width: Width in inches; the default of 6 makes 600 pixels on a screen.
+        arranged: Whether matplotlib arranges the axes so that all labels fit; if not, the caller places everything.
 
     Returns:
         A figure with a canvas for pixels.
@@ -130,15 +130,15 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
     """Encode a figure as the content of a file; the same figure gives the same bytes.
 
     Args:
-        figure: the figure.
+        figure: The figure.
         file_format: "png" or "svg".
-        resolution: pixels per inch, by default 200, that is 1,200 pixels for a figure of 6 inches.
+        resolution: Pixels per inch, by default 200, that is 1,200 pixels for a figure of 6 inches.
 
     Returns:
         The content of the file.
 
     Raises:
-        ValueError: if the format is neither.
+        ValueError: If the format is neither.
 
     Examples:
         >>> encode(new_figure(1))[1:4]
@@ -159,12 +159,12 @@ def save(figure: Figure, path: str | Path, resolution: float | None = None) -> N
     """Write a figure as a PNG or SVG file, depending on the ending of the file name.
 
     Args:
-        figure: the figure.
-        path: a name that ends in .png or .svg.
-        resolution: pixels per inch, by default 200.
+        figure: The figure.
+        path: A name that ends in .png or .svg.
+        resolution: Pixels per inch, by default 200.
 
     Raises:
-        ValueError: if the name has another ending.
+        ValueError: If the name has another ending.
 
     Examples:
         >>> import tempfile

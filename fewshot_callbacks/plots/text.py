@@ -51,7 +51,7 @@ def readable(text: object) -> str:
     4,000 characters loses its middle.
 
     Args:
-        text: a label, a name or any other value, converted by `str`.
+        text: A label, a name or any other value, converted by `str`.
 
     Returns:
         The text, in which a dollar sign starts no formula.
@@ -75,8 +75,8 @@ def width_of(text: str, size: float) -> float:
     """Measure a line of readable text in inches, 3 % too long: a screen's pixels round the letters.
 
     Args:
-        text: what `readable` returned.
-        size: of the font, in points.
+        text: What `readable` returned.
+        size: Of the font, in points.
     """
     if not text:
         return 0.0
@@ -89,9 +89,9 @@ def shorten(text: object, width: float, size: float) -> str:
     """Cut the middle out of a text that is too long: names of one kind often differ at their ends.
 
     Args:
-        text: any text; it is made readable.
-        width: how long it may be, in inches.
-        size: of the font, in points.
+        text: Any text; it is made readable.
+        width: How long it may be, in inches.
+        size: Of the font, in points.
 
     Returns:
         The text, or its beginning and its end with an ellipsis between them.
@@ -120,10 +120,10 @@ def wrap(text: object, width: float, lines: int, size: float) -> list[str]:
     """Break a text into lines at its spaces, and inside words that are longer than a line; cut what is left over.
 
     Args:
-        text: any text; it is made readable.
-        width: of a line, in inches.
-        lines: how many there may be.
-        size: of the font, in points.
+        text: Any text; it is made readable.
+        width: Of a line, in inches.
+        lines: How many there may be.
+        size: Of the font, in points.
 
     Returns:
         At most `lines` lines; the last one ends with an ellipsis if text was cut.

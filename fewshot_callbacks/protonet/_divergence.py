@@ -20,7 +20,7 @@ class ExponentWatch:
     `interval` steps, at all values since the last look: the step that it names is the right one.
 
     Args:
-        interval: steps between two looks on an accelerator.
+        interval: Steps between two looks on an accelerator.
     """
 
     def __init__(self, interval: int = 50) -> None:
@@ -32,11 +32,11 @@ class ExponentWatch:
         """Take note of rho before a step.
 
         Args:
-            step: number of the step.
-            head: whose exponent it is.
+            step: Number of the step.
+            head: Whose exponent it is.
 
         Raises:
-            ValueError: rho is no longer a finite number.
+            ValueError: Rho is no longer a finite number.
         """
         self._seen.append((step, head.log_rho.detach().clone()))
         if not self._waits(head) or len(self._seen) >= self.interval:
@@ -46,11 +46,11 @@ class ExponentWatch:
         """Note the exponent and check it at once, before the end of a training or a checkpoint.
 
         Args:
-            step: number of the next step.
-            head: whose exponent it is.
+            step: Number of the next step.
+            head: Whose exponent it is.
 
         Raises:
-            ValueError: rho is no longer a finite number.
+            ValueError: Rho is no longer a finite number.
         """
         self._seen.append((step, head.log_rho.detach().clone()))
         self._look()

@@ -172,7 +172,7 @@ def checked_embeddings(embeddings: Any, backbone: nn.Module, images: int, call: 
     """Return embeddings, one for each image; refuse anything else.
 
     Raises:
-        ValueError: with the shape or type that the backbone returned.
+        ValueError: With the shape or type that the backbone returned.
     """
     if isinstance(embeddings, Tensor) and embeddings.ndim == 2 and len(embeddings) == images:
         return embeddings

@@ -30,14 +30,14 @@ class EpisodeProtocol:
     """Sizes, number and seed of evaluation episodes; they must be equal for two accuracies to be comparable.
 
     Args:
-        ways: classes per episode, at least 2.
-        shots: support images per class, at least 1.
-        queries: query images per class, at least 1.
-        episodes: number of episodes, at least 1; the papers use 600.
-        seed: seed of the episode list, at least 0.
+        ways: Classes per episode, at least 2.
+        shots: Support images per class, at least 1.
+        queries: Query images per class, at least 1.
+        episodes: Number of episodes, at least 1; the papers use 600.
+        seed: Seed of the episode list, at least 0.
 
     Raises:
-        ValueError: if a number is too small.
+        ValueError: If a number is too small.
 
     Examples:
         >>> EpisodeProtocol(ways=20).ways
@@ -68,8 +68,8 @@ def query_hits(
     classes. A row that holds NaN counts as NaN, not as a miss.
 
     Args:
-        logits: larger is closer.
-        targets: index of the true class of each query, the same in all episodes.
+        logits: Larger is closer.
+        targets: Index of the true class of each query, the same in all episodes.
 
     Returns:
         One number in [0, 1] per query, or NaN.
@@ -101,11 +101,11 @@ def evaluate_episodes(
     Args:
         embeddings: (items, dim), one row per image, finite, any floating dtype.
         labels: (items,), the class of each image, integers or words.
-        head: maps (episodes, query, dim) queries and (episodes, point, dim) points to logits (episodes, query, point).
+        head: Maps (episodes, query, dim) queries and (episodes, point, dim) points to logits (episodes, query, point).
             Its mode is not changed: put a head with a training mode into evaluation mode first.
-        episode_list: rows of support and query images, from `sample_episodes` on these labels.
-        representation: what represents a class: the `mean` of its support, or its support point `nearest` to the query.
-        device: where to score; by default where the embeddings are. The head must be there. Only slices of bounded
+        episode_list: Rows of support and query images, from `sample_episodes` on these labels.
+        representation: What represents a class: the `mean` of its support, or its support point `nearest` to the query.
+        device: Where to score; by default where the embeddings are. The head must be there. Only slices of bounded
             size are moved.
 
     Returns:
@@ -113,7 +113,7 @@ def evaluate_episodes(
         `query_hits`.
 
     Raises:
-        ValueError: if embeddings are empty or not finite, labels do not fit them, or the list was drawn for other
+        ValueError: If embeddings are empty or not finite, labels do not fit them, or the list was drawn for other
             labels: an index is out of range, a class of an episode mixes labels, or an episode has a label twice.
 
     References:
@@ -159,19 +159,19 @@ def score_batch(
     """Score the episodes of a batch.
 
     Args:
-        embeddings: with a gradient in training.
-        labels: (images,)
-        head: see `evaluate_episodes`.
-        representation: see `evaluate_episodes`.
-        shots: support images per class.
-        episodes: number of consecutive episodes in the batch.
-        purpose: purpose of the batch, for messages.
+        embeddings: With a gradient in training.
+        labels: (images,).
+        head: See `evaluate_episodes`.
+        representation: See `evaluate_episodes`.
+        shots: Support images per class.
+        episodes: Number of consecutive episodes in the batch.
+        purpose: Purpose of the batch, for messages.
 
     Returns:
         Mean cross-entropy of the queries, and hits (episodes, way, query).
 
     Raises:
-        ValueError: if the batch does not form these episodes.
+        ValueError: If the batch does not form these episodes.
     """
     try:
         support, query = split_episodes(embeddings, labels, shots=shots, episodes=episodes)
@@ -196,10 +196,10 @@ def summarize_batches(
     """Summarise batches that were an episode each, under the hash of the list that they come from, if that is known.
 
     Args:
-        accuracies: accuracy of each episode, in the order of the list.
-        episodes: the `EpisodeList` of the loader, if it has one.
-        protocol: sizes of the episodes.
-        batch_statistics: whether batch norm used the statistics of the episode.
+        accuracies: Accuracy of each episode, in the order of the list.
+        episodes: The `EpisodeList` of the loader, if it has one.
+        protocol: Sizes of the episodes.
+        batch_statistics: Whether batch norm used the statistics of the episode.
     """
     n, ways, shots, queries = len(accuracies), protocol.ways, protocol.shots, protocol.queries
     if isinstance(episodes, EpisodeList):
@@ -237,7 +237,7 @@ def batch_norm_of_the_batch(module: nn.Module) -> Iterator[None]:
     each batch norm has its own statistics and mode back, untouched.
 
     Args:
-        module: what holds the batch norms.
+        module: What holds the batch norms.
 
     Yields:
         Nothing.

@@ -59,32 +59,32 @@ class ProtoNet(LightningModule):
     Nothing is evaluated during Lightning's sanity check.
 
     Args:
-        backbone: the network from images to embeddings: `conv4`, `resnet18`, or a module that returns (images, dim).
-        head: the mapping from distances to logits: `dr` for the distance-ratio head, `softmax` for the head of
+        backbone: The network from images to embeddings: `conv4`, `resnet18`, or a module that returns (images, dim).
+        head: The mapping from distances to logits: `dr` for the distance-ratio head, `softmax` for the head of
             prototypical networks, or a module `(query, prototypes) -> logits`; see `make_head`.
-        in_channels: channels of the images, for a backbone given by name.
-        shots: support images per class in a training episode, at least 1.
-        representation: what represents a class, in training and evaluation: the `mean` of its support, or its support point
+        in_channels: Channels of the images, for a backbone given by name.
+        shots: Support images per class in a training episode, at least 1.
+        representation: What represents a class, in training and evaluation: the `mean` of its support, or its support point
             `nearest` to the query, see `class_logits`.
-        distance: distance of a head given by name: `euclidean`, or on the unit sphere `unit_euclidean` or `angular`.
-        episodes_per_batch: number of episodes in a training batch, at least 1, all of equal size; the loss is the mean
+        distance: Distance of a head given by name: `euclidean`, or on the unit sphere `unit_euclidean` or `angular`.
+        episodes_per_batch: Number of episodes in a training batch, at least 1, all of equal size; the loss is the mean
             over all queries. Batch norm normalises them together.
-        learning_rate: step size of Adam, positive.
-        evaluation: the episodes that are drawn for validation and test; a mapping with the same fields, as in
+        learning_rate: Step size of Adam, positive.
+        evaluation: The episodes that are drawn for validation and test; a mapping with the same fields, as in
             checkpoints, is accepted, too.
-        validation_episodes: number of episodes that are drawn for validation; by default as many as for the test.
-        batch_statistics: let batch norm use the statistics of the episode during evaluation. The prediction for a query
+        validation_episodes: Number of episodes that are drawn for validation; by default as many as for the test.
+        batch_statistics: Let batch norm use the statistics of the episode during evaluation. The prediction for a query
             then depends on the other queries (a transductive setting, which scores higher), so the flag is part of the
             logged values. Running statistics are neither used nor changed.
         evaluation_batches: `images`: each evaluation batch holds any images. `episodes`: each evaluation batch is one
             episode of the sizes in `evaluation`, as an `EpisodicBatchSampler(..., fixed=True)` draws it.
 
     Attributes:
-        evaluation_results: the latest `EpisodeAccuracy` of each stage, by `"val"` or `"test"`; with several loaders by
+        evaluation_results: The latest `EpisodeAccuracy` of each stage, by `"val"` or `"test"`; with several loaders by
             `"val/dataloader_idx_0"` and so on. There is no entry if the latest evaluation failed.
 
     Raises:
-        ValueError: if a number is too small, a name is unknown, or `batch_statistics` is requested where it has no
+        ValueError: If a number is too small, a name is unknown, or `batch_statistics` is requested where it has no
             meaning: with `evaluation_batches="images"`, or with a backbone without batch norm. In a training: if rho
             becomes infinite or NaN; the message names the step and the last finite value.
 
@@ -169,13 +169,13 @@ class ProtoNet(LightningModule):
         """Embed images.
 
         Args:
-            images: a batch of inputs of the backbone; (images, channel, height, width) for the named ones.
+            images: A batch of inputs of the backbone; (images, channel, height, width) for the named ones.
 
         Returns:
             One embedding per image.
 
         Raises:
-            ValueError: if the backbone returns anything but (images, dim).
+            ValueError: If the backbone returns anything but (images, dim).
         """
         return checked_embeddings(self.backbone(images), self.backbone, len(images), "ProtoNet")
 
@@ -183,14 +183,14 @@ class ProtoNet(LightningModule):
         """Compute the loss of one episode, or of several.
 
         Args:
-            batch: images and labels: in each episode equally many images of each class, more than `shots`.
-            batch_idx: not used.
+            batch: Images and labels: in each episode equally many images of each class, more than `shots`.
+            batch_idx: Not used.
 
         Returns:
             `loss`, and for callbacks the detached `embeddings` and the `labels` of the whole batch.
 
         Raises:
-            ValueError: if the batch does not form episodes, or rho is no longer a finite number.
+            ValueError: If the batch does not form episodes, or rho is no longer a finite number.
         """
         images, labels = batch
         if isinstance(self.head, DistanceRatioHead):
@@ -225,16 +225,16 @@ class ProtoNet(LightningModule):
         """Embed one batch.
 
         Args:
-            batch: images and labels.
-            batch_idx: position of the batch in its loader.
-            dataloader_idx: which loader.
+            batch: Images and labels.
+            batch_idx: Position of the batch in its loader.
+            dataloader_idx: Which loader.
 
         Returns:
             `embeddings` and `labels`, for callbacks. None with `evaluation_batches="episodes"`: an image occurs in many
             episodes there, and a callback that treats each row as a different image would be wrong.
 
         Raises:
-            ValueError: with `evaluation_batches="episodes"`, if the batch is not an episode of the protocol's sizes.
+            ValueError: With `evaluation_batches="episodes"`, if the batch is not an episode of the protocol's sizes.
         """
         return self._evaluation_step(batch, batch_idx, dataloader_idx)
 
@@ -269,15 +269,15 @@ class ProtoNet(LightningModule):
         """Make a classifier of new classes from a few labelled images, for use after training.
 
         Args:
-            images: the support, on any device.
-            labels: the class of each image; classes may have different numbers of images.
+            images: The support, on any device.
+            labels: The class of each image; classes may have different numbers of images.
 
         Returns:
             A classifier of images, with this model's head and representation: `predict(others)` names their classes. All
             images are embedded in evaluation mode, regardless of the mode of the model.
 
         Raises:
-            ValueError: if there is no image, or labels do not fit.
+            ValueError: If there is no image, or labels do not fit.
         """
         return SupportClassifier(self.head, self.representation, embed=self._embed_for_use).fit(images, labels)
 

@@ -52,10 +52,10 @@ class Figure:
     """A metric as it is written.
 
     Attributes:
-        name: of the metric.
-        value: as a text.
-        interval: its confidence interval as a text, or nothing.
-        meaning: one sentence.
+        name: Of the metric.
+        value: As a text.
+        interval: Its confidence interval as a text, or nothing.
+        meaning: One sentence.
     """
 
     name: str
@@ -202,8 +202,8 @@ class PageData:
     """Collects what the script of the page shows, and the items that have to be seen for it.
 
     Attributes:
-        sets: queries, gallery if there is one, training items if there are some.
-        model: the evaluation.
+        sets: Queries, gallery if there is one, training items if there are some.
+        model: The evaluation.
     """
 
     sets: Sequence[Items]
@@ -287,8 +287,8 @@ class PageContent:
     """What the script of the page is given.
 
     Attributes:
-        data: what JSON can hold.
-        wanted: items that are shown, the most important ones first.
+        data: What JSON can hold.
+        wanted: Items that are shown, the most important ones first.
     """
 
     data: dict[str, Any]

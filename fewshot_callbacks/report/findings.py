@@ -32,10 +32,10 @@ class Model:
     """An evaluation with the sets that were evaluated.
 
     Attributes:
-        report: the result of `evaluate_retrieval` for all queries.
-        queries: the queries.
-        gallery: the gallery; None if each query is searched among all others.
-        name: name of the model or of its file.
+        report: The result of `evaluate_retrieval` for all queries.
+        queries: The queries.
+        gallery: The gallery; None if each query is searched among all others.
+        name: Name of the model or of its file.
     """
 
     report: RetrievalReport
@@ -129,11 +129,11 @@ def find(
     """Look for all that a report tells.
 
     Args:
-        model: the evaluation.
-        other: of the same queries by a second model.
-        train: another split, to be searched for near duplicates of the evaluated items.
-        settings: how much is shown.
-        sets: queries, gallery if there is one, training items if there are some.
+        model: The evaluation.
+        other: Of the same queries by a second model.
+        train: Another split, to be searched for near duplicates of the evaluated items.
+        settings: How much is shown.
+        sets: Queries, gallery if there is one, training items if there are some.
     """
     notes: list[str] = []
     precision = model.report.per_query["mAP"].numpy()

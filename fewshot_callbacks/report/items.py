@@ -25,10 +25,10 @@ class Items:
     Attributes:
         embeddings: (items, dim) rows.
         labels: (items,) integers or words, in the order of the embeddings.
-        name: name of the set, such as "queries".
-        picture: returns what is shown of an item, from its index; None if there is nothing to show.
-        files: name of each item's file, which is also shown.
-        label_names: label -> its name, for labels that are integers.
+        name: Name of the set, such as "queries".
+        picture: Returns what is shown of an item, from its index; None if there is nothing to show.
+        files: Name of each item's file, which is also shown.
+        label_names: Label -> its name, for labels that are integers.
         ids: (items,) identity of each item, as `evaluate_retrieval` takes them.
         groups: (items,) group of each item, as `evaluate_retrieval` takes them.
     """
@@ -54,13 +54,13 @@ def image_files(folder: Path) -> list[Path]:
     """List the images of a folder in the order of torchvision's ImageFolder, or sorted by name where it has no folders.
 
     Args:
-        folder: a folder with one folder for each class, or with the images themselves.
+        folder: A folder with one folder for each class, or with the images themselves.
 
     Returns:
         The paths of the images, at least one.
 
     Raises:
-        ValueError: if there is no such folder, or no image in it.
+        ValueError: If there is no such folder, or no image in it.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
@@ -81,8 +81,8 @@ def pictures_of_files(files: Sequence[Path], side: int) -> Picture:
     """Return a function that opens the image of an item; a JPEG is decoded only as large as a thumbnail needs.
 
     Args:
-        files: the image file of each item.
-        side: pixels of the longer side of a thumbnail.
+        files: The image file of each item.
+        side: Pixels of the longer side of a thumbnail.
 
     Returns:
         A function of the index of an item that returns a Pillow image, and raises an OSError for a file that cannot be read.

@@ -35,9 +35,9 @@ class WrittenReport:
     """A report that was written.
 
     Attributes:
-        path: path of the file.
-        size: size of the file in bytes.
-        left_out: a sentence on each part that the report does not show; empty if nothing was left out.
+        path: Path of the file.
+        size: Size of the file in bytes.
+        left_out: A sentence on each part that the report does not show; empty if nothing was left out.
     """
 
     path: Path
@@ -63,22 +63,22 @@ def write_report(
     when the new one is complete.
 
     Args:
-        path: path of the file.
-        report: the result of `evaluate_retrieval` for all of these queries.
-        queries: the queries.
-        gallery: the gallery; by default each query was searched among all others.
-        train: another split, which is searched for near duplicates of queries and gallery items.
-        other: an evaluation of the same queries with a second model, to compare with.
-        title: title of the page.
-        name: name of the model or of its file.
-        settings: size and content of the report; see `ReportSettings`.
+        path: Path of the file.
+        report: The result of `evaluate_retrieval` for all of these queries.
+        queries: The queries.
+        gallery: The gallery; by default each query was searched among all others.
+        train: Another split, which is searched for near duplicates of queries and gallery items.
+        other: An evaluation of the same queries with a second model, to compare with.
+        title: Title of the page.
+        name: Name of the model or of its file.
+        settings: Size and content of the report; see `ReportSettings`.
 
     Returns:
         The path and the size of the file, and what was left out.
 
     Raises:
-        ValueError: if the report is not of these queries.
-        OSError: if the file cannot be written.
+        ValueError: If the report is not of these queries.
+        OSError: If the file cannot be written.
     """
     settings = settings or ReportSettings()
     check_writable(path)
@@ -110,10 +110,10 @@ def check_writable(path: str | Path) -> None:
     """Check that a file can be written, before its content is computed.
 
     Args:
-        path: path of the file.
+        path: Path of the file.
 
     Raises:
-        OSError: if its folder is missing or may not be written to, or the path is a folder.
+        OSError: If its folder is missing or may not be written to, or the path is a folder.
     """
     path = Path(path)
     if path.is_dir():

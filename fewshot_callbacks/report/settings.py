@@ -10,7 +10,7 @@ class ReportSettings:
     """Size and content of a report; numbers of items and pairs are upper bounds.
 
     Raises:
-        ValueError: if a number is out of range.
+        ValueError: If a number is out of range.
 
     Examples:
         >>> ReportSettings(worst=12).worst

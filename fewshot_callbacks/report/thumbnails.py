@@ -23,9 +23,9 @@ class Thumbnails:
     """What is shown of items, within a number of bytes.
 
     Attributes:
-        sets: the sets of items.
-        side: pixels of the longer side.
-        room: bytes that all may take together.
+        sets: The sets of items.
+        side: Pixels of the longer side.
+        room: Bytes that all may take together.
     """
 
     sets: Sequence[Items]
@@ -76,8 +76,8 @@ def data_uri(shown: object, side: int) -> str:
     """Encode an image as WebP, without loss where it is small.
 
     Args:
-        shown: an image of Pillow, a tensor or an array.
-        side: pixels of the longer side, if it is larger.
+        shown: An image of Pillow, a tensor or an array.
+        side: Pixels of the longer side, if it is larger.
     """
     if isinstance(shown, Image.Image):
         image = shown.convert("RGBA" if "A" in shown.getbands() or "transparency" in shown.info else "RGB")

@@ -38,8 +38,8 @@ def count_distances(queries, gallery, first, last, begin, end, excluded, excludi
         last: (queries,) end of that range, exclusive.
         begin: (queries,) position of the first relevant item, between these two.
         end: (queries,) end of that range, exclusive.
-        excluded: (codes, queries) a gallery item that has one of these codes
-        excluding: (codes, gallery) here is no candidate.
+        excluded: (codes, queries) codes that a candidate of each query must not have.
+        excluding: (codes, gallery) codes of each gallery item, compared with these.
         counts: (queries, bits + 1) filled with the number of all candidates.
         relevant: (queries, bits + 1) filled with the number of relevant ones.
     """

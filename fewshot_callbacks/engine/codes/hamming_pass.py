@@ -35,11 +35,11 @@ class HammingPass:
     """One pass over all pairs of codes, with the methods of `RankingPass`.
 
     Args:
-        scores: the codes.
-        candidates: who may be retrieved.
-        memory_bytes: budget beyond the codes.
-        progress: called with the pairs that are done and the pairs that there are.
-        processes: who else takes some of the queries past the whole gallery.
+        scores: The codes.
+        candidates: Who may be retrieved.
+        memory_bytes: Budget beyond the codes.
+        progress: Called with the pairs that are done and the pairs that there are.
+        processes: Who else takes some of the queries past the whole gallery.
     """
 
     precision = None
@@ -65,7 +65,7 @@ class HammingPass:
         """Pass over all pairs once and yield the ranks, some queries at a time.
 
         Args:
-            counts: counts all pairs, regardless of the query.
+            counts: Counts all pairs, regardless of the query.
         """
         candidates, queries, done = self.candidates, self.scores.queries, 0
         order, classes = candidates.query_order.numpy(), candidates.query_class.numpy()
@@ -146,7 +146,7 @@ class HammingCounts:
     """Counts of relevant and irrelevant pairs at each Hamming distance, with the methods of `FirstCounts`.
 
     Args:
-        hamming_pass: the pass.
+        hamming_pass: The pass.
     """
 
     def __init__(self, hamming_pass: HammingPass) -> None:

@@ -62,11 +62,11 @@ def pack_codes(codes: Tensor, name: str, call: str) -> Codes:
 
     Args:
         codes: (items, bits) of {0, 1}, {-1, +1} or booleans, of any dtype.
-        name: what they are called, for messages.
-        call: who was given them.
+        name: What they are called, for messages.
+        call: Who was given them.
 
     Raises:
-        ValueError: for another shape, or values outside the two.
+        ValueError: For another shape, or values outside the two.
     """
     if codes.ndim != 2 or not codes.shape[0] or not codes.shape[1]:
         raise ValueError(

@@ -68,17 +68,17 @@ def screen_bytes(
 
     Args:
         products: (tile rows, columns) of codes, or `EXCLUDED`.
-        first_row: as in `screen`, like what is not named here.
-        rows: the queries.
-        row_bytes: what belongs to their codes.
+        first_row: As in `screen`, like what is not named here.
+        rows: The queries.
+        row_bytes: What belongs to their codes.
         row_low: (rows,) an upper bound below it is surely below all thresholds of the row, and of no interest to the pool.
-        columns: the candidates.
-        column_bytes: what belongs to their codes.
+        columns: The candidates.
+        column_bytes: What belongs to their codes.
         column_low: (columns,) the same for the columns; `inf` where they ask nothing.
-        spans: as in `screen`.
-        both: as in `screen`.
-        pairs: the vectors.
-        pooled: what is recorded of all pairs.
+        spans: As in `screen`.
+        both: As in `screen`.
+        pairs: The vectors.
+        pooled: What is recorded of all pairs.
     """
     height, width = products.shape
     pair_factor = 2 if both else 1

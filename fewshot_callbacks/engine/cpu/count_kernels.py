@@ -78,10 +78,10 @@ def near_scores(estimates, queries, members, error, pairs, low, high, many, gaps
         queries: (rows,) indices.
         members: (columns,) indices.
         error: (rows,) of the estimates.
-        pairs: the vectors.
+        pairs: The vectors.
         low: (intervals,) ascending, where they begin.
         high: (intervals,) and end.
-        many: stop at a row before which more than this share of the pairs needed their exact scores.
+        many: Stop at a row before which more than this share of the pairs needed their exact scores.
         gaps: (intervals + 1,) counters of the pairs below the first, between the first and the second, ...
         out: (rows * columns,) where the exact scores are put.
 
@@ -138,7 +138,7 @@ def exclude(row_codes, column_codes, first, value, values):
         row_codes: (exclusions, rows).
         column_codes: (exclusions, items).
         first: (rows,) the item of the first column.
-        value: what is written; what is no number passes no comparison and lies in no bin but the first.
+        value: What is written; what is no number passes no comparison and lies in no bin but the first.
         values: (rows, columns); those beyond the last item stay.
     """
     for e in range(row_codes.shape[0]):
@@ -347,17 +347,17 @@ def count(estimates, first_row, rows, row_margins, columns, column_margins, span
 
     Args:
         estimates: (chunks, tile rows, columns); the estimate of a pair is the sum over the chunks.
-        first_row: the tile's first row in `rows`.
-        rows: the queries.
-        row_margins: their tables.
-        columns: the candidates; where `both`, queries as well.
-        column_margins: their tables.
+        first_row: The tile's first row in `rows`.
+        rows: The queries.
+        row_margins: Their tables.
+        columns: The candidates; where `both`, queries as well.
+        column_margins: Their tables.
         spans: (tile rows, 2): columns from the first up to the second are no negatives of this row; where `both`, none
             before the second is.
-        both: each pair counts for its two items.
-        weighted: some row or column stands for several equal items.
-        pairs: the vectors.
-        pooled: what is recorded of all pairs.
+        both: Each pair counts for its two items.
+        weighted: Some row or column stands for several equal items.
+        pairs: The vectors.
+        pooled: What is recorded of all pairs.
         cut: `pooled.cut` in the precision of the estimates, not rounded up.
     """
     _, height, width = estimates.shape
@@ -464,15 +464,15 @@ def screen(estimates, first_row, rows, row_low, columns, column_low, spans, both
 
     Args:
         estimates: (tile rows, columns).
-        first_row: as in `count`, like what is not named here.
-        rows: the queries.
+        first_row: As in `count`, like what is not named here.
+        rows: The queries.
         row_low: (rows,) an estimate below it is surely below all thresholds of the row, and of no interest to the pool.
-        columns: the candidates.
+        columns: The candidates.
         column_low: (columns,) the same for the columns; `inf` where they ask nothing.
-        spans: as in `count`.
-        both: as in `count`.
-        pairs: the vectors.
-        pooled: what is recorded of all pairs.
+        spans: As in `count`.
+        both: As in `count`.
+        pairs: The vectors.
+        pooled: What is recorded of all pairs.
     """
     height, width = estimates.shape
     pair_factor = 2 if both else 1
@@ -506,14 +506,14 @@ def count_pool(estimates, first_row, rows, columns, spans, both, pairs, edges, e
 
     Args:
         estimates: (chunks, tile rows, columns), as in `count`, like what is not named here.
-        first_row: as in `count`.
-        rows: the queries.
-        columns: the candidates.
-        spans: as in `count`.
-        both: as in `count`.
-        pairs: the vectors.
-        edges: a side of one item, whose thresholds are these scores.
-        edge_margins: its tables.
+        first_row: As in `count`.
+        rows: The queries.
+        columns: The candidates.
+        spans: As in `count`.
+        both: As in `count`.
+        pairs: The vectors.
+        edges: A side of one item, whose thresholds are these scores.
+        edge_margins: Its tables.
         hits: (scores + 1,) counters of what lies above that many scores and ties with none.
         ties: (scores + 1,) as in `pytorch.count.Counts`.
     """

@@ -63,10 +63,10 @@ class TileCounter:
     """Counts tiles of a rectangle; several threads may call it at once, each with its own space.
 
     Args:
-        rectangle: the pairs.
-        precision: of the products.
-        kept: operands and tables that are kept for all threads.
-        tile_rows: rows of a tile that are made at once, at most.
+        rectangle: The pairs.
+        precision: Of the products.
+        kept: Operands and tables that are kept for all threads.
+        tile_rows: Rows of a tile that are made at once, at most.
     """
 
     def __init__(self, rectangle: ScoreRectangle, precision: Precision, kept: Kept, tile_rows: int) -> None:

@@ -440,13 +440,13 @@ def class_scores(pairs, queries, first, start, stop, gallery, same_set, out):
     as long, a twelfth of an evaluation of 8,000 x 512 with classes of 53, and a third of it with classes of 2,000.
 
     Args:
-        pairs: the rows of both sides.
+        pairs: The rows of both sides.
         queries: (rows,) indices.
-        first: with one set, the position of the first of them in `gallery`, where the others follow; -1 if they do not.
+        first: With one set, the position of the first of them in `gallery`, where the others follow; -1 if they do not.
         start: (rows,) position in `gallery` where the query's class begins.
         stop: (rows,) and where it ends.
         gallery: (items,) indices in the order of classes.
-        same_set: a query is no candidate for itself, and the score of two queries is made once.
+        same_set: A query is no candidate for itself, and the score of two queries is made once.
         out: (rows, columns) where the scores are put, +inf for the query itself and after the last.
     """
     dim = pairs.gallery.values.shape[1]

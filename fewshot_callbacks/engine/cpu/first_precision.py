@@ -51,9 +51,9 @@ class Pilot:
     """Tries a sample of all pairs at several precisions.
 
     Args:
-        matrix: the pairs.
-        thresholds: of the queries.
-        pooled: what will be asked of all pairs; takes from the sample from where on negatives will be wanted.
+        matrix: The pairs.
+        thresholds: Of the queries.
+        pooled: What will be asked of all pairs; takes from the sample from where on negatives will be wanted.
     """
 
     def __init__(self, matrix: ScoreMatrix, thresholds: Thresholds, pooled: PooledCounts | None) -> None:
@@ -86,10 +86,10 @@ class Pilot:
         """Return the scores with the better chunks, and the precision that took the least time.
 
         Args:
-            rows: queries of the sample.
-            columns: its gallery items.
-            cost: seconds that it takes in float32.
-            opened: pairs that float32 leaves open.
+            rows: Queries of the sample.
+            columns: Its gallery items.
+            cost: Seconds that it takes in float32.
+            opened: Pairs that float32 leaves open.
         """
         scores, costs, pairs = self.matrix.scores, {Precision.FLOAT32: cost}, len(rows) * len(columns)
         # many small products leave fewer pairs open than one large
@@ -191,10 +191,10 @@ def precision_for_recount(
     """Return what should be fastest for a recount, where the pairs near its thresholds need exact scores.
 
     Args:
-        rectangle: the pairs.
-        precision: in which they were counted. If not in half precision, its products are timed where these may pay.
-        named: what the options ask for.
-        recount: the thresholds.
+        rectangle: The pairs.
+        precision: In which they were counted. If not in half precision, its products are timed where these may pay.
+        named: What the options ask for.
+        recount: The thresholds.
     """
     if named is not None:
         return max(named, Precision.HALF)

@@ -74,10 +74,10 @@ class Products:
     """Makes the products of one rectangle at one precision.
 
     Args:
-        scores: of the rectangle.
-        precision: of the products.
-        one_side: both sides of a product have the same operands.
-        kept: operands that are kept for all threads; None to keep none.
+        scores: Of the rectangle.
+        precision: Of the products.
+        one_side: Both sides of a product have the same operands.
+        kept: Operands that are kept for all threads; None to keep none.
     """
 
     def __init__(

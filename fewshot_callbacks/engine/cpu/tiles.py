@@ -29,7 +29,7 @@ class NumbaTiles(TileMaker):
     """See the module.
 
     Args:
-        matrix: the pairs.
+        matrix: The pairs.
     """
 
     def __init__(self, matrix: ScoreMatrix) -> None:

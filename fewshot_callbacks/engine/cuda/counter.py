@@ -67,13 +67,13 @@ class PartCounter:
 
     Args:
         kernels: `cuda.count_kernels`.
-        rectangle: that the items belong to.
-        precision: of the products, half precision or float32.
-        rows: the queries.
-        columns: the candidates.
-        tile: rows and columns of a tile; a power of two, 16 at least.
-        capacity: pairs that a list holds; those of one tile at least.
-        histogram: of all pairs; None if nobody asks.
+        rectangle: That the items belong to.
+        precision: Of the products, half precision or float32.
+        rows: The queries.
+        columns: The candidates.
+        tile: Rows and columns of a tile; a power of two, 16 at least.
+        capacity: Pairs that a list holds; those of one tile at least.
+        histogram: Of all pairs; None if nobody asks.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class PartCounter:
         """Count some tiles.
 
         Args:
-            tiles: their rows and columns, in tiles.
-            twice: which are counted for their columns, too.
+            tiles: Their rows and columns, in tiles.
+            twice: Which are counted for their columns, too.
         """
         todo = torch.full_like(twice, self.kernels.ROWS + self.everything) + self.kernels.COLUMNS * twice
         device = tiles.device

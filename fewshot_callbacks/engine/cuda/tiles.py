@@ -41,7 +41,7 @@ class TritonTiles(TileMaker):
     """See the module. Float64 products, and counts of all pairs at given thresholds, are left to plain PyTorch.
 
     Args:
-        matrix: the pairs.
+        matrix: The pairs.
         kernels: `cuda.count_kernels`.
     """
 

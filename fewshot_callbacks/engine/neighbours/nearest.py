@@ -126,12 +126,12 @@ def nearest_items(
     """Return the first k candidates of some queries; with one set, none is its own candidate.
 
     Args:
-        scores: of all pairs.
-        queries: indices.
-        k: at least 1.
-        memory_bytes: budget beyond the vectors and the result.
-        exclusions: pairs of codes; a candidate whose code equals the query's is none.
-        positions: of each gallery item; the earlier of two with equal scores comes first. By default the index.
+        scores: Of all pairs.
+        queries: Indices.
+        k: At least 1.
+        memory_bytes: Budget beyond the vectors and the result.
+        exclusions: Pairs of codes; a candidate whose code equals the query's is none.
+        positions: Of each gallery item; the earlier of two with equal scores comes first. By default the index.
     """
     positions = torch.arange(len(scores.gallery)) if positions is None else positions
     entries = _Entries.of(scores.gallery, positions, [of_item for _, of_item in exclusions])

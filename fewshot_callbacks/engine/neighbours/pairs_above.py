@@ -47,9 +47,9 @@ class _Highest:
     """The highest pairs so far, and the number of all; several threads may add to it.
 
     Args:
-        threshold: the threshold.
-        most: how many pairs are wanted.
-        ceiling: no exact score is higher.
+        threshold: The threshold.
+        most: How many pairs are wanted.
+        ceiling: No exact score is higher.
     """
 
     def __init__(self, threshold: float, most: int, ceiling: float) -> None:
@@ -97,10 +97,10 @@ def find_pairs_above(scores: ScoreTiles, threshold: float, most: int, memory_byt
     """Find all pairs whose exact score is at least `threshold`; with one set those of a row before its column.
 
     Args:
-        scores: of all pairs.
-        threshold: an exact score.
-        most: pairs that are returned, at most.
-        memory_bytes: budget beyond the vectors and the result.
+        scores: Of all pairs.
+        threshold: An exact score.
+        most: Pairs that are returned, at most.
+        memory_bytes: Budget beyond the vectors and the result.
     """
     rows, items = len(scores.queries), torch.arange(len(scores.gallery))
     same_set = scores.queries is scores.gallery

@@ -31,8 +31,8 @@ class Screen:
     """Estimates of one precision.
 
     Args:
-        scores: of all pairs.
-        precision: of the products; half precision only where `can_be_half`.
+        scores: Of all pairs.
+        precision: Of the products; half precision only where `can_be_half`.
     """
 
     def __init__(self, scores: ScoreTiles, precision: Precision) -> None:
@@ -86,8 +86,8 @@ class ExactPairs:
     """Exact scores of pairs, made once for equal pairs where rows repeat.
 
     Args:
-        scores: of all pairs.
-        numbers: of each query and each gallery item, the same for equal rows.
+        scores: Of all pairs.
+        numbers: Of each query and each gallery item, the same for equal rows.
     """
 
     def __init__(self, scores: ScoreTiles, numbers: tuple[Int[Tensor, "queries"], Int[Tensor, "gallery"]]) -> None:
@@ -141,10 +141,10 @@ def fastest(
     """Return the precision that takes the least time on a sample, exact scores of what it leaves open included.
 
     Args:
-        scores: of all pairs.
-        queries: their indices.
-        items: indices of gallery items.
-        wanted: makes of estimates the exact score from which a pair of each row is wanted, about.
+        scores: Of all pairs.
+        queries: Their indices.
+        items: Indices of gallery items.
+        wanted: Makes of estimates the exact score from which a pair of each row is wanted, about.
     """
     named = current_options().first_precision
     if named is not None:

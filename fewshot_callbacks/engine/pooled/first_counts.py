@@ -27,8 +27,8 @@ class FirstCounts:
     """Bounds of the counts of all pairs at each score; every call is collective.
 
     Args:
-        ranking_pass: the pass; it makes relevant scores, or all, once more.
-        observer: what observes it.
+        ranking_pass: The pass; it makes relevant scores, or all, once more.
+        observer: What observes it.
     """
 
     bounds: CountBounds
@@ -58,7 +58,7 @@ class FirstCounts:
         """Return what is known: of each relevant score in some bins above the cut, and of the other bins.
 
         Args:
-            closer: list the relevant scores in these bins as well, as far as the budget allows.
+            closer: List the relevant scores in these bins as well, as far as the budget allows.
         """
         bounds, listed = self.bounds, self.listed_bins(closer)
         grid, of_bins = bounds.grid, self._of_bins

@@ -40,8 +40,8 @@ class TopNegatives:
     """Every negative whose exact score lies well above `cut`, with an estimate of that score.
 
     Args:
-        weighted: a pair may stand for several equal ones.
-        symmetric: without weights, each pair stands for two.
+        weighted: A pair may stand for several equal ones.
+        symmetric: Without weights, each pair stands for two.
     """
 
     def __init__(self, weighted: bool, *, symmetric: bool) -> None:
@@ -53,9 +53,9 @@ class TopNegatives:
         """Take what one thread has collected of a rectangle; each thread has seen other pairs.
 
         Args:
-            record: of the thread.
-            position: of the rectangle in the pass.
-            error: no estimate lies further from its exact score than this.
+            record: Of the thread.
+            position: Of the rectangle in the pass.
+            error: No estimate lies further from its exact score than this.
         """
         some = slice(int(record.filled[0]))
         weights = record.weights[some].copy() if self.weighted else None
@@ -109,7 +109,7 @@ class TopNegatives:
         """Return how many negatives of this process at least, and at most, reach each of these scores.
 
         Args:
-            scores: none below `exact_above`.
+            scores: None below `exact_above`.
         """
         # a little more, so that the rounding of these sums changes nothing
         reach = self.error * (1 + 1e-9) + np.abs(scores) * 2.0**-50

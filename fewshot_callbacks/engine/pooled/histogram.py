@@ -65,10 +65,10 @@ class PooledCounts:
     A negative's score lies in the bin of its estimate or in one beside it: a bin is at least twice as wide as the error.
 
     Args:
-        matrix: the pairs.
-        wanted: how many of the highest negatives will have to be known.
-        thresholds: scores at which the pairs will have to be counted.
-        capacity: how many pairs may be held; by default as many as the budget allows.
+        matrix: The pairs.
+        wanted: How many of the highest negatives will have to be known.
+        thresholds: Scores at which the pairs will have to be counted.
+        capacity: How many pairs may be held; by default as many as the budget allows.
     """
 
     def __init__(
@@ -179,9 +179,9 @@ class PooledCounts:
         """Set from a sample from where on negatives will be wanted, so that they are collected on the way.
 
         Args:
-            record: of the sample.
-            rows: its queries, with thresholds.
-            columns: its gallery items.
+            record: Of the sample.
+            rows: Its queries, with thresholds.
+            columns: Its gallery items.
         """
         matrix, everyone, grid, cut = self.matrix, self.matrix.everyone, self.forecast.grid, math.inf
         share = pairs_of(rows, columns) / everyone.pairs

@@ -27,12 +27,12 @@ class Recount:
     """Counts relevant pairs and negatives against a list of thresholds, each exactly.
 
     Args:
-        matrix: the pairs.
-        thresholds: scores, ascending.
-        intervals: where the relevant scores among them lie.
-        others: which of them lie elsewhere, perhaps.
-        sought: where negatives of some ranks lie; at the thresholds inside, relevant pairs are not counted.
-        bounds: what the first stage has proved.
+        matrix: The pairs.
+        thresholds: Scores, ascending.
+        intervals: Where the relevant scores among them lie.
+        others: Which of them lie elsewhere, perhaps.
+        sought: Where negatives of some ranks lie; at the thresholds inside, relevant pairs are not counted.
+        bounds: What the first stage has proved.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ class RelevantPairs:
         """Return the scores that are inside, and how many pairs each stands for (None: one).
 
         Args:
-            intervals: outside of which no score is chosen.
-            inside: tells which scores are.
+            intervals: Outside of which no score is chosen.
+            inside: Tells which scores are.
         """
         parts = []
         for scores, weights in self.scores(intervals) if len(intervals) else ():

@@ -36,9 +36,9 @@ class ThresholdCounts:
     """How many pairs lie at and between some ascending, distinct thresholds.
 
     Args:
-        thresholds: these.
-        noting: where the exact scores of the pairs are listed, as far as they are computed.
-        most: no more scores than these are listed.
+        thresholds: These.
+        noting: Where the exact scores of the pairs are listed, as far as they are computed.
+        most: No more scores than these are listed.
     """
 
     def __init__(self, thresholds: Floats, noting: ScoreIntervals | None = None, most: int = 0) -> None:

@@ -67,10 +67,10 @@ def count_tile(
     """Count the candidates of a tile whose estimate decides, and return the others.
 
     Args:
-        counts: the counters of these queries; changed in place.
-        estimates: of the scores; -inf where there is no candidate.
-        error: how far an estimate can lie from the exact score.
-        weights: how many candidates each column stands for; one each by default.
+        counts: The counters of these queries; changed in place.
+        estimates: Of the scores; -inf where there is no candidate.
+        error: How far an estimate can lie from the exact score.
+        weights: How many candidates each column stands for; one each by default.
 
     Returns:
         Rows and columns of the pairs that lie too close to a threshold to be decided. They have not been counted.

@@ -27,7 +27,7 @@ class TorchTiles(TileMaker):
     """See the module.
 
     Args:
-        fixed: always keep the first precision.
+        fixed: Always keep the first precision.
     """
 
     def __init__(self, *, fixed: bool = False) -> None:

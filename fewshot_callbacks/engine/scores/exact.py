@@ -44,9 +44,9 @@ def dot(
     """Return dot products of float64 rows as high + low, and a bound on their error: 0 where nothing was rounded.
 
     Args:
-        left: rows; the shapes before the last dimension are broadcast.
-        right: rows.
-        single: all components are float32 numbers, whose products are exact in float64.
+        left: Rows; the shapes before the last dimension are broadcast.
+        right: Rows.
+        single: All components are float32 numbers, whose products are exact in float64.
     """
     total = low = errors = left.new_zeros(torch.broadcast_shapes(left.shape[:-1], right.shape[:-1]))
     for x, y in zip(left.movedim(-1, 0).contiguous(), right.movedim(-1, 0).contiguous(), strict=True):
@@ -147,11 +147,11 @@ def in_pieces(
     """Call `make(rows, columns)` for two tensors that are broadcast, piece by piece, each of bounded size.
 
     Args:
-        make: elementwise in the broadcast shape.
-        rows: the first tensor.
-        columns: the second, with as many dimensions.
-        pairs: the most elements of the broadcast shape in a piece.
-        items: the most elements of both tensors in a piece.
+        make: Elementwise in the broadcast shape.
+        rows: The first tensor.
+        columns: The second, with as many dimensions.
+        pairs: The most elements of the broadcast shape in a piece.
+        items: The most elements of both tensors in a piece.
     """
     shape = torch.broadcast_shapes(rows.shape, columns.shape)
     if math.prod(shape) <= 1 or (math.prod(shape) <= pairs and rows.numel() + columns.numel() <= items):

@@ -171,9 +171,9 @@ class ScoreTiles(Products):
         Args:
             queries: (queries, dim) floating-point rows, finite, on one device.
             gallery: (gallery, dim) rows of the same dtype and device.
-            similarity: see `Similarity`.
-            device: where tiles are computed; the rows stay where they are and come over in slices. By default their own.
-            processes: who else holds queries and gallery items; units and bounds are those of all.
+            similarity: See `Similarity`.
+            device: Where tiles are computed; the rows stay where they are and come over in slices. By default their own.
+            processes: Who else holds queries and gallery items; units and bounds are those of all.
         """
         device = queries.device if device is None else device
         units = Units.of_all(queries, gallery, vector_similarity(similarity), device, processes)
@@ -192,7 +192,7 @@ class ScoreTiles(Products):
         """Return the scores of the same queries and another gallery block, in the same units and with the same bounds.
 
         Args:
-            gallery: rows of the dtype and device of those that were measured, among which they were counted.
+            gallery: Rows of the dtype and device of those that were measured, among which they were counted.
         """
         return replace(self, gallery_vectors=self.units.measure(gallery, of_query=False))
 
@@ -212,9 +212,9 @@ class ScoreTiles(Products):
         """Return estimates of the scores of rows x columns, and how far each row's estimates can be off.
 
         Args:
-            rows: indices of queries.
-            columns: indices of gallery items.
-            precision: the precision of the product, or `Precision.EXACT`: the exact scores, error 0.
+            rows: Indices of queries.
+            columns: Indices of gallery items.
+            precision: The precision of the product, or `Precision.EXACT`: the exact scores, error 0.
         """
         if precision == Precision.EXACT:
             return self.exact_scores(rows, columns), torch.zeros(len(rows), dtype=torch.float64, device=self.device)

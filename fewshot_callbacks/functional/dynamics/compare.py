@@ -33,12 +33,12 @@ class MeasureComparison:
     """One measure of the steps of two runs.
 
     Attributes:
-        geometric_means: geometric mean of the values of each run; NaN for a run without a value.
-        good_shares: share of good steps of each run, in [0, 1]: con-alpha < 1, div-alpha > 1, con-div < 1; None for
+        geometric_means: Geometric mean of the values of each run; NaN for a run without a value.
+        good_shares: Share of good steps of each run, in [0, 1]: con-alpha < 1, div-alpha > 1, con-div < 1; None for
             phi, whose values are neither good nor bad.
-        steps: number of measured steps of each run where the measure is defined.
-        mann_whitney_p: p-value of a two-sided Mann-Whitney U test of the values; NaN where a run has no value.
-        fisher_p: p-value of a two-sided Fisher's exact test of the numbers of good and other steps; None for phi.
+        steps: Number of measured steps of each run where the measure is defined.
+        mann_whitney_p: P-value of a two-sided Mann-Whitney U test of the values; NaN where a run has no value.
+        fisher_p: P-value of a two-sided Fisher's exact test of the numbers of good and other steps; None for phi.
     """
 
     geometric_means: tuple[float, float]
@@ -53,8 +53,8 @@ class DynamicsComparison:
     """The result of `compare_dynamics`: how the steps of two runs differ; `print` shows the paper's table.
 
     Attributes:
-        names: names of the runs.
-        measures: the comparison of each measure by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
+        names: Names of the runs.
+        measures: The comparison of each measure by name: `norm_ratio`, `con_alpha`, `div_alpha`, `con_div`.
 
     Examples:
         >>> from fewshot_callbacks.functional.dynamics.step import StepDynamics
@@ -127,9 +127,9 @@ def compare_dynamics(
     """Compare two runs by the measures of their steps, with the tests of the paper.
 
     Args:
-        run_a: the history of one run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote.
-        run_b: the history of the other run, in either form.
-        names: names of both runs, for the table.
+        run_a: The history of one run: `TrainingDynamicsMonitor.history`, or the file that the monitor wrote.
+        run_b: The history of the other run, in either form.
+        names: Names of both runs, for the table.
 
     Returns:
         Geometric means, shares of good steps and p-values of each measure. The tests take the steps of a run as
@@ -137,8 +137,8 @@ def compare_dynamics(
         not show how much another seed would differ.
 
     Raises:
-        ValueError: if a run has no measured step, or the two runs were centred differently.
-        FileNotFoundError: if a file does not exist.
+        ValueError: If a run has no measured step, or the two runs were centred differently.
+        FileNotFoundError: If a file does not exist.
 
     References:
         Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", tables 3 to 10.

@@ -32,12 +32,12 @@ class DynamicsHistory:
     """The measured steps of a run.
 
     Attributes:
-        steps: numbers of the optimiser steps, counted from 1.
-        measures: the measures of each step.
-        centering: the centring with which all of them were measured (see `training_dynamics`).
+        steps: Numbers of the optimiser steps, counted from 1.
+        measures: The measures of each step.
+        centering: The centring with which all of them were measured (see `training_dynamics`).
 
     Raises:
-        ValueError: if the numbers of steps and measures differ.
+        ValueError: If the numbers of steps and measures differ.
 
     Examples:
         >>> history = DynamicsHistory((100, 200), (StepDynamics(1.1, 0.9, 1.0, 1.2), StepDynamics(1.0, 0.8, 0.9, 1.1)))
@@ -65,7 +65,7 @@ class DynamicsHistory:
         """Collect one measure of all steps.
 
         Args:
-            name: a field or property of `StepDynamics`.
+            name: A field or property of `StepDynamics`.
 
         Returns:
             (steps,) float64; NaN where the measure is undefined, empty for no steps.
@@ -90,7 +90,7 @@ class DynamicsHistory:
         """Read what `to_dict` returned.
 
         Raises:
-            ValueError: if it does not hold a history.
+            ValueError: If it does not hold a history.
         """
         try:
             if state["format"] != FILE_FORMAT:
@@ -111,7 +111,7 @@ class DynamicsHistory:
         """Write the history as JSON, atomically: an interrupted call leaves the old file.
 
         Args:
-            path: the file; its folder is created if necessary.
+            path: The file; its folder is created if necessary.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,11 +124,11 @@ class DynamicsHistory:
         """Read what `save` wrote.
 
         Args:
-            path: the file.
+            path: The file.
 
         Raises:
-            FileNotFoundError: if the file does not exist.
-            ValueError: if it does not hold a history.
+            FileNotFoundError: If the file does not exist.
+            ValueError: If it does not hold a history.
         """
         try:
             state = json.loads(Path(path).read_text(encoding="utf-8"))

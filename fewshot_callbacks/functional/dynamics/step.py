@@ -29,12 +29,12 @@ class StepDynamics:
     """How the embeddings of one episode moved in one optimiser step.
 
     Attributes:
-        alpha: the scale that best explains the new embeddings by the old ones, `<X_o, X_n> / |X_o|^2`.
-        norm_ratio: phi, `|X_n - alpha X_o| / |X_n - X_o|` in [0, 1]: near 0 the step only rescaled the space; at 1 it
+        alpha: The scale that best explains the new embeddings by the old ones, `<X_o, X_n> / |X_o|^2`.
+        norm_ratio: Phi, `|X_n - alpha X_o| / |X_n - X_o|` in [0, 1]: near 0 the step only rescaled the space; at 1 it
             did not rescale the space at all.
-        psi_con: geometric mean over queries of (new / old) distance to the prototype of their class.
-        psi_div: geometric mean over queries and other classes of (new / old) distance to the prototypes of these.
-        undefined: the reasons why values are NaN; empty if none is.
+        psi_con: Geometric mean over queries of (new / old) distance to the prototype of their class.
+        psi_div: Geometric mean over queries and other classes of (new / old) distance to the prototypes of these.
+        undefined: The reasons why values are NaN; empty if none is.
 
     All other fields are NaN where they are undefined.
 
@@ -84,11 +84,11 @@ def training_dynamics(
     Args:
         before: (rows, dim) embeddings of all support and query images just before the step; the first `shots` rows of each
             class are its support.
-        after: embeddings of the same rows right after the step.
-        labels: the class of each row, any integers or words.
-        shots: number of support rows of each class.
-        episodes: number of consecutive episodes in the rows; alpha and phi are computed over all rows.
-        centering: what is subtracted from each embedding before alpha and phi are computed: `"points"` subtracts the
+        after: Embeddings of the same rows right after the step.
+        labels: The class of each row, any integers or words.
+        shots: Number of support rows of each class.
+        episodes: Number of consecutive episodes in the rows; alpha and phi are computed over all rows.
+        centering: What is subtracted from each embedding before alpha and phi are computed: `"points"` subtracts the
             average embedding, as the text of the paper says; `"coordinates"` the mean of the embedding's own
             coordinates, as the authors' published program does. Distances between embeddings do not depend on it.
 
@@ -99,7 +99,7 @@ def training_dynamics(
         (the ratios); alpha is 0 or less (the ratios to alpha); there is only one class (psi_div).
 
     Raises:
-        ValueError: if before and after have different shapes, or the rows do not form episodes.
+        ValueError: If before and after have different shapes, or the rows do not form episodes.
 
     References:
         Kim, Parviainen, Malde, "Distance-Ratio-Based Formulation for Metric Learning", section 3.1 and appendix C.
@@ -168,11 +168,11 @@ def check_centering(centering: str, owner: str) -> None:
     """Refuse a centering that there is not.
 
     Args:
-        centering: name of a centring.
-        owner: who was given it, for the message.
+        centering: Name of a centring.
+        owner: Who was given it, for the message.
 
     Raises:
-        ValueError: it is none of `Centering`.
+        ValueError: It is none of `Centering`.
     """
     if centering not in get_args(Centering):
         raise ValueError(

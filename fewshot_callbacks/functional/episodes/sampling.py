@@ -25,7 +25,7 @@ class EpisodeList:
     """A list of episodes, as positions in the data set.
 
     Attributes:
-        indices: int64 on the CPU, (episodes, ways, shots + queries); in each row, which is one class, the first `shots`
+        indices: `int64` on the CPU, (episodes, ways, shots + queries); in each row, which is one class, the first `shots`
             positions are the support and the rest the queries. No position occurs twice in an episode.
         ways: Classes in an episode.
         shots: Support images of each class.

@@ -25,7 +25,7 @@ def split_episode(
         shots: Support rows of each class.
 
     Returns:
-        support (ways, shots, dim) and query (ways, queries, dim), where ways * (shots + queries) = rows.
+        Support (ways, shots, dim) and query (ways, queries, dim), where ways * (shots + queries) = rows.
 
     Raises:
         ValueError: Labels are not one integer or word for each row; there is no row; classes have
@@ -76,7 +76,7 @@ def split_episodes(
         episodes: Number of episodes in the batch, at least 1.
 
     Returns:
-        support (episodes, ways, shots, dim) and query (episodes, ways, queries, dim), each episode as `split_episode` cuts
+        Support (episodes, ways, shots, dim) and query (episodes, ways, queries, dim), each episode as `split_episode` cuts
         it.
 
     Raises:

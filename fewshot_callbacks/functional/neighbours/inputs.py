@@ -43,14 +43,14 @@ def compared_sets(call: str, names: tuple[str, str], a: Any, b: Any, similarity:
     """Check two sets of vectors and measure them.
 
     Args:
-        call: the public function, for messages.
-        names: of the two arguments.
+        call: The public function, for messages.
+        names: Of the two arguments.
         a: (items, dim) vectors or binary codes.
-        b: others; None to compare a with itself.
-        similarity: how.
+        b: Others; None to compare a with itself.
+        similarity: How.
 
     Raises:
-        ValueError: if they are not finite matrices of equal dimension.
+        ValueError: If they are not finite matrices of equal dimension.
     """
     check_similarity(similarity)
     left, dim = _vectors(call, names[0], a, similarity)
@@ -79,7 +79,7 @@ def positive_whole(call: str, name: str, value: Any, fix: str, *, least: int = 1
     """Return a whole number of any library.
 
     Raises:
-        ValueError: if it is none, or below `least`.
+        ValueError: If it is none, or below `least`.
     """
     whole = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else None
     if whole is None or whole < least:
@@ -91,7 +91,7 @@ def chosen(call: str, queries: Any, items: int) -> Int[Tensor, "queries"]:
     """Return the indices of chosen queries; None chooses all.
 
     Raises:
-        ValueError: if they are not indices, or out of range.
+        ValueError: If they are not indices, or out of range.
     """
     if queries is None:
         return torch.arange(items)

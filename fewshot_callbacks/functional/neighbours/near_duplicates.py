@@ -73,18 +73,18 @@ def near_duplicates(
     Args:
         a: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
         b: (others, dim) a second set; by default the pairs within `a`.
-        at_least: the lowest score of a pair, in the units of the data. Which score means a duplicate depends on the
+        at_least: The lowest score of a pair, in the units of the data. Which score means a duplicate depends on the
             embedding: look at some pairs around the threshold.
         similarity: `cosine`, `dot`, `euclidean` (minus the distance) or `hamming` (minus the number of bits that differ).
-        most: largest number of pairs that are listed, those with the highest scores; all pairs are counted. A listed
+        most: Largest number of pairs that are listed, those with the highest scores; all pairs are counted. A listed
             pair takes 24 bytes, and a few times as much during the search.
-        memory_mb: bound on the memory beyond embeddings and pairs, in MB; None is 512.
+        memory_mb: Bound on the memory beyond embeddings and pairs, in MB; None is 512.
 
     Returns:
         A frozen result on the CPU; if no pair reaches the threshold, its tensors are empty.
 
     Raises:
-        ValueError: if shapes or types do not fit, a row holds NaN or Inf, `at_least` is outside the similarity's range,
+        ValueError: If shapes or types do not fit, a row holds NaN or Inf, `at_least` is outside the similarity's range,
             `most` < 0, or a single set has a single item.
 
     Examples:

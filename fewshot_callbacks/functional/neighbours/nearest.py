@@ -59,7 +59,7 @@ class Neighbours:
         """Rank of the first relevant neighbour, from 1; 0 where none of the k is relevant.
 
         Raises:
-            ValueError: if the neighbours were searched without labels.
+            ValueError: If the neighbours were searched without labels.
         """
         if self.relevant is None:
             raise ValueError("Neighbours.first_relevant needs labels. Pass them to nearest.")
@@ -95,8 +95,8 @@ def nearest(
         labels: (items,) integers or words; without them, `relevant` is None.
         gallery: (gallery, dim) items to search; by default the embeddings themselves.
         gallery_labels: (gallery,) labels of the gallery items; needed if both `labels` and `gallery` are given.
-        queries: indices of the embeddings that are queries, in any order, or a mask; by default all.
-        k: number of neighbours, at least 1.
+        queries: Indices of the embeddings that are queries, in any order, or a mask; by default all.
+        k: Number of neighbours, at least 1.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`; see `RetrievalSettings`.
         query_ids: (items,) identity of each embedding; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
@@ -105,14 +105,14 @@ def nearest(
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
         gallery_places: (gallery,) index of each gallery item in a larger gallery, of which this one is a part;
             `indices` and the order of ties refer to that larger gallery. See `merged`.
-        memory_mb: bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more
+        memory_mb: Bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more
             per bit.
 
     Returns:
         A frozen result on the CPU; -1 and NaN where a query has fewer than k candidates.
 
     Raises:
-        ValueError: if shapes or types do not fit, embeddings hold NaN or Inf, k < 1, a query is out of range, or no query
+        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, a query is out of range, or no query
             has a candidate.
 
     Examples:
@@ -167,13 +167,13 @@ def merged(*parts: Neighbours) -> Neighbours:
     gallery in one process.
 
     Args:
-        *parts: results for the same queries and the same k, at least one.
+        *parts: Results for the same queries and the same k, at least one.
 
     Returns:
         The neighbours in the whole gallery; `relevant` is None unless every part has it.
 
     Raises:
-        ValueError: if there is no part, the parts differ in queries or k, or two parts hold the same gallery item.
+        ValueError: If there is no part, the parts differ in queries or k, or two parts hold the same gallery item.
 
     Examples:
         >>> import torch

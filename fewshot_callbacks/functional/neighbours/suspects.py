@@ -100,12 +100,12 @@ def suspects(
         embeddings: (items, dim) finite floating-point rows; for `hamming` codes of -1 and +1, or 0 and 1.
         labels: (items,) integers or words, of at least two classes. Two items per class suffice; an item that is alone
             in its class can be a suspect, too, on little evidence.
-        k: number of neighbours that vote, at least 1. A larger k averages over more labels, some of them wrong; as a
+        k: Number of neighbours that vote, at least 1. A larger k averages over more labels, some of them wrong; as a
             rule, k should not exceed the number of items of a class.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`.
-        at_least: lowest probability of a wrong label, in [0, 1], at which an item is returned; 0 returns every item
+        at_least: Lowest probability of a wrong label, in [0, 1], at which an item is returned; 0 returns every item
             with a neighbour of another class.
-        memory_mb: bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours and their
+        memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours and their
             votes take additional memory that does not count towards the bound, about 100 bytes for each neighbour: 41
             MB at 31,730 items and k = 10.
 
@@ -113,7 +113,7 @@ def suspects(
         A frozen result on the CPU; if there is no suspect, its tensors are empty.
 
     Raises:
-        ValueError: if shapes or types do not fit, embeddings hold NaN or Inf, k < 1, `at_least` is outside [0, 1], or all
+        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, `at_least` is outside [0, 1], or all
             labels are the same.
 
     Examples:
@@ -173,9 +173,9 @@ def _odds_of_classes(
     """Return the log odds of other classes against the given one, wrong labels left aside, and the likeliest other class.
 
     Args:
-        classes: of each item, from 0 on.
-        votes: the classes of its neighbours, -1 for none.
-        number: of classes.
+        classes: Of each item, from 0 on.
+        votes: The classes of its neighbours, -1 for none.
+        number: Of classes.
     """
     items, k = votes.shape
     valid = votes >= 0

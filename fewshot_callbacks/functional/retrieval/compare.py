@@ -27,16 +27,16 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
     both ends are NaN.
 
     Args:
-        first: report of one evaluation.
-        second: report of another evaluation of the same queries in the same order, for instance with another model.
-        confidence: confidence level of the intervals, in (0, 1).
+        first: Report of one evaluation.
+        second: Report of another evaluation of the same queries in the same order, for instance with another model.
+        confidence: Confidence level of the intervals, in (0, 1).
 
     Returns:
         For each metric that both reports have: its two values, and the interval of first minus second. Empty if they
         share no metric.
 
     Raises:
-        ValueError: if the two reports are not of the same queries, or `confidence` is not in (0, 1).
+        ValueError: If the two reports are not of the same queries, or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch

@@ -49,17 +49,17 @@ def plan_evaluation(
     """Compute the number of pairs and operations, the memory and the tile size of an evaluation, before it runs.
 
     Args:
-        queries: number of queries; for one set (leave-one-out) equal to `gallery`.
-        gallery: number of gallery items.
-        dim: components of an embedding.
-        memory_mb: budget beyond the embeddings, in MB; None is the default.
-        relevant: number of relevant items of a typical query, 0 or more; the more there are, the narrower the tiles.
+        queries: Number of queries; for one set (leave-one-out) equal to `gallery`.
+        gallery: Number of gallery items.
+        dim: Components of an embedding.
+        memory_mb: Budget beyond the embeddings, in MB; None is the default.
+        relevant: Number of relevant items of a typical query, 0 or more; the more there are, the narrower the tiles.
 
     Returns:
         A frozen plan; all sizes are in bytes.
 
     Raises:
-        ValueError: if `queries`, `gallery`, `dim` or `memory_mb` is not positive, or `relevant` is negative.
+        ValueError: If `queries`, `gallery`, `dim` or `memory_mb` is not positive, or `relevant` is negative.
 
     Examples:
         >>> plan = plan_evaluation(158_652, 158_652, 512)

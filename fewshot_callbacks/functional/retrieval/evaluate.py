@@ -90,18 +90,18 @@ def evaluate_retrieval(
         query_places: (queries,) index of each query in the whole set, which determines the order of `per_query` and the
             random draws; by default, the queries of each process follow those of the previous process.
         gallery_places: (gallery,) index of each gallery item in the whole gallery.
-        processes: the processes that make this call together, each with a part of the sets, which may be empty. Each of
+        processes: The processes that make this call together, each with a part of the sets, which may be empty. Each of
             them returns the report of the whole sets, the same as a single process would. The parts of the gallery are
             exchanged in chunks, so that no process ever holds the whole gallery. See `metrics.TorchProcesses`.
-        progress: called with the number of pairs done and the number of all pairs.
-        **settings: see `RetrievalSettings`.
+        progress: Called with the number of pairs done and the number of all pairs.
+        **settings: See `RetrievalSettings`.
 
     Returns:
         A frozen report. Its means lie in [0, 1]; larger is better. Queries without a match, that is, without a relevant
         candidate, are left out of every mean; the report counts them in `queries_without_match`.
 
     Raises:
-        ValueError: if a shape, type or setting does not fit, embeddings hold NaN or Inf, a set is empty, or no query
+        ValueError: If a shape, type or setting does not fit, embeddings hold NaN or Inf, a set is empty, or no query
             has a relevant candidate.
 
     Examples:
@@ -303,10 +303,10 @@ def _grouped(
     """Compute Grouped Recall; where that cannot be, add a note, for the other metrics stand without it.
 
     Args:
-        notes: those of the report, to which one may be added.
-        sets: queries and gallery.
-        settings: those of the evaluation.
-        ranking: the finished pass over all pairs of these queries, of which much is reused; None if it was of a sample.
+        notes: Those of the report, to which one may be added.
+        sets: Queries and gallery.
+        settings: Those of the evaluation.
+        ranking: The finished pass over all pairs of these queries, of which much is reused; None if it was of a sample.
     """
     splits = _splits(notes, sets, settings)
     if splits is None:

@@ -89,14 +89,14 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
     Both sets should have about the same number of items per class: recall rises with that number.
 
     Args:
-        training: report of items of training classes, embedded in evaluation mode, without augmentation.
-        validation: report of items of classes that the model has not seen.
+        training: Report of items of training classes, embedded in evaluation mode, without augmentation.
+        validation: Report of items of classes that the model has not seen.
 
     Returns:
         The differences, in [-1, 1], for each K that both reports have; the two sets are taken as independent.
 
     Raises:
-        ValueError: if a report has no Grouped Recall, or the two have no K in common.
+        ValueError: If a report has no Grouped Recall, or the two have no K in common.
 
     Examples:
         >>> import torch

@@ -89,7 +89,7 @@ class GroupedRecall:
         The two sets are taken as independent, as training and validation classes are.
 
         Raises:
-            ValueError: if the groups differ in size, only one set has given groups, or the two differ in confidence
+            ValueError: If the groups differ in size, only one set has given groups, or the two differ in confidence
                 level or in how they count queries without a match.
         """
         if self.are_given != other.are_given or self.group_size is None or other.group_size is None:
@@ -147,7 +147,7 @@ def grouped_recall(
         labels: (items,) integers or words: a tensor, array, list or column of a table, as ids and groups are.
         gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
         gallery_labels: (gallery,) labels of the gallery items; items whose label no query has are in no group.
-        repeats: number of independent splits to average over, at least 1. The interval is the mean of the intervals of
+        repeats: Number of independent splits to average over, at least 1. The interval is the mean of the intervals of
             the splits, since all splits have the same items.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
@@ -155,13 +155,13 @@ def grouped_recall(
         query_groups: (queries,) group of each query: candidates of the query's own group are left out of its ranking,
             and count neither as hits nor as misses.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        **settings: see `RetrievalSettings`.
+        **settings: See `RetrievalSettings`.
 
     Returns:
         A frozen result with values in [0, 1]; larger is better.
 
     Raises:
-        ValueError: if a shape, type or setting does not fit, there are fewer labels than one group needs, or a group
+        ValueError: If a shape, type or setting does not fit, there are fewer labels than one group needs, or a group
             has no query with a relevant candidate (with `unmatched="miss"`: if no query has one).
 
     Examples:
@@ -205,14 +205,14 @@ def choose_groups(
     """Read the groups of labels that the settings give, or draw them at random.
 
     Args:
-        call: the public function, for messages.
-        name: name of the argument that gives groups, for messages.
-        inputs: queries and gallery.
-        settings: with given groups or a group size.
-        repeats: number of independent splits.
+        call: The public function, for messages.
+        name: Name of the argument that gives groups, for messages.
+        inputs: Queries and gallery.
+        settings: With given groups or a group size.
+        repeats: Number of independent splits.
 
     Raises:
-        ValueError: if a given group has a label that no query has, or there are fewer labels than a group needs.
+        ValueError: If a given group has a label that no query has, or there are fewer labels than a group needs.
     """
     if settings.label_groups is not None:
         groups = checked_groups(call, name, settings.label_groups)
@@ -230,13 +230,13 @@ def search_groups(
     """Compute Recall@K inside groups of labels; collective.
 
     Args:
-        inputs: queries and gallery.
-        splits: the labels of each group of each split, all of them labels of queries.
-        settings: settings of the evaluation.
-        ranking: a finished pass over all pairs, whose vectors, precision and best matches are used again.
+        inputs: Queries and gallery.
+        splits: The labels of each group of each split, all of them labels of queries.
+        settings: Settings of the evaluation.
+        ranking: A finished pass over all pairs, whose vectors, precision and best matches are used again.
 
     Raises:
-        GroupWithoutMatchError: if no query of some group has a match; where these count as misses, if no query has one.
+        GroupWithoutMatchError: If no query of some group has a match; where these count as misses, if no query has one.
     """
     inputs, best, device = inputs.as_one_set(), None, torch.device("cpu")
     if ranking is not None and bool(torch.isin(inputs.gallery_labels, inputs.query_labels).all()):

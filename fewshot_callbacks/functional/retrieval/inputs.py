@@ -150,21 +150,21 @@ def collect_inputs(
     """Validate the inputs of an evaluation, and share labels, ids and groups (never vectors) with every process.
 
     Args:
-        call: the public function, for messages.
-        processes: the processes that call this together. Each may hold nothing of a set, but must say whether there is a
+        call: The public function, for messages.
+        processes: The processes that call this together. Each may hold nothing of a set, but must say whether there is a
             gallery.
-        embeddings: queries of this process.
-        labels: labels of the queries.
-        gallery: gallery items of this process; None for one set.
-        gallery_labels: labels of the gallery items.
-        query_places: index of each query of this process among all; by default those of a process follow those of the
+        embeddings: Queries of this process.
+        labels: Labels of the queries.
+        gallery: Gallery items of this process; None for one set.
+        gallery_labels: Labels of the gallery items.
+        query_places: Index of each query of this process among all; by default those of a process follow those of the
             process before.
-        gallery_places: index of each gallery item of this process among all.
-        as_codes: pack binary codes.
-        **ids_and_groups: of the items of this process, as in `exclusion_codes`.
+        gallery_places: Index of each gallery item of this process among all.
+        as_codes: Pack binary codes.
+        **ids_and_groups: Of the items of this process, as in `exclusion_codes`.
 
     Raises:
-        ValueError: as `evaluate_retrieval` does; the same in every process.
+        ValueError: As `evaluate_retrieval` does; the same in every process.
     """
     same_set = gallery is None
     if same_set != (gallery_labels is None):

@@ -26,16 +26,16 @@ def label_groups(
     The split depends on the set of labels and the seed only: not on the order or the number of the items.
 
     Args:
-        labels: integers of any value, as a tensor, array or list; a repeated label counts once.
-        group_size: labels in each group, at least 2.
-        seed: seed of the random split.
-        repeats: number of independent splits.
+        labels: Integers of any value, as a tensor, array or list; a repeated label counts once.
+        group_size: Labels in each group, at least 2.
+        seed: Seed of the random split.
+        repeats: Number of independent splits.
 
     Returns:
         The labels of each group of each split, int64. The labels that remain, fewer than `group_size`, are in no group.
 
     Raises:
-        ValueError: if there are fewer labels than a group needs, `group_size` is below 2, `repeats` is below 1, or
+        ValueError: If there are fewer labels than a group needs, `group_size` is below 2, `repeats` is below 1, or
             labels are words.
 
     Examples:
@@ -69,12 +69,12 @@ def checked_groups(call: str, name: str, groups: Any) -> list[Labels]:
     """Read the groups that a caller gives.
 
     Args:
-        call: the public function, for the message.
-        name: name of the argument, for messages.
-        groups: the labels of each group, integers or words.
+        call: The public function, for the message.
+        name: Name of the argument, for messages.
+        groups: The labels of each group, integers or words.
 
     Raises:
-        ValueError: if they are not groups of at least two labels each, or a label is in two groups.
+        ValueError: If they are not groups of at least two labels each, or a label is in two groups.
     """
     like = f"such as {name}=[[0, 1, 2], [3, 4, 5]]."
     if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str) or not len(groups):
@@ -106,14 +106,14 @@ def given_split(
     """Make a split of the groups that a caller gives, all of whose labels must be labels of queries.
 
     Args:
-        call: the public function, for the message.
-        name: name of the argument, for messages.
-        groups: labels of each group, from `checked_groups`.
-        labels: labels of the queries.
-        label_names: the word of each label, if they were words.
+        call: The public function, for the message.
+        name: Name of the argument, for messages.
+        groups: Labels of each group, from `checked_groups`.
+        labels: Labels of the queries.
+        label_names: The word of each label, if they were words.
 
     Raises:
-        ValueError: if a group has a label that no query has, or one are words and the others integers.
+        ValueError: If a group has a label that no query has, or one are words and the others integers.
     """
     given = joined_labels(groups, call)
     if (given.words is None) != (label_names is None):

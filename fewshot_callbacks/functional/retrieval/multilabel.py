@@ -133,7 +133,7 @@ def evaluate_multilabel(
         targets: (queries, labels) zeros and ones: entry (i, j) is 1 if item i has label j.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, each without itself.
         gallery_targets: (gallery, labels) targets of the gallery items.
-        ndcg_gain: gain of a candidate: `exponential` is 2^grade - 1; `linear` is the grade itself, and is logged as
+        ndcg_gain: Gain of a candidate: `exponential` is 2^grade - 1; `linear` is the grade itself, and is logged as
             `ndcg@10_linear`.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
@@ -141,15 +141,15 @@ def evaluate_multilabel(
         query_groups: (queries,) group of each query, for instance the video of a frame: candidates of the query's own
             group are left out of its ranking, and count neither as hits nor as misses.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        progress: called with the number of pairs done and the number of all pairs.
-        **settings: see `RetrievalSettings`.
+        progress: Called with the number of pairs done and the number of all pairs.
+        **settings: See `RetrievalSettings`.
 
     Returns:
         A frozen report. Its values lie in [0, 1]; larger is better. Queries without a relevant candidate are left out
         of every mean; the report counts them in `queries_without_match`.
 
     Raises:
-        ValueError: if a shape, type or setting does not fit, embeddings hold NaN or Inf, a set is empty, or no query
+        ValueError: If a shape, type or setting does not fit, embeddings hold NaN or Inf, a set is empty, or no query
             has a relevant candidate.
 
     Examples:

@@ -24,16 +24,16 @@ class PairCounts:
     """Numbers of relevant and irrelevant pairs at thresholds and in bins of their score.
 
     Attributes:
-        thresholds: a pair is accepted if its score is at least the threshold; in any order.
-        true_positives: relevant pairs with at least the score of each threshold.
-        false_positives: irrelevant pairs with at least the score of each threshold.
-        relevant: number of relevant pairs.
-        irrelevant: number of irrelevant pairs.
-        edges: edges of the bins, ascending.
-        relevant_counts: relevant pairs of each bin.
-        irrelevant_counts: irrelevant pairs of each bin.
-        tolerance: each count is exact for a threshold that differs from the given one by at most this much.
-        sampled_below: the false positives at thresholds below this score, and the bins below it, are estimated from a
+        thresholds: A pair is accepted if its score is at least the threshold; in any order.
+        true_positives: Relevant pairs with at least the score of each threshold.
+        false_positives: Irrelevant pairs with at least the score of each threshold.
+        relevant: Number of relevant pairs.
+        irrelevant: Number of irrelevant pairs.
+        edges: Edges of the bins, ascending.
+        relevant_counts: Relevant pairs of each bin.
+        irrelevant_counts: Irrelevant pairs of each bin.
+        tolerance: Each count is exact for a threshold that differs from the given one by at most this much.
+        sampled_below: The false positives at thresholds below this score, and the bins below it, are estimated from a
             sample of the irrelevant pairs; -inf where all pairs were counted.
 
     Examples:
@@ -91,9 +91,9 @@ def thinned(
     """Count pairs at a few hundred thresholds: evenly spaced ones, and more where recall or false matches change.
 
     Args:
-        histogram: all pairs by their exact score, in fine bins.
-        to_scores: returns the scores that a user reads for exact scores.
-        known: thresholds that a user reads, with their true and false positives, which are among those counted.
+        histogram: All pairs by their exact score, in fine bins.
+        to_scores: Returns the scores that a user reads for exact scores.
+        known: Thresholds that a user reads, with their true and false positives, which are among those counted.
     """
     positives, negatives = histogram.positives, histogram.negatives
     tp, fp = (np.append(np.cumsum(counts[::-1])[::-1], 0) for counts in (positives, negatives))

@@ -52,16 +52,16 @@ def prototype_accuracy(
 
     Args:
         queries: (queries, dim) floating-point rows, finite.
-        query_labels: the class of each query, any integers.
+        query_labels: The class of each query, any integers.
         gallery: (gallery, dim) rows of the items that the prototypes are the means of.
-        gallery_labels: the class of each item.
-        similarity: similarity of query and prototype: `"cosine"`, `"dot"` or `"euclidean"`. A zero vector has cosine 0 to
+        gallery_labels: The class of each item.
+        similarity: Similarity of query and prototype: `"cosine"`, `"dot"` or `"euclidean"`. A zero vector has cosine 0 to
             everything.
-        same_set: queries and gallery are the same items in the same order. Each query is then left out of the prototype
+        same_set: Queries and gallery are the same items in the same order. Each query is then left out of the prototype
             of its own class.
-        memory_bytes: bound on the memory used beyond the embeddings, as far as 16 prototypes and the least that a pass over
+        memory_bytes: Bound on the memory used beyond the embeddings, as far as 16 prototypes and the least that a pass over
             these queries takes fit into it.
-        processes: who else holds queries and gallery items; the result is that of the queries given here.
+        processes: Who else holds queries and gallery items; the result is that of the queries given here.
 
     Returns:
         One value for each query: 1 where its own prototype is the most similar, 1 / n where it is one of n equally
@@ -69,7 +69,7 @@ def prototype_accuracy(
         gallery, or with one set none but the query itself.
 
     Raises:
-        ValueError: if the similarity is unknown, or one set is announced and two of different lengths are given.
+        ValueError: If the similarity is unknown, or one set is announced and two of different lengths are given.
 
     Examples:
         >>> import torch
@@ -113,11 +113,11 @@ def _count_others(
     """Count the prototypes of other classes that are more similar to each query than its own, and those that are as similar.
 
     Args:
-        queries: all queries.
-        query_class: the class number of each; -1 where it has no prototype.
-        means: the prototypes.
-        memory_bytes: budget of the pass over all pairs.
-        same_set: leave each query out of the mean of its class.
+        queries: All queries.
+        query_class: The class number of each; -1 where it has no prototype.
+        means: The prototypes.
+        memory_bytes: Budget of the pass over all pairs.
+        same_set: Leave each query out of the mean of its class.
     """
 
     def scored() -> Iterator[tuple[_Sums, ScoreTiles]]:
@@ -183,12 +183,12 @@ class _ClassMeans:
     """The means of all classes, over all processes.
 
     Args:
-        gallery: the items of this process.
-        item_class: class numbers of the items.
-        classes: the number of classes.
-        similarity: for cosine items are scaled to length 1 first.
-        memory_bytes: bound on the memory used at a time, half of which is left for the pass over all pairs.
-        processes: who else holds items.
+        gallery: The items of this process.
+        item_class: Class numbers of the items.
+        classes: The number of classes.
+        similarity: For cosine items are scaled to length 1 first.
+        memory_bytes: Bound on the memory used at a time, half of which is left for the pass over all pairs.
+        processes: Who else holds items.
     """
 
     def __init__(

@@ -43,9 +43,9 @@ def average_precision(
     """Sum of the precisions at the ranks of the relevant items, divided by the number of relevant items R.
 
     Args:
-        ranks: the ranks of some queries.
-        ties: the rule for equal keys.
-        cut: only ranks up to this one count; with `cut = R` this is MAP@R (Musgrave, Belongie and Lim,
+        ranks: The ranks of some queries.
+        ties: The rule for equal keys.
+        cut: Only ranks up to this one count; with `cut = R` this is MAP@R (Musgrave, Belongie and Lim,
             "A Metric Learning Reality Check", ECCV 2020). By default all ranks count: average precision.
 
     Returns:
@@ -60,11 +60,11 @@ def average_precision_at_k(
     """AP@k: the sum of the precisions at the ranks of the relevant items among the first k, divided as `divisor` says.
 
     Args:
-        ranks: the ranks of some queries.
-        k: how far to look, at least 1.
+        ranks: The ranks of some queries.
+        k: How far to look, at least 1.
         divisor: `"min"` divides by min(R, k), the largest value that the sum can have; `"relevant"` by R;
             `"found"` by the number of relevant items among the first k, as papers on hashing do.
-        ties: the rule for equal keys. With `"found"` the expected value is that of the ratio, and the optimistic order
+        ties: The rule for equal keys. With `"found"` the expected value is that of the ratio, and the optimistic order
             need not have the larger value: one more relevant item at rank k lowers a mean of high precisions.
 
     Returns:
@@ -181,9 +181,9 @@ def hits_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties = "expec
     """Count the (expected) relevant items among the first k; divided by k this is precision@k.
 
     Args:
-        ranks: the ranks of some queries.
-        k: how far to look, for each query; with `k = R`, `hits / R` is R-precision.
-        ties: the rule for equal keys.
+        ranks: The ranks of some queries.
+        k: How far to look, for each query; with `k = R`, `hits / R` is R-precision.
+        ties: The rule for equal keys.
 
     Returns:
         One value in [0, R] for each query; 0 for a query without a relevant candidate.
@@ -202,10 +202,10 @@ def precision_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[T
     """Precision@k: the (expected) number of relevant items among the first k, divided by k.
 
     Args:
-        ranks: the ranks of some queries.
-        k: how far to look, at least 1. The divisor is k also where a query has fewer than k candidates: the places that
+        ranks: The ranks of some queries.
+        k: How far to look, at least 1. The divisor is k also where a query has fewer than k candidates: the places that
             stay empty count as misses.
-        ties: the rule for equal keys.
+        ties: The rule for equal keys.
 
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
@@ -218,9 +218,9 @@ def ir_recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[T
     """Recall@k of information retrieval: the (expected) share of a query's relevant items that are among the first k.
 
     Args:
-        ranks: the ranks of some queries.
-        k: how far to look, at least 1. With R > k relevant items the largest possible value is k / R.
-        ties: the rule for equal keys.
+        ranks: The ranks of some queries.
+        k: How far to look, at least 1. With R > k relevant items the largest possible value is k / R.
+        ties: The rule for equal keys.
 
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.
@@ -256,8 +256,8 @@ def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, 
     """1 / rank of the first relevant item; its mean over the queries is the mean reciprocal rank (MRR).
 
     Args:
-        ranks: the ranks of some queries.
-        ties: the rule for equal keys. In a tied group of n candidates, r of them relevant, the first of these r is at place
+        ranks: The ranks of some queries.
+        ties: The rule for equal keys. In a tied group of n candidates, r of them relevant, the first of these r is at place
             x with probability C(n - x, r - 1) / C(n, r), the negative hypergeometric distribution.
 
     Returns:
@@ -319,9 +319,9 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
     this discount are those of Burges et al., "Learning to rank using gradient descent", ICML 2005.
 
     Args:
-        ranks: the ranks of some queries.
-        k: how far to look, at least 1.
-        ties: the rule for equal keys.
+        ranks: The ranks of some queries.
+        k: How far to look, at least 1.
+        ties: The rule for equal keys.
 
     Returns:
         One value in [0, 1] for each query; NaN for a query without a relevant candidate.

@@ -77,11 +77,11 @@ def notes_on(*, queries: int, without_match: int, tied: int, zero_vectors: int, 
     """Write the notes on what a reader of the means should know.
 
     Args:
-        queries: number of queries.
-        without_match: queries that have no relevant candidate.
-        tied: queries with a relevant item that ties with an irrelevant one.
-        zero_vectors: embeddings of length zero, where the similarity is cosine.
-        collapsed: all embeddings are the same vector.
+        queries: Number of queries.
+        without_match: Queries that have no relevant candidate.
+        tied: Queries with a relevant item that ties with an irrelevant one.
+        zero_vectors: Embeddings of length zero, where the similarity is cosine.
+        collapsed: All embeddings are the same vector.
     """
     notes = []
     if without_match:

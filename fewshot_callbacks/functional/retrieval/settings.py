@@ -187,14 +187,14 @@ class RetrievalSettings:
         """Read the settings that a function or class was given.
 
         Args:
-            target: the function or class, whose name messages begin with.
-            given: settings by name.
-            options: the settings it has.
-            names: name of a setting in the signature of `target` -> its name here, where these differ.
+            target: The function or class, whose name messages begin with.
+            given: Settings by name.
+            options: The settings it has.
+            names: Name of a setting in the signature of `target` -> its name here, where these differ.
 
         Raises:
-            UnknownSettingError: with a similar name.
-            ValueError: for a value that is wrong for any data, with what to pass instead.
+            UnknownSettingError: With a similar name.
+            ValueError: For a value that is wrong for any data, with what to pass instead.
         """
         known = _names_of(options, names or {})
         for name in given:
@@ -248,9 +248,9 @@ def shows_settings(
     mypy and editors read `Unpack[RetrievalOptions]`; this does the same for what reads signatures and docstrings.
 
     Args:
-        options: the settings, with their types.
-        names: name of a setting in `options` -> its name in `RetrievalSettings`, where these differ.
-        **defaults: those that differ from `RetrievalSettings`.
+        options: The settings, with their types.
+        names: Name of a setting in `options` -> its name in `RetrievalSettings`, where these differ.
+        **defaults: Those that differ from `RetrievalSettings`.
     """
 
     def decorate(target: T) -> T:
@@ -296,12 +296,12 @@ def check_settings(call: str, settings: RetrievalSettings, shown: Mapping[str, s
     """Refuse settings that are wrong for any data.
 
     Args:
-        call: the public function, for messages.
-        settings: in one form.
-        shown: the name that the function has for each of its settings, for messages.
+        call: The public function, for messages.
+        settings: In one form.
+        shown: The name that the function has for each of its settings, for messages.
 
     Raises:
-        ValueError: with the setting, its value and what to pass instead.
+        ValueError: With the setting, its value and what to pass instead.
     """
     check_similarity(settings.similarity)
     check_ties(settings.ties)
@@ -377,7 +377,7 @@ def compute_device(call: str, device: str | torch.device) -> torch.device:
     """Choose the device that computes scores; `"auto"` is the first CUDA device, or the CPU if there is none.
 
     Raises:
-        ValueError: for a device that does not exist, or that does not support float64.
+        ValueError: For a device that does not exist, or that does not support float64.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -412,7 +412,7 @@ def check_memory(call: str, memory_mb: object) -> None:
     """Refuse a bound on the memory that is not a positive number.
 
     Raises:
-        ValueError: with the default.
+        ValueError: With the default.
     """
     if not (_is_number(memory_mb) and memory_mb > 0):
         raise ValueError(

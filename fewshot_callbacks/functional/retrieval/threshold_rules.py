@@ -36,9 +36,9 @@ class PooledRequest:
         """Estimate how many negatives each operating point accepts.
 
         Args:
-            tp: relevant pairs at and above ascending scores, by a sample.
-            fp: negatives at and above them.
-            negatives: number of all negatives.
+            tp: Relevant pairs at and above ascending scores, by a sample.
+            fp: Negatives at and above them.
+            negatives: Number of all negatives.
         """
         relevant = tp[0]
         if not relevant:

@@ -71,8 +71,8 @@ def decide(first: PairCounts, request: PooledRequest) -> PooledDecisions:
     """Find the operating points after a pass.
 
     Args:
-        first: what is known of all pairs.
-        request: the requested operating points.
+        first: What is known of all pairs.
+        request: The requested operating points.
 
     Returns:
         The points; each is exact. The area under the curve is enclosed by proved bounds.
@@ -194,8 +194,8 @@ class _AtPrecision:
     it, and goes down as many negatives as may be accepted there.
 
     Args:
-        precision: at least this.
-        bounds: of the thresholds.
+        precision: At least this.
+        bounds: Of the thresholds.
     """
 
     def __init__(self, precision: float, bounds: tuple[float, float]) -> None:

@@ -26,8 +26,8 @@ def class_means(
     """Compute the mean over the queries of each class, rounded once, so that their order does not matter.
 
     Args:
-        values: one value for each query; NaN where the query has none, because nothing is relevant to it.
-        labels: the class of each query, any integers.
+        values: One value for each query; NaN where the query has none, because nothing is relevant to it.
+        labels: The class of each query, any integers.
 
     Returns:
         Labels in ascending order, the mean of each (float64), and how many queries it is of. Queries without a value
@@ -56,8 +56,8 @@ def macro_mean(values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"])
     The order of the queries and the names of the classes do not change its bits.
 
     Args:
-        values: one value for each query; NaN where it has none.
-        labels: the class of each query, any integers.
+        values: One value for each query; NaN where it has none.
+        labels: The class of each query, any integers.
 
     Examples:
         >>> import torch

@@ -103,9 +103,9 @@ def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Inte
     The module docstring gives the method and its sources. The result does not depend on the order of the values.
 
     Args:
-        values: independent values in [0, 1], such as the recall of each group.
-        confidence: confidence level, in (0, 1): the share of such intervals that contain the true mean.
-        parts: number of independent parts that each value is a mean of, such as the classes of a group. It is used only
+        values: Independent values in [0, 1], such as the recall of each group.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
+        parts: Number of independent parts that each value is a mean of, such as the classes of a group. It is used only
             where every value is 0 or every value is 1, since every part then has that value, too; elsewhere the
             variance is estimated from the values alone.
 
@@ -113,7 +113,7 @@ def mean_interval(values: Any, confidence: float = 0.95, parts: int = 1) -> Inte
         Both ends, in [0, 1]; NaN for fewer than two values.
 
     Raises:
-        ValueError: if a value is not in [0, 1], or `confidence` is not in (0, 1).
+        ValueError: If a value is not in [0, 1], or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch
@@ -138,15 +138,15 @@ def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95
     the names of the clusters.
 
     Args:
-        values: one value in [0, 1] for each query; queries with NaN are left out.
-        clusters: the class of each query, any integers or words.
-        confidence: confidence level, in (0, 1): the share of such intervals that contain the true mean.
+        values: One value in [0, 1] for each query; queries with NaN are left out.
+        clusters: The class of each query, any integers or words.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
 
     Returns:
         Both ends, in [0, 1]; NaN where there are fewer than two clusters.
 
     Raises:
-        ValueError: if a value is not in [0, 1], or `confidence` is not in (0, 1).
+        ValueError: If a value is not in [0, 1], or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch
@@ -166,9 +166,9 @@ def macro_mean_interval(
     """Compute the interval of the macro mean, with the classes as the independent units (see `mean_interval`).
 
     Args:
-        values: one value in [0, 1] for each query; NaN where it has none.
-        labels: the class of each query, any integers.
-        confidence: confidence level, in (0, 1): the share of such intervals that contain the true mean.
+        values: One value in [0, 1] for each query; NaN where it has none.
+        labels: The class of each query, any integers.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
 
     Returns:
         Both ends; NaN where fewer than two classes have a query with a value.
@@ -184,14 +184,14 @@ def paired_difference_interval(differences: Any, clusters: Any | None = None, co
 
     Args:
         differences: (items,) each a value of the first minus the value of the second, in [-1, 1]; NaN is left out.
-        clusters: the class of each difference, any integers or words, if differences are dependent inside classes.
-        confidence: confidence level, in (0, 1): the share of such intervals that contain the true difference.
+        clusters: The class of each difference, any integers or words, if differences are dependent inside classes.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true difference.
 
     Returns:
         Both ends, in [-1, 1]; NaN for fewer than two differences or clusters.
 
     Raises:
-        ValueError: if a difference is not in [-1, 1], or `confidence` is not in (0, 1).
+        ValueError: If a difference is not in [-1, 1], or `confidence` is not in (0, 1).
 
     Examples:
         >>> import torch
@@ -224,10 +224,10 @@ def independent_difference_interval(first: float, interval: Interval, second: fl
     """Compute the interval of the difference of two independent means from their intervals: MOVER (Zou and Donner, 2008).
 
     Args:
-        first: one mean.
-        interval: interval of the first mean.
-        second: the other mean.
-        other: interval of the other mean, with the same confidence.
+        first: One mean.
+        interval: Interval of the first mean.
+        second: The other mean.
+        other: Interval of the other mean, with the same confidence.
 
     Returns:
         Both ends of the interval of first minus second; NaN where one of the two is unknown.
@@ -279,11 +279,11 @@ def share_interval(mean: float, error: float, freedom: float, units: int, confid
     """Interval of a mean in [0, 1]: t interval on the logit scale, or Gaffke's where all units have the same value.
 
     Args:
-        mean: the estimate.
-        error: standard error of the estimate; 0 where all units have the same value.
-        freedom: degrees of freedom of the standard error.
-        units: independent values that the mean is of.
-        confidence: confidence level, in (0, 1): the share of such intervals that contain the true mean.
+        mean: The estimate.
+        error: Standard error of the estimate; 0 where all units have the same value.
+        freedom: Degrees of freedom of the standard error.
+        units: Independent values that the mean is of.
+        confidence: Confidence level, in (0, 1): the share of such intervals that contain the true mean.
     """
     from scipy.special import expit, logit  # noqa: PLC0415 - what is never evaluated needs no SciPy
 
@@ -337,8 +337,8 @@ def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
     Every sum is rounded once, so that the order of the units does not change a bit.
 
     Args:
-        means: mean over the queries of each unit.
-        sizes: number of queries of each unit.
+        means: Mean over the queries of each unit.
+        sizes: Number of queries of each unit.
     """
     units, queries = len(means), sum(sizes)
     shares = [size / queries for size in sizes]
