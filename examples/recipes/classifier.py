@@ -32,7 +32,7 @@ trainer = Trainer(
     limit_train_batches=10,
     callbacks=[
         RetrievalMonitor(source="encoder"),
-        # a shuffled batch holds many classes once, which have no scatter of their own
+        # a shuffled batch holds many classes once, which have no scatter within them
         DiscriminantRatioMonitor(source="encoder", skip_singletons=True),
     ],
     logger=False,

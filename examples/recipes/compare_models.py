@@ -14,7 +14,7 @@ second = evaluate_retrieval(centres[labels] + 1.4 * noise + 0.3 * torch.randn(60
 
 for name, difference in compare_reports(first, second).items():  # each query is compared with itself
     low, high = difference.interval
-    if math.isnan(low):  # metrics of pairs have no interval, since no query has a value of its own
+    if math.isnan(low):  # metrics of pairs have no interval, since they have no value for a single query
         continue
     verdict = "beyond chance" if difference.is_beyond_chance else "could be chance"
     print(f"{name:<20}{difference.first:.3f} - {difference.second:.3f}, {low:+.3f} to {high:+.3f}: {verdict}")

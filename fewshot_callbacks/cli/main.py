@@ -115,7 +115,7 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
 
 
 def _run_of(module: str, *, owns_process: bool) -> Callable[[Sequence[str]], int | None]:
-    """Import a command; in a process of its own without garbage collections, which cost 0.5 s there and find nothing."""
+    """Import a command; in a separate process without garbage collections, which cost 0.5 s there and find nothing."""
     if owns_process:
         gc.disable()
     try:

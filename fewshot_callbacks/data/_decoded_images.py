@@ -48,5 +48,5 @@ class DecodedImages:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the images out: a worker that starts as a process of its own reads its part itself."""
+        """Leave the images out: a spawned worker reads its part itself."""
         return self.__dict__ | {"_images": {}, "_bytes": 0}

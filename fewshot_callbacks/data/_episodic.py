@@ -188,8 +188,8 @@ class EpisodicDataModule(EvaluationEpisodes, TrainingBatches, LightningDataModul
 
     Batches are tuples: images (float, images x channels x height x width) and labels (int64, 0 ... C-1 in the split).
 
-    A subclass adds settings as this class does (`with_settings`). One with a constructor of its own gives what it adds
-    to `save_hyperparameters` as a dict, since Lightning saves the fields of a dataclass alone.
+    A subclass adds settings as this class does (`with_settings`). One that defines `__init__` passes what it adds to
+    `save_hyperparameters` as a dict, since Lightning saves the fields of a dataclass alone.
 
     Args:
         batch_size: Images in an evaluation batch.

@@ -49,7 +49,7 @@ class PhotoTransform:
 def jitter_colours(images: Float[Tensor, "images 3 height width"], strength: float) -> None:
     """Change the brightness, the contrast and the saturation of each image at random, in this order and in place.
 
-    Each is scaled by a factor of its own, uniform in 1 ± strength and at least 0: brightness towards black, contrast
+    Each is scaled by its own factor, uniform in 1 ± strength and at least 0: brightness towards black, contrast
     towards the mean grey of the image, saturation towards the grey of each pixel. Values are cut to [0, 1] after each,
     as Pillow's `ImageEnhance` does.
 

@@ -25,7 +25,7 @@ def row_numbers(vectors: Tensor) -> Int[Tensor, "items"]:
     """Return the same number for equal rows (and for no others), so that what repeats is scored once.
 
     Rows are compared bit by bit after -0.0 became 0.0; candidates come from a hash of 64 bits, and each is checked. Should
-    the hash of two different rows be the same, the copies of one of them get numbers of their own, which only costs time.
+    the hash of two different rows be the same, the copies of one of them get separate numbers, which only costs time.
     """
     wide = torch.int64 if vectors.dtype == torch.float64 else torch.int32
     generator = torch.Generator().manual_seed(0)

@@ -6,7 +6,7 @@ whose pairs no longer fit into the list leaves no trace but its mark in `todo`, 
 worked off. `place_pairs` does that: it places a pair by its estimate or else by a float64 product, and lists what is still
 open.
 
-The search among the thresholds has a kernel of its own because one for a whole tile holds 64 estimates, addresses and
+The search among the thresholds has a separate kernel because one for a whole tile holds 64 estimates, addresses and
 float64 thresholds in each thread: compiled for the H100 (sm_90, Triton 3.9), 9 kB of a thread go to memory and back.
 
 Nothing here needs more than Triton 3.2, and all of it runs in Triton's interpreter, which tests it. The interpreter
