@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks.cli._options import OneLineErrors
+from fewshot_callbacks.cli.training_length import TrainingLength, notes_on_lengths, training_length
 from fewshot_callbacks.functional.dynamics import DynamicsComparison, DynamicsHistory, compare_dynamics, without_nan
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy
 from fewshot_callbacks.functional.retrieval import RetrievalReport, compare_reports
@@ -89,14 +90,19 @@ def run(arguments: Sequence[str]) -> None:
             f"{lacking} holds no {DYNAMICS}, and {why}. Give the folder of a run of 'fewshot "
             f"fit', such as runs/version_0; TrainingDynamicsMonitor writes {DYNAMICS} once it has measured a step."
         )
+    lengths = [training_length(run if run.is_dir() else run.parent) for run in options.runs]
+    notes = notes_on_lengths(names, lengths)
     dynamics = None
     if None not in histories:
         dynamics = compare_dynamics(histories[0], histories[1], names=names)  # type: ignore[arg-type]
     tests = [tested(folder) for folder in options.runs] if options.test and all(testable) else []  # takes longest
     if options.json:
-        print(json.dumps(without_nan(as_dict(names, options.runs, tests, dynamics)), indent=2))
+        runs = _runs_as_dicts(names, options.runs, lengths, tests)
+        print(json.dumps(without_nan({"runs": runs, "notes": notes} | as_dict(tests, dynamics)), indent=2))
         return
     console = Console()
+    for note in notes:
+        console.print(note, soft_wrap=True, markup=False, highlight=False)
     if tests:
         console.print(test_table(names, tests))
     else:
@@ -247,10 +253,24 @@ def _protocol(accuracy: EpisodeAccuracy | None) -> str:
     return f"{accuracy.ways}-way {accuracy.shots}-shot, {accuracy.n} episodes, list {accuracy.episodes_hash}"
 
 
-def as_dict(
-    names: Sequence[str], runs: Sequence[Path], tests: Sequence[Tested], dynamics: DynamicsComparison | None
-) -> dict[str, Any]:
-    """Everything, for JSON; a number that is none is null."""
+def _runs_as_dicts(
+    names: Sequence[str], runs: Sequence[Path], lengths: Sequence[TrainingLength | None], tests: Sequence[Tested]
+) -> list[dict[str, Any]]:
+    """Both runs, for JSON: how far each was trained, null where that is unknown, and its tests if there are any."""
+    return [
+        {
+            "name": name,
+            "folder": str(folder),
+            "epochs": None if length is None else length.epochs,
+            "steps": None if length is None else length.steps,
+        }
+        | ({"test": tests[i].to_dict()} if tests else {})
+        for i, (name, folder, length) in enumerate(zip(names, runs, lengths, strict=True))
+    ]
+
+
+def as_dict(tests: Sequence[Tested], dynamics: DynamicsComparison | None) -> dict[str, Any]:
+    """What was compared, for JSON; a number that is none is null."""
     found = differences_of(tests) if tests else {}
     if tests and tests[0].accuracy is not None and tests[1].accuracy is not None:
         found = {"accuracy": tests[1].accuracy.minus(tests[0].accuracy), **found}
@@ -264,10 +284,6 @@ def as_dict(
         for name, one in found.items()
     }
     return {
-        "runs": [
-            {"name": name, "folder": str(folder)} | ({"test": tests[i].to_dict()} if tests else {})
-            for i, (name, folder) in enumerate(zip(names, runs, strict=True))
-        ],
         "differences": differences,  # of the second run minus the first
         "dynamics": None if dynamics is None else dynamics.to_dict(),
     }

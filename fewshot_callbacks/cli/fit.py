@@ -86,9 +86,8 @@ class FewshotCLI(LightningCLI):
     def before_fit(self) -> None:
         """Find now what would only show when the trained network is evaluated."""
         if isinstance(self.datamodule, ImageDataModule):
-            self.datamodule.check_training()
-            if isinstance(self.model, ProtoNet) or self.datamodule.episodic_evaluation:
-                self.datamodule.check_evaluation()
+            in_episodes = isinstance(self.model, ProtoNet) or self.datamodule.episodic_evaluation
+            self.datamodule.check_splits("train", *(("val", "test") if in_episodes else ()))
         self._check_weights()
 
     def before_validate(self) -> None:
@@ -128,9 +127,12 @@ class InterruptReport(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Note the checkpoints that are there."""
-        checkpoint = trainer.checkpoint_callback
-        best, last = (getattr(checkpoint, f"{which}_model_path", "") for which in ("best", "last"))
-        kept = list(dict.fromkeys(file for file in (best, last) if file and Path(file).is_file()))
+        files = [
+            getattr(checkpoint, f"{which}_model_path", "")
+            for checkpoint in trainer.checkpoint_callbacks
+            for which in ("best", "last")
+        ]
+        kept = list(dict.fromkeys(file for file in files if file and Path(file).is_file()))
         if trainer.state.fn != "fit":
             return
         if kept:

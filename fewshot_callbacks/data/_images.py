@@ -228,9 +228,7 @@ class ImageDataModule(EpisodicDataModule):
         Raises:
             ValueError: A class is too small; names it, the split, and both numbers.
         """
-        splits: tuple[Split, ...] = ("val", "test") if self._why_no_validation() is None else ("test",)
-        for split in splits:
-            self._check_episodes(split, "test_", self.test_ways, self.test_shots, self.test_queries)
+        self.check_splits("val", "test")
 
     def check_training(self) -> None:
         """Check that the training classes suffice for the requested episodes or batches.
@@ -238,26 +236,37 @@ class ImageDataModule(EpisodicDataModule):
         Raises:
             ValueError: A class is too small; names it and both numbers.
         """
-        if self.classes_per_batch is None:
-            self._check_episodes("train", "", self.ways, self.shots, self.queries)
-            return
-        images = self.images("train")
-        check_class_balance(images.labels, self.classes_per_batch, self.items_per_class, images.class_names)
+        self.check_splits("train")
 
-    def _check_episodes(self, split: Split, prefix: str, ways: int, shots: int, queries: int) -> None:
+    def check_splits(self, *splits: Split) -> None:
+        """Check that the classes of each of these splits suffice for what is requested of it.
+
+        Args:
+            splits: "train", "val" or "test"; a validation split that is left out by choice is passed over.
+
+        Raises:
+            ValueError: Names each split with a class that is too small, the class, and the options that would fit.
+        """
+        listed = [split for split in splits if split != "val" or self._why_no_validation() is None]
+        problems = [problem for split in listed if (problem := self._problem(split)) is not None]
+        if problems:
+            raise ValueError(" ".join(problems))
+
+    def _problem(self, split: Split) -> str | None:
+        """Say why the classes of a split do not suffice for its episodes or batches; None if they do."""
         images = self.images(split)
+        prefix = "--data." if split == "train" else "--data.test_"
+        batches = split == "train" and self.classes_per_batch is not None
+        names = ("classes_per_batch", "items_per_class") if batches else ("ways", "shots", "queries")
+        sizes: dict[str, int] = {name: getattr(self, f"{prefix.removeprefix('--data.')}{name}") for name in names}
+        check = check_class_balance if batches else check_classes_suffice
         try:
-            check_classes_suffice(
-                images.labels, ways=ways, shots=shots, queries=queries, class_names=images.class_names
-            )
+            check(images.labels, **sizes, class_names=images.class_names, prefix=prefix)
         except ValueError as error:
-            names = ", ".join(
-                f"--data.{prefix}{size} {value}"
-                for size, value in (("ways", ways), ("shots", shots), ("queries", queries))
-            )
-            raise ValueError(
-                f"The {split} classes do not suffice for the requested episodes ({names}): {error}"
-            ) from error
+            options = ", ".join(f"{prefix}{name} {size}" for name, size in sizes.items())
+            what = "batches" if batches else "episodes"
+            return f"The {split} classes do not suffice for the requested {what} ({options}): {error}"
+        return None
 
     def _why_no_validation(self) -> str | None:
         """Where there is no validation split by choice: which, and how to get one."""

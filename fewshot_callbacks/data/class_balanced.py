@@ -134,7 +134,11 @@ def check_batch_sizes(classes_per_batch: int, items_per_class: int) -> None:
 
 
 def check_class_balance(
-    labels: Int[Tensor, "items"], classes_per_batch: int, items_per_class: int, class_names: ClassNames | None = None
+    labels: Int[Tensor, "items"],
+    classes_per_batch: int,
+    items_per_class: int,
+    class_names: ClassNames | None = None,
+    prefix: str = "",
 ) -> None:
     """Refuse labels of which batches of these sizes cannot be drawn.
 
@@ -143,6 +147,7 @@ def check_class_balance(
         classes_per_batch: P.
         items_per_class: K.
         class_names: Names for the error messages, by label.
+        prefix: What stands before the names of the two sizes in the advice of a message, such as `--data.`.
 
     Raises:
         ValueError: A number is too small, there are too few classes, or a class has too few items.
@@ -156,7 +161,7 @@ def check_class_balance(
     classes, counts = torch.unique(labels, return_counts=True)
     if len(classes) < classes_per_batch:
         fix = (
-            f"Use classes_per_batch <= {len(classes)} or add classes"
+            f"Use {prefix}classes_per_batch <= {len(classes)} or add classes"
             if len(classes)
             else "Pass the labels of the data set"
         )
@@ -166,7 +171,7 @@ def check_class_balance(
         smallest = int(counts.argmin())
         size = int(counts[smallest])
         several = f", the smallest of {too_small} classes that are too small" if too_small > 1 else ""
-        fewer = f"Use items_per_class <= {size} or drop" if size > 1 else "Drop"
+        fewer = f"Use {prefix}items_per_class <= {size} or drop" if size > 1 else "Drop"
         raise ValueError(
             f"items_per_class={items_per_class}, but class {class_name(int(classes[smallest]), class_names)} has {size} "
             f"item{'s' if size > 1 else ''}{several}. {fewer} {'these classes' if too_small > 1 else 'the class'}."

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from fewshot_callbacks.cli.compare import DYNAMICS, best_checkpoint
 from fewshot_callbacks.cli.main import main
@@ -18,7 +19,9 @@ trainer:
     - class_path: fewshot_callbacks.callbacks.TrainingDynamicsMonitor
       init_args: {every_n_steps: 1}
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint
-      init_args: {monitor: val/mAP, mode: max, filename: best, save_last: true}
+      init_args: {monitor: val/mAP, mode: max, filename: best}
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {filename: last}
 """
 
 
@@ -74,6 +77,8 @@ def test_both_are_tested_on_the_same_episodes_and_their_steps_compared(runs, cap
     ):
         assert word in screen
     assert "6 and 6 measured steps" in screen
+    assert "stopped" not in screen
+    assert "may come from that alone" not in screen
 
 
 def test_json_holds_what_the_table_shows(runs, capsys):
@@ -81,6 +86,8 @@ def test_json_holds_what_the_table_shows(runs, capsys):
     assert main(["compare", *words(runs), "--json", "--names", "one", "two"]) == 0
     result = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert [run["name"] for run in result["runs"]] == ["one", "two"]
+    assert [(run["epochs"], run["steps"]) for run in result["runs"]] == [(2, 6), (2, 6)]
+    assert result["notes"] == []
     first, second = (run["test"] for run in result["runs"])
     assert first["episodes_hash"] == second["episodes_hash"]
     assert result["differences"]["accuracy"]["value"] == pytest.approx(second["accuracy"] - first["accuracy"])
@@ -108,6 +115,29 @@ def test_steps_alone_when_asked_for(runs, capsys):
     screen = capsys.readouterr().out
     assert "Not tested: as requested." in screen
     assert "con-alpha" in screen
+
+
+def test_an_interrupted_run_is_told_before_the_table(runs, tmp_path, capsys):
+    # the first run as an interrupt leaves it: ten epochs were asked for; the second as one that was trained for more steps
+    interrupted, longer = tmp_path / "interrupted", tmp_path / "longer"
+    for run, copy in zip(runs, (interrupted, longer), strict=True):
+        shutil.copytree(run, copy)
+    config = interrupted / "config.yaml"
+    config.write_text(config.read_text().replace("max_epochs: 2", "max_epochs: 10"))
+    last = longer / "checkpoints" / "last.ckpt"
+    torch.save(torch.load(last, weights_only=True) | {"global_step": 12}, last)
+    told = [
+        "softmax stopped at epoch 2 of 10, by its last checkpoint: its numbers are those of an unfinished training.",
+        "softmax was trained for 2 epochs (6 steps), dr for 2 (12): a difference between the two may come from that "
+        "alone.",
+    ]
+    assert main(["compare", str(interrupted), str(longer), "--test", "false"]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == told
+    files = [str(folder / DYNAMICS) for folder in (interrupted, longer)]
+    assert main(["compare", *files, "--names", "softmax", "dr", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["notes"] == told
+    assert [(run["epochs"], run["steps"]) for run in result["runs"]] == [(2, 6), (2, 12)]
 
 
 def test_the_newest_best_checkpoint_is_tested(tmp_path):

@@ -24,7 +24,9 @@ trainer:
     - class_path: fewshot_callbacks.callbacks.RetrievalMonitor
       init_args: {group_size: null}
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint
-      init_args: {monitor: val/mAP, mode: max, filename: best, save_last: true}
+      init_args: {monitor: val/mAP, mode: max, filename: best}
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {filename: last}
 """
 SMALL = [
     *("--data.image_size=16", "--data.shots=1", "--data.queries=2", "--data.test_shots=1", "--data.test_queries=2"),
@@ -160,8 +162,12 @@ def test_numbers_in_other_forms():
         (["--data.root=nowhere"], "There is no folder nowhere. It should hold the folders 'train', 'val' and 'test'."),
         (["--data.val_folder=valid"], "images holds no folder 'valid' for val. Make it, or pass val_folder=... or"),
         (["--data.ways=9"], "The train classes do not suffice for the requested episodes (--data.ways 9, --data.shots 1"),
-        (["--data.queries=9"], "class 'train0' has 4, the smallest of 5 classes that are too small. Use queries <= 3"),
+        (["--data.queries=9"], "class 'train0' has 4, the smallest of 5 classes that are too small. "
+                              "Use --data.queries <= 3 or drop these classes."),
         (["--data.test_queries=9"], "(--data.test_ways 5, --data.test_shots 1, --data.test_queries 9)"),
+        (["--data.test_queries=9"], "class 'val0' has 4, the smallest of 5 classes that are too small. "
+                              "Use --data.test_queries <= 3 or drop these classes."),
+        (["--data.test_ways=9"], "The val classes do not suffice for the requested episodes (--data.test_ways 9,"),
         (["--data.ways=0"], "fewshot fit: ways is 0; an episode needs at least one. Use ways >= 1."),
         (["--model.learning_rate=-1"], "learning_rate=-1.0: Adam needs a positive step."),
         (["--trainer.max_epochs=-5"], "`max_epochs` must be a non-negative integer or -1. You passed in -5"),
@@ -172,6 +178,19 @@ def test_data_that_cannot_be_used_is_one_line(words, line, there, capsys):
     said = last_line(capsys)
     assert said.startswith("fewshot fit: ")
     assert line in said
+
+
+def test_all_splits_that_are_too_small_are_one_mistake(there, capsys):
+    small = [*SMALL, "--data.queries=9", "--data.test_shots=4", "--data.test_ways=6", "--trainer.logger=false"]
+    assert main(["fit", "--config", FOLDER, "--data.root=images", *small]) == 1
+    said = last_line(capsys)
+    for split, fix in (
+        ("train", "--data.queries <= 3"),
+        ("val", "--data.test_ways <= 5"),
+        ("test", "--data.test_ways <= 5"),
+    ):
+        assert said.count(f"The {split} classes do not suffice") == 1
+        assert f"Use {fix} or" in said.partition(f"The {split} classes")[2].partition("do not suffice")[2]
 
 
 @pytest.mark.parametrize(("workers", "broken"), [(0, b""), (0, b"no image"), (1, None)])

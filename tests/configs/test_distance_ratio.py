@@ -50,10 +50,19 @@ def test_the_command_line_takes_it_for_what_its_name_says(cell, capsys):
     assert [values[f"test_{key}"] for key in ("ways", "shots", "queries", "episodes")] == [5, shots, 15, 600]
     assert values["val_episodes"] == 100
     assert (values["episodes"], trainer["max_epochs"]) == (100, {1: 600, 5: 400}[shots])
-    (checkpoint,) = [c["init_args"] for c in trainer["callbacks"] if c["class_path"].endswith("ModelCheckpoint")]
+    checkpoint, last = [c["init_args"] for c in trainer["callbacks"] if c["class_path"].endswith("ModelCheckpoint")]
     assert (checkpoint["monitor"], checkpoint["mode"], checkpoint["filename"]) == ("val/accuracy", "max", "best")
+    assert (last["monitor"], last["filename"]) == (None, "last")  # keeps the newest
     monitors = [c["class_path"].rpartition(".")[2] for c in trainer["callbacks"]]
-    assert monitors == ["DiscriminantRatioMonitor", "RetrievalMonitor", "TrainingDynamicsMonitor", "ModelCheckpoint"]
+    assert monitors == [
+        *(
+            "DiscriminantRatioMonitor",
+            "RetrievalMonitor",
+            "TrainingDynamicsMonitor",
+            "ModelCheckpoint",
+            "ModelCheckpoint",
+        )
+    ]
     assert f"--config configs/distance_ratio/{path.name} --data.root ROOT" in path.read_text()
 
 

@@ -1,5 +1,6 @@
 """Folders of images: what is served, what is refused, and in which words."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -284,5 +285,29 @@ def test_evaluation_classes_that_are_too_small_are_named_before_a_training(root:
     ):
         data.check_evaluation()
     (root / "val" / CLASSES["val"][0] / "3.png").unlink()
-    with pytest.raises(ValueError, match=rf"The val classes do not suffice .* class '{CLASSES['val'][0]}' has 3"):
+    both = rf"The val classes do not suffice .* class '{CLASSES['val'][0]}' has 3.* The test classes .* class '{name}' has 3"
+    with pytest.raises(ValueError, match=both):
         ImageFolderDataModule(root, **(SMALL | {"test_queries": 3})).check_evaluation()
+
+
+def test_each_split_that_is_too_small_is_named_with_the_options_that_would_fit(root: Path) -> None:
+    for split in ("train", "val"):
+        (root / split / CLASSES[split][0] / "3.png").unlink()
+    settings = SMALL | {"queries": 3, "test_shots": 3}
+    found = (
+        "The train classes do not suffice for the requested episodes (--data.ways 2, --data.shots 1, --data.queries 3): "
+        f"2-way 1-shot with 3 queries needs 4 images per class; class '{CLASSES['train'][0]}' has 3. "
+        "Use --data.queries <= 2 or drop the class. "
+        "The val classes do not suffice for the requested episodes (--data.test_ways 2, --data.test_shots 3, "
+        f"--data.test_queries 1): 2-way 3-shot with 1 queries needs 4 images per class; class '{CLASSES['val'][0]}' has 3. "
+        "Use --data.test_shots 1 with --data.test_queries <= 2 or drop the class."
+    )
+    with pytest.raises(ValueError, match=re.escape(found)):
+        ImageFolderDataModule(root, **settings).check_splits("train", "val", "test")
+    batches = ImageFolderDataModule(root, **settings, classes_per_batch=2, items_per_class=4)
+    with pytest.raises(
+        ValueError,
+        match=r"The train classes do not suffice for the requested batches \(--data.classes_per_"
+        r"batch 2, --data.items_per_class 4\): .* Use --data.items_per_class <= 3 or .* The val classes do",
+    ):
+        batches.check_splits("train", "val", "test")

@@ -190,7 +190,7 @@ def check_episode_sizes(**sizes: int) -> None:
 
 
 def check_classes_suffice(
-    labels: Any, *, ways: int, shots: int, queries: int, class_names: ClassNames | None = None
+    labels: Any, *, ways: int, shots: int, queries: int, class_names: ClassNames | None = None, prefix: str = ""
 ) -> None:
     """Refuse a set of which episodes of these sizes cannot be drawn.
 
@@ -200,6 +200,7 @@ def check_classes_suffice(
         shots: Support images of each class.
         queries: Query images of each class.
         class_names: Names for the error messages, by label.
+        prefix: What stands before the names of the three sizes in the advice of a message, such as `--data.test_`.
 
     Raises:
         ValueError: As `sample_episodes` does.
@@ -212,27 +213,34 @@ def check_classes_suffice(
     """
     numbers, words = as_labels(labels, "labels", "check_classes_suffice").numbered()
     classes, counts = torch.unique(numbers.cpu(), return_counts=True)
-    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=words or class_names)
+    names = words or class_names
+    _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=names, prefix=prefix)
 
 
 def _check_classes(
-    classes: Tensor, counts: Tensor, *, ways: int, shots: int, queries: int, names: ClassNames | None
+    classes: Tensor, counts: Tensor, *, ways: int, shots: int, queries: int, names: ClassNames | None, prefix: str = ""
 ) -> None:
     if len(classes) < ways:
         raise ValueError(
             f"{ways}-way episodes need {ways} classes; the labels hold {len(classes)}. "
-            + (f"Use ways <= {len(classes)} or add classes." if len(classes) else "Pass the labels of the data set.")
+            + (
+                f"Use {prefix}ways <= {len(classes)} or add classes."
+                if len(classes)
+                else "Pass the labels of the data set."
+            )
         )
     needed, too_small = shots + queries, int((counts < shots + queries).sum())
     if too_small:
         smallest = int(counts.argmin())
         size = int(counts[smallest])
         several = f", the smallest of {too_small} classes that are too small" if too_small > 1 else ""
-        fewer = f"Use queries <= {size - shots}" if size > shots else "Use fewer shots and queries"
+        fewer = f"Use {prefix}queries <= {size - shots} or drop"
+        if size <= shots:
+            fewer = f"Use {prefix}shots 1 with {prefix}queries <= {size - 1} or drop" if size > 1 else "Drop"
         raise ValueError(
             f"{ways}-way {shots}-shot with {queries} queries needs {needed} images per class; class "
             f"{class_name(int(classes[smallest]), names)} has {size}{several}. "
-            f"{fewer} or drop {'these classes' if too_small > 1 else 'the class'}."
+            f"{fewer} {'these classes' if too_small > 1 else 'the class'}."
         )
 
 

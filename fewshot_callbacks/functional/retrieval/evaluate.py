@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -170,7 +170,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             raise ValueError(_no_match(asked))
         pooled = decide(counts, _request(settings))
         ranking.release()
-        notes = _notes(ranking, per_query, processes)
+        notes = _notes(ranking, per_query, processes) + _note_of_rates(settings.false_match_rates, pooled)
         memory_note = _memory_note(ranking, processes, budget)
         if asked.drawn is not None:
             notes.insert(
@@ -328,6 +328,19 @@ def _note_of_longest(ranking: Pass, processes: Processes) -> list[str]:
     return [
         f"{which} is {ratio:.2g} times as long as the median embedding. The metrics are exact, but the evaluation is slow "
         'with it. Look for a diverged batch, drop the row, or use similarity="cosine".'
+    ]
+
+
+def _note_of_rates(rates: Sequence[float], pooled: PooledDecisions) -> list[str]:
+    """Note false match rates below that of a single irrelevant pair, which only more data can show."""
+    pairs = pooled.pair_counts.irrelevant
+    smaller = [f"{rate:g}" for rate in rates if pairs and rate < 1 / pairs]
+    if not smaller:
+        return []
+    return [
+        f"A false match rate below {1 / pairs:.3g} (1 / {pairs:,}) cannot be measured with {pairs:,} irrelevant pairs: at "
+        f"{', '.join(smaller)} the threshold only excludes every irrelevant pair of this set, and new data may exceed the "
+        "rate."
     ]
 
 

@@ -136,7 +136,8 @@ class RetrievalSettings:
     definitions that search thresholds in [0, 1]."""
     false_match_rates: Sequence[float] = ()
     """Rates in (0, 1): for each, report the pooled share of relevant pairs that are rejected by the threshold that
-    accepts at most this share of the irrelevant pairs (FNMR at FMR), logged as `fnmr@fmr0.001`."""
+    accepts at most this share of the irrelevant pairs (FNMR at FMR), logged as `fnmr@fmr0.001`. A note names the rates
+    that are too small for the number of irrelevant pairs."""
     equal_error_rate: bool = False
     """Also report the rate at which these two shares are equal, as `eer`. It may take a second pass over all pairs."""
     auc_pr: bool = False

@@ -128,7 +128,12 @@ LONG = torch.tensor([0] * 20 + [12] * 12 + [13] * 16)
             r"needs 19 images per class; class 'heron' has 12, the smallest of 2 classes that are too small\. "
             r"Use queries <= 11 or drop these classes\.",
         ),
-        (LONG, {"ways": 2, "shots": 12, "queries": 1}, r"class 12 has 12\. Use fewer shots and queries or drop"),
+        (LONG, {"ways": 2, "shots": 12, "queries": 1}, r"class 12 has 12\. Use shots 1 with queries <= 11 or drop"),
+        (
+            torch.arange(2),
+            {"ways": 2, "queries": 1},
+            r"class 0 has 1, the smallest .* too small\. Drop these classes\.",
+        ),
         (LABELS, {"ways": 2, "class_names": list("abcdef")}, r"class 'a' has 10, the smallest of 6 classes"),
         (LONG, {"ways": 2, "class_names": ["a"]}, "class 12 has 12"),
         (LONG, {"ways": 4}, r"4-way episodes need 4 classes; the labels hold 3\. Use ways <= 3 or add classes\."),

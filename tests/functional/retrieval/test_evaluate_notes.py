@@ -1,4 +1,4 @@
-"""What a report notes: collapse, ties, zero vectors, one vector far longer than the others."""
+"""What a report notes: collapse, ties, zero vectors, one vector far longer than the others, rates too small to measure."""
 
 import pytest
 import torch
@@ -63,6 +63,31 @@ def test_one_row_among_zeros_is_not_called_long():
     embeddings[3] = 1
     notes = evaluate_retrieval(embeddings, LABELS, similarity="dot", group_size=None).notes
     assert not any("as long as" in note for note in notes)
+
+
+def test_false_match_rates_below_one_irrelevant_pair_are_named():
+    embeddings = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))  # 12 queries, 8 irrelevant items each
+    for rates, told in (((1 / 96, 0.1), None), ((0.1, 0.0104), "0.0104"), ((1e-3, 1 / 96, 1e-6), "0.001, 1e-06")):
+        report = evaluate_retrieval(embeddings, LABELS, group_size=None, false_match_rates=rates)
+        assert report.pair_counts.irrelevant == 96
+        assert report.notes == (() if told is None else (
+            "A false match rate below 0.0104 (1 / 96) cannot be measured with 96 irrelevant pairs: at "
+            f"{told} the threshold only excludes every irrelevant pair of this set, and new data may exceed the rate.",
+        ))  # fmt: skip
+
+
+def test_a_false_match_rate_of_a_single_class_needs_no_note():
+    report = evaluate_retrieval(torch.randn(6, 4), [0] * 6, group_size=None, false_match_rates=0.1)
+    assert not [note for note in report.notes if "false match" in note]
+
+
+def test_irrelevant_pairs_are_counted_for_the_drawn_queries_alone():
+    embeddings = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    options = {"group_size": None, "false_match_rates": 1e-4, "max_queries": 10}
+    notes = evaluate_retrieval(embeddings, torch.arange(400) % 4, **options).notes
+    assert any(
+        "0.000333 (1 / 3,000) cannot be measured with 3,000 irrelevant pairs: at 0.0001" in note for note in notes
+    )
 
 
 def test_a_printed_report_has_each_metric_in_a_line_with_its_interval_and_the_notes():
