@@ -22,12 +22,52 @@ class Task(NamedTuple):
     """how much is done when it is done"""
 
 
+class _TaskList:
+    """Hands tasks to several threads: those first whose turn it is, as far as what they change is free.
+
+    Tasks are taken from the iterable one by one, and only those are held that wait for others.
+    """
+
+    def __init__(self, tasks: Iterator[Task]) -> None:
+        self._coming, self._waiting = tasks, list[Task]()
+        self._busy, self._free = set[int](), threading.Condition()
+
+    def take(self) -> Task | None:
+        """Return the next task, perhaps after waiting for another to be finished; None where there is none."""
+        with self._free:
+            while True:
+                for position, task in enumerate(self._waiting):
+                    if self._busy.isdisjoint(task.changes):
+                        self._busy.update(task.changes)
+                        return self._waiting.pop(position)
+                for task in self._coming:
+                    if self._busy.isdisjoint(task.changes):
+                        self._busy.update(task.changes)
+                        return task
+                    self._waiting.append(task)
+                if not self._waiting:
+                    return None
+                self._free.wait()
+
+    def finish(self, task: Task) -> None:
+        """Free what the task has changed."""
+        with self._free:
+            self._busy.difference_update(task.changes)
+            self._free.notify_all()
+
+    def stop(self) -> None:
+        """Hand out no more tasks, and wake those who wait for one."""
+        with self._free:
+            self._waiting.clear()
+            self._coming = iter(())
+            self._free.notify_all()
+
+
 def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int], None]) -> None:
-    """Work off the tasks with one thread for each space, and this thread alone where there is only one.
+    """Work off the tasks with one thread for each space; this thread is one of them.
 
     Args:
-        tasks: In the order in which to begin them, as far as what they change is free. They are taken one by one, and only
-            those are held that wait for others.
+        tasks: In the order in which to begin them, as far as what they change is free.
         spaces: One for each thread.
         done: Called in the calling thread with the size of each finished task.
 
@@ -35,74 +75,54 @@ def run_tasks(tasks: Iterable[Task], spaces: Sequence[Any], done: Callable[[int]
         BaseException: What a task or `done` raised, or an interrupt. The threads have stopped by then.
     """
     coming = iter(tasks)
-    pending = list(islice(coming, 2))
-    if len(spaces) == 1 or len(pending) < 2:
-        for task in chain(pending, coming):
-            task.work(spaces[0])
-            done(task.size)
+    first = list(islice(coming, 2))
+    if len(spaces) == 1 or len(first) < 2:
+        for only in chain(first, coming):
+            only.work(spaces[0])
+            done(only.size)
         return
-    busy, free = set[int](), threading.Condition()
-    inference = (
-        torch.is_inference_mode_enabled()
-    )  # each thread has its own mode; the caller's tensors need the caller's
-    finished: SimpleQueue[int | BaseException | None] = SimpleQueue()
-
-    def next_task() -> Task | None:
-        with free:
-            while True:
-                for position, task in enumerate(pending):
-                    if busy.isdisjoint(task.changes):
-                        busy.update(task.changes)
-                        return pending.pop(position)
-                for task in coming:
-                    if busy.isdisjoint(task.changes):
-                        busy.update(task.changes)
-                        return task
-                    pending.append(task)
-                if not pending:
-                    return None
-                free.wait()
+    todo, finished = _TaskList(chain(first, coming)), SimpleQueue[int | BaseException]()
+    # each thread has its own mode; the caller's tensors need the caller's
+    inference = torch.is_inference_mode_enabled()
 
     def work(space: Any) -> None:
         torch.set_num_threads(1)  # of this thread's own products; the caller has set its own
         try:
             with torch.inference_mode(inference), torch.no_grad():
-                while (task := next_task()) is not None:
+                while (task := todo.take()) is not None:
                     task.work(space)
-                    with free:
-                        busy.difference_update(task.changes)
-                        free.notify_all()
                     finished.put(task.size)
-            finished.put(None)
+                    todo.finish(task)
         except BaseException as error:
             finished.put(error)
+            todo.stop()
 
-    threads = [threading.Thread(target=work, args=(space,), daemon=True) for space in spaces]
+    def tell() -> None:
+        """Tell what the other threads have finished."""
+        while not finished.empty():
+            result = finished.get()
+            if isinstance(result, BaseException):
+                raise result
+            done(result)
+
+    threads = [threading.Thread(target=work, args=(space,), daemon=True) for space in spaces[1:]]
     before = torch.get_num_threads()
     try:
         for thread in threads:
             thread.start()
-        for size in _sizes(finished, len(threads)):
-            done(size)
+        torch.set_num_threads(1)
+        with torch.no_grad():
+            while (task := todo.take()) is not None:
+                tell()
+                task.work(spaces[0])
+                done(task.size)
+                todo.finish(task)
+        for thread in threads:
+            thread.join()
+        tell()
     finally:
-        with free:
-            pending.clear()
-            coming = iter(())
-            busy.clear()
-            free.notify_all()
+        todo.stop()
         for thread in threads:
             if thread.ident is not None:  # an interrupt may come before all have started
                 thread.join()
         torch.set_num_threads(before)  # some libraries have one number for all threads
-
-
-def _sizes(finished: SimpleQueue[int | BaseException | None], threads: int) -> Iterator[int]:
-    """Yield the sizes of finished tasks until each thread has put None; raise what a thread has put as an error."""
-    while threads:
-        result = finished.get()
-        if isinstance(result, BaseException):
-            raise result
-        if result is None:
-            threads -= 1
-        else:
-            yield result

@@ -54,6 +54,8 @@ def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
 
 def non_finite_rows(embeddings: Tensor) -> Tensor:
     """Find the indices of rows with NaN or Inf, in slices: one mask of the whole matrix would take a quarter of it."""
+    if embeddings.dtype in (torch.float32, torch.float64) and bool(embeddings.sum().isfinite()):
+        return torch.empty(0, dtype=torch.int64, device=embeddings.device)  # the sum of all, a third of the time
     rows = max(1, 2**16 // max(1, embeddings.shape[1]))  # 0.5 MB in float64
     slices = [~part.isfinite().all(dim=1) for part in embeddings.split(rows)]
     return torch.cat(slices).nonzero().flatten()

@@ -124,6 +124,9 @@ class Pilot:
             rectangle = self._rectangle(scores, empty, columns)
             counter = TileCounter(rectangle, precision, Kept(), self.matrix.options.tile_rows)
             space = Space(PairRecord.nothing() if self.pooled is None else self.pooled.new_record(1))
+            for block, of_query in ((empty, True), (columns, False)):
+                # not timed: a pass makes the operands of a block once, for hundreds of tiles of this size
+                counter.products.operands(block, space.products, of_query=of_query)
             started = time.perf_counter()
             counter.count(empty, columns, False, space)
             seconds = time.perf_counter() - started

@@ -130,6 +130,7 @@ class TopNegatives:
             weights = self._weights(part, self.each)
             above = part.values > thresholds[-1] + reach
             within = np.flatnonzero((part.values >= thresholds[0] - reach) & ~above)
+            within = within[part.values[within].argsort()]  # NumPy finds the places of ascending values much faster
             inside = part.values[within]
             open_ = np.searchsorted(thresholds, inside - reach) != np.searchsorted(
                 thresholds, inside + reach, side="right"

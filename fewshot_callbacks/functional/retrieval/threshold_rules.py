@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fewshot_callbacks.engine.pooled import ThresholdBins
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure
@@ -124,16 +126,16 @@ def average_precision(bins: ThresholdBins) -> Enclosure:
 
 
 def curve(
-    bins: ThresholdBins, to_user_score: Callable[[float], float], points: int
+    bins: ThresholdBins, to_user_scores: Callable[[Tensor], Tensor], points: int
 ) -> tuple[tuple[float, float, float], ...]:
     """Threshold, precision and recall at bins that are about evenly spaced in recall."""
     recall = bins.tp / bins.relevant
     wanted = np.unique(np.searchsorted(-recall, -np.linspace(1, 0, points), side="left").clip(max=len(recall) - 1))
-    fp = (bins.fewest_fp + bins.most_fp) / 2
-    return tuple(
-        (to_user_score(float(bins.low[i])), float(bins.tp[i] / (bins.tp[i] + fp[i])), float(recall[i]))
-        for i in reversed(wanted.tolist())
-    )
+    chosen = wanted[::-1]
+    fp = (bins.fewest_fp[chosen] + bins.most_fp[chosen]) / 2
+    thresholds: list[float] = to_user_scores(torch.from_numpy(bins.low[chosen])).tolist()
+    precision = bins.tp[chosen] / (bins.tp[chosen] + fp)
+    return tuple(zip(thresholds, precision.tolist(), recall[chosen].tolist(), strict=True))
 
 
 def _up_to_first(possible: Bools, certain: Bools) -> Bools:

@@ -104,7 +104,7 @@ def decide(first: PairCounts, request: PooledRequest) -> PooledDecisions:
         at_false_match_rate={rate: answers["rate", rate] for rate in request.false_match_rates},
         equal_error_rate=answers.get("eer"),
         average_precision=answers.get("area") or rules.average_precision(bins),
-        curve=rules.curve(bins, first.scores.to_user_score, CURVE_POINTS),
+        curve=rules.curve(bins, first.scores.to_user_scores, CURVE_POINTS),
         pair_counts=thinned(first.histogram(), first.scores.to_user_scores, _points(answers)),
         passes=passes,
     )

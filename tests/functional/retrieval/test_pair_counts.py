@@ -106,3 +106,15 @@ def test_rates_of_no_pairs_are_not_numbers():
     for rates in (counts.recall, counts.precision, counts.false_match_rate, counts.false_non_match_rate):
         assert np.isnan(rates).all()
     assert np.isnan(counts.at(0.5)).all()
+
+
+def test_thresholds_are_dense_where_false_matches_change():
+    """A curve over false match rates is read on a logarithmic axis: from 30 on, no step doubles the count.
+
+    In 4,096 dimensions the scores of irrelevant pairs have a standard deviation of 3 of the evenly spaced thresholds.
+    """
+    labels = torch.arange(600) % 50
+    vectors = torch.randn(50, 4096)[labels] + 0.1 * torch.randn(600, 4096)
+    false_positives = evaluate_retrieval(vectors, labels).pair_counts.false_positives
+    counted = np.unique(false_positives[false_positives >= 30])
+    assert (counted[1:] < 2 * counted[:-1]).all()
