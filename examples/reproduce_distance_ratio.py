@@ -177,12 +177,11 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
     )
     curves = Curves(every=max(1, options.episodes // 60))
     dynamics = TrainingDynamicsMonitor(every_n_steps=measure_every, file=None)
-    best = ModelCheckpoint(
-        folder, filename="best", monitor="val/accuracy", mode="max", save_last=True, enable_version_counter=False
-    )
+    best = ModelCheckpoint(folder, filename="best", monitor="val/accuracy", mode="max", enable_version_counter=False)
+    newest = ModelCheckpoint(folder, filename="last", enable_version_counter=False)  # save_last only follows the best
     trainer = Trainer(
         max_epochs=options.episodes // validate_every,  # not max_steps, with which Lightning resumes an epoch too far
-        callbacks=[curves, dynamics, best],
+        callbacks=[curves, dynamics, best, newest],
         logger=False,
         accelerator="auto",
         devices=1,
