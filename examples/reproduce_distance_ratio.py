@@ -192,8 +192,7 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
     try:
         trainer.fit(net, data, ckpt_path=str(last) if last.exists() else None)
     except SystemExit:  # Lightning's answer to Ctrl-C
-        console.print(f"\nStopped. Run it again to continue: finished results are in {output}.")
-        raise SystemExit(130) from None
+        raise KeyboardInterrupt from None
     if trainer.global_step != options.episodes:
         raise RuntimeError(
             f"{folder} has {trainer.global_step} of {options.episodes} episodes; remove it and run again."
@@ -236,7 +235,11 @@ console.print(f"Table 1: distances 1 and 2 give the nearer class {toy['softmax']
 results = {}
 cells = list(product(options.seeds, tasks, heads))
 for number, (seed, task, head) in enumerate(cells, start=1):
-    results[task, head, seed] = result = run(task, head, seed)
+    try:
+        results[task, head, seed] = result = run(task, head, seed)
+    except KeyboardInterrupt:
+        console.print(f"\nStopped. Run it again to continue: finished results are in {output}.")
+        raise SystemExit(130) from None
     five, hard = (result["test"][str(n)] for n in (ways, hard_ways))
     console.print(
         f"{number}/{len(cells)}  {task}, {heads[head]}, seed {seed}: {ways}-way {100 * five['mean']:.2f} "

@@ -219,8 +219,7 @@ def train(of: str, name: str, rate: float, seed: int) -> dict[str, Any]:
     try:
         trainer.fit(model, data)
     except SystemExit:  # Lightning's answer to Ctrl-C
-        console.print(f"\nStopped. Run it again to continue: finished results are in {output}.")
-        raise SystemExit(130) from None
+        raise KeyboardInterrupt from None
     seconds = time.process_time() - started
     settings: dict[str, Any] = {"recall_k": (1,), "group_size": None, "precisions": ()}
     validation = evaluate_retrieval(*embed(backbone, data.val_dataloader()), **settings)
@@ -252,7 +251,11 @@ def result(of: str, name: str, rate: float, seed: int) -> dict[str, Any]:
     """A network of an earlier call, or a new one."""
     key = (of, name, rate, seed, images_seen)
     if key not in done:
-        done[key] = train(*key[:4])
+        try:
+            done[key] = train(*key[:4])
+        except KeyboardInterrupt:
+            console.print(f"\nStopped. Run it again to continue: finished results are in {output}.")
+            raise SystemExit(130) from None
         with results_file.open("a") as file:
             file.write(json.dumps(done[key]) + "\n")
     return done[key]
