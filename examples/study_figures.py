@@ -172,7 +172,7 @@ def average_precision_loss(data: Data) -> Figure:
 
 @in_house_style
 def accuracy(data: Data) -> Figure:
-    """Loss and accuracy of training and accuracy of validation, the mean over seeds with its interval."""
+    """Loss (geometric mean) and accuracy of training and accuracy of validation, the mean over seeds with its interval."""
     tasks = list(data["tasks"])
     figure = new_figure(5.6)
     panels = figure.subplots(3, len(tasks), sharex=True, squeeze=False)
@@ -188,7 +188,9 @@ def accuracy(data: Data) -> Figure:
                 values = scale * np.array([[point[value] for point in run[kind]] for run in runs])
                 if kind == "train":
                     steps, values = _thinned(steps, values)
-                lines[title] = draw_band(axes, steps, values, METHODS[head], marked=kind == "val")
+                lines[title] = draw_band(
+                    axes, steps, values, METHODS[head], marked=kind == "val", logarithmic=axes is column[0]
+                )
         column[0].set_title(task)
         column[0].set_yscale("log")
         column[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

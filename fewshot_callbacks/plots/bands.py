@@ -15,7 +15,13 @@ BAND = "95 % interval of the mean of {seeds} seeds"
 
 
 def draw_band(
-    axes: Axes, steps: Sequence[float], runs: Float[np.ndarray, "seeds points"], style: MethodStyle, *, marked: bool
+    axes: Axes,
+    steps: Sequence[float],
+    runs: Float[np.ndarray, "seeds points"],
+    style: MethodStyle,
+    *,
+    marked: bool,
+    logarithmic: bool = False,
 ) -> Line2D:
     """Draw the mean over seeds, with its 95 % interval around it where there are two seeds or more.
 
@@ -25,13 +31,16 @@ def draw_band(
         runs: A curve for each seed.
         style: Of the method.
         marked: Whether each point has a marker.
+        logarithmic: Whether mean and interval are those of the logarithms, for a logarithmic axis: a geometric mean.
 
     Returns:
         The line of the mean, for a legend.
     """
-    mean = runs.mean(axis=0)
-    if len(runs) > 1:
-        axes.fill_between(steps, *student_interval(runs), color=style.colour, alpha=0.2, linewidth=0)
+    values = np.log(runs) if logarithmic else runs
+    curves = (values.mean(axis=0), *(student_interval(values) if len(runs) > 1 else ()))
+    mean, *ends = (np.exp(curve) if logarithmic else curve for curve in curves)
+    if ends:
+        axes.fill_between(steps, *ends, color=style.colour, alpha=0.2, linewidth=0)
     marker = style.marker if marked else ""
     (line,) = axes.plot(
         steps, mean, color=style.colour, linestyle=style.dashes, marker=marker, markersize=4, markeredgecolor="white",

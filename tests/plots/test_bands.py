@@ -26,3 +26,13 @@ def test_the_band_reaches_as_far_as_the_interval(seeds):
         (corners,) = (path.vertices for path in bands[0].get_paths())
         at_10 = corners[corners[:, 0] == 10, 1]
         assert (at_10.min(), at_10.max()) == pytest.approx((2 - REACH, 2 + REACH))
+
+
+def test_a_band_on_a_logarithmic_axis_is_that_of_the_logarithms():
+    axes = new_figure(2).add_subplot()
+    line = draw_band(axes, [10, 20], np.exp(RUNS), METHODS["dr"], marked=True, logarithmic=True)
+    assert line.get_ydata() == pytest.approx(np.exp([2.0, 5.0]))
+    (band,) = [one for one in axes.collections if isinstance(one, PolyCollection)]
+    (corners,) = (path.vertices for path in band.get_paths())
+    at_10 = corners[corners[:, 0] == 10, 1]
+    assert (at_10.min(), at_10.max()) == pytest.approx((math.exp(2 - REACH), math.exp(2 + REACH)))
