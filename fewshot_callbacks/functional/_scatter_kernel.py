@@ -1,4 +1,4 @@
-"""Both ratios of a batch on the CPU, compiled: some seventy small PyTorch calls would take several times as long.
+"""Both ratios of a batch on the CPU, compiled: the small PyTorch operations take several times as long.
 
 What is computed, and why relative to an item of each class, is said in `discriminant_ratio.py`; here the sums are those
 of values whose squares float64 holds.

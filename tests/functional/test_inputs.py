@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fewshot_callbacks.functional import evaluate_multilabel, evaluate_retrieval, grouped_recall
+from fewshot_callbacks.functional._inputs import non_finite_rows
 
 CALLS = {
     "evaluate_retrieval": lambda **given: evaluate_retrieval(group_size=None, **given),
@@ -56,3 +57,13 @@ def test_masked_targets_are_refused():
     targets = np.ma.masked_array(np.eye(3, dtype=int)[[0, 0, 1]], mask=np.eye(3, dtype=bool))
     with pytest.raises(ValueError, match=r"^evaluate_multilabel: targets is a masked array with 3 masked values"):
         evaluate_multilabel(torch.eye(3), targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_rows_that_are_not_finite_are_found_also_where_their_sum_is_not(dtype):
+    largest = torch.finfo(dtype).max
+    rows = torch.full((70_000, 2), largest, dtype=dtype)  # more than are looked at at once
+    assert non_finite_rows(rows).tolist() == []
+    rows[[3, 69_999], 1] = torch.tensor([torch.inf, torch.nan], dtype=dtype)
+    rows[5] = -torch.inf
+    assert non_finite_rows(rows).tolist() == [3, 5, 69_999]
