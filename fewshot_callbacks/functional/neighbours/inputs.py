@@ -2,70 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.codes import pack_codes
-from fewshot_callbacks.engine.scores import ScoreTiles, Similarity, check_similarity
+from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import check_embeddings, computable
 from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.heart.vectors import Floats, Similarity, Vectors, check_similarity
 from fewshot_callbacks.functional.retrieval.settings import check_memory, memory_or_default
 
 
-@dataclass(frozen=True, eq=False)
-class ComparedSets:
-    """Two sets of vectors, or one with itself, whose pairs have exact scores.
-
-    Binary codes are compared as vectors of -1 and +1, whose dot product is the number of bits less twice their distance.
-    """
-
-    scores: ScoreTiles
-    bits: int | None = None
-    """of binary codes"""
-
-    def scores_of(self, exact: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Return scores as a user reads them; NaN for -inf."""
-        scores = self.scores.to_user_scores(exact)
-        if self.bits is not None:
-            scores = (scores - self.bits) / 2
-        return torch.where(exact.isinf(), torch.nan, scores + 0.0)
-
-    def exact_score_of(self, score: float) -> float:
-        """Return the exact score, in the engine's unit, that a user writes as this."""
-        return self.scores.to_exact_score(score if self.bits is None else self.bits + 2 * score)
-
-
-def compared_sets(call: str, names: tuple[str, str], a: Any, b: Any, similarity: Similarity) -> ComparedSets:
-    """Check two sets of vectors and measure them.
+def compared_sets(call: str, names: tuple[str, str], a: Any, b: Any, similarity: Similarity) -> tuple[Tensor, Tensor | None]:
+    """Check two sets of vectors, or codes; None for b stays None.
 
     Args:
         call: The public function, for messages.
         names: Of the two arguments.
         a: (items, dim) vectors or binary codes.
         b: Others; None to compare a with itself.
-        similarity: How.
+        similarity: How they will be compared.
 
     Raises:
         ValueError: If they are not finite matrices of equal dimension.
     """
     check_similarity(similarity)
-    left, dim = _vectors(call, names[0], a, similarity)
-    right, other = (left, dim) if b is None else _vectors(call, names[1], b, similarity)
-    if dim != other:
+    left = _vectors(call, names[0], a, similarity)
+    if b is None:
+        return left, None
+    right = _vectors(call, names[1], b, similarity)
+    if left.shape[1] != right.shape[1]:
         raise ValueError(
-            f"{call}: {names[0]} have dimension {dim}, {names[1]} {other}. Both must come from the same model."
+            f"{call}: {names[0]} have dimension {left.shape[1]}, {names[1]} {right.shape[1]}. Both must come from the same "
+            "model."
         )
-    if b is not None:
-        common = torch.promote_types(left.dtype, right.dtype)
-        left, right = left.to(common), right.to(common)
-        if left is right:
-            right = left.view_as(left)  # two sets, although they are the same
-    codes = similarity == "hamming"
-    return ComparedSets(ScoreTiles.from_rows(left, right, "dot" if codes else similarity), dim if codes else None)
+    return left, right
+
+
+def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
+    """Return scores as a user reads them; NaN for -inf."""
+    return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.to_user(scores) + 0.0))
 
 
 def budget(call: str, memory_mb: Any) -> int:
@@ -114,11 +93,10 @@ def chosen(call: str, queries: Any, items: int) -> Int[Tensor, "queries"]:
     return index
 
 
-def _vectors(call: str, name: str, value: Any, similarity: Similarity) -> tuple[Tensor, int]:
-    """Return vectors that can be compared, and their dimension."""
+def _vectors(call: str, name: str, value: Any, similarity: Similarity) -> Tensor:
+    """Return vectors, or codes of -1 and +1, that can be compared."""
     vectors = as_tensor(value, name, call).cpu()
     if similarity == "hamming":
-        pack_codes(vectors, name, call)  # refuses anything but codes
-        return (vectors == 1).float().mul_(2).sub_(1), vectors.shape[1]
+        return signs(vectors, name, call)
     check_embeddings(vectors, name, call)
-    return computable(vectors), vectors.shape[1]
+    return computable(vectors)

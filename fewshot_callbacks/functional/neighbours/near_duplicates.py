@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.neighbours import find_pairs_above
-from fewshot_callbacks.engine.options import computing_on
-from fewshot_callbacks.engine.scores import Similarity
-from fewshot_callbacks.functional.neighbours.inputs import budget, compared_sets, positive_whole
+from fewshot_callbacks.functional.neighbours.inputs import budget, compared_sets, positive_whole, scores_of
+from fewshot_callbacks.heart.nearest import pairs_from
+from fewshot_callbacks.heart.options import computing
+from fewshot_callbacks.heart.vectors import Similarity, Vectors
 
 _CALL = "near_duplicates"
 
@@ -98,13 +99,15 @@ def near_duplicates(
     """
     most = positive_whole(_CALL, "most", most, "Pass 0 to only count pairs.", least=0)
     memory = budget(_CALL, memory_mb)
-    compared = compared_sets(_CALL, ("a", "b"), a, b, similarity)
+    left, right = compared_sets(_CALL, ("a", "b"), a, b, similarity)
     threshold = _threshold(at_least, similarity)
-    if b is None and len(compared.scores.queries) == 1:
+    if right is None and len(left) == 1:
         raise ValueError(f"{_CALL}: a holds a single item, which has no pair. Pass a second set as b, or more items.")
-    with computing_on(compared.scores.device):
-        found = find_pairs_above(compared.scores, compared.exact_score_of(threshold), most, memory)
-    return NearDuplicates(found.rows, found.columns, compared.scores_of(found.exact), found.total, threshold)
+    with computing() as threads:
+        vectors = Vectors(left, right, similarity, threads=threads)
+        rows, columns, scores, total = pairs_from(vectors, float(vectors.from_user(threshold)), most, memory)
+    first, second = torch.from_numpy(rows), torch.from_numpy(columns)
+    return NearDuplicates(first, second, scores_of(vectors, scores), total, threshold)
 
 
 def _threshold(at_least: Any, similarity: Similarity) -> float:

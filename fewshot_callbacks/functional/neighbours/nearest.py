@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.neighbours import nearest_items
-from fewshot_callbacks.engine.options import computing_on
-from fewshot_callbacks.engine.scores import Similarity
 from fewshot_callbacks.functional._inputs import exclusion_codes
 from fewshot_callbacks.functional._labels import Labels, check_labels, numbered, read_labels
-from fewshot_callbacks.functional.neighbours.inputs import budget, chosen, compared_sets, positive_whole
+from fewshot_callbacks.functional.neighbours.inputs import budget, chosen, compared_sets, positive_whole, scores_of
+from fewshot_callbacks.heart.nearest import nearest_items
+from fewshot_callbacks.heart.options import computing
+from fewshot_callbacks.heart.vectors import Similarity, Vectors
 
 _CALL = "nearest"
 
@@ -130,33 +131,44 @@ def nearest(
     """
     k = positive_whole(_CALL, "k", k, "Pass the number of neighbours, such as 10.")
     memory = budget(_CALL, memory_mb)
-    compared = compared_sets(_CALL, ("embeddings", "gallery"), embeddings, gallery, similarity)
-    items, others = len(compared.scores.queries), len(compared.scores.gallery)
+    rows, gallery_rows = compared_sets(_CALL, ("embeddings", "gallery"), embeddings, gallery, similarity)
+    items = len(rows)
+    others = items if gallery_rows is None else len(gallery_rows)
     index = chosen(_CALL, queries, items)
     codes = exclusion_codes(_CALL, gallery is None, items, others, query_ids, gallery_ids, query_groups, gallery_groups)
-    exclusions = tuple(
-        (of_query, of_item)
+    exclusions = [
+        (of_query.numpy()[index], of_item.numpy())
         for kind in ("ids", "groups")
         if (of_query := codes[f"query_{kind}"]) is not None and (of_item := codes[f"gallery_{kind}"]) is not None
-    )
+    ]
     of_queries, of_items = _labels(labels, gallery, gallery_labels, items, others)
     places = None
     if gallery_places is not None:
         places = check_labels(gallery_places, others, "gallery_places", "gallery items", _CALL)
         _check_places(places, same_set=gallery is None)
-    with computing_on(compared.scores.device):
-        found = nearest_items(compared.scores, index, k, memory, exclusions=exclusions, positions=places)
-    if not bool((found.items >= 0).any()):
+    every = len(index) == items and bool((index == torch.arange(items)).all())
+    own = index.numpy().astype(np.int32) if gallery_rows is None else np.full(len(index), -1, np.int32)
+    order = np.arange(others) if places is None else places.numpy().argsort()  # ties are ordered by place
+    if gallery_rows is not None:
+        gallery_rows = gallery_rows[order]
+    codes_in_order = [(of_query, of_item[order]) for of_query, of_item in exclusions]
+    with computing() as threads:
+        chosen_rows, searched = (rows, gallery_rows) if every else (rows[index], rows if gallery_rows is None else gallery_rows)
+        vectors = Vectors(chosen_rows, searched, similarity, threads=threads)
+        found, scores, left_out = nearest_items(vectors, own, codes_in_order, k, memory)
+    if not bool((found >= 0).any()):
         raise ValueError(
             f"{_CALL}: none of the {len(index)} queries has a candidate. "
             + ("Pass a second item, or a gallery." if not exclusions else "Ids or groups exclude the whole gallery.")
         )
-    valid, scores = found.items >= 0, compared.scores_of(found.exact)
+    valid = torch.from_numpy(found >= 0)
+    at = torch.from_numpy(np.where(found >= 0, order[found], -1))
     relevant = None
     if of_queries is not None and of_items is not None:
-        relevant = valid & (of_items[found.items] == of_queries[index][:, None])
-    indices = found.items if places is None else torch.where(valid, places[found.items], -1)
-    return Neighbours(index, indices, scores, _tied(scores, found.left_out), found.left_out, relevant)
+        relevant = valid & (of_items[at] == of_queries[index][:, None])
+    indices = at if places is None else torch.where(valid, places[at], -1)
+    beyond, read = torch.from_numpy(left_out), scores_of(vectors, scores)
+    return Neighbours(index, indices, read, _tied(read, beyond), beyond, relevant)
 
 
 def merged(*parts: Neighbours) -> Neighbours:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fewshot_callbacks.engine.budget import plan_layout
+from fewshot_callbacks.heart.layout import least_bytes, plan_layout
 from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, check_memory, memory_or_default
 
 
@@ -74,7 +74,8 @@ def plan_evaluation(
     if relevant < 0:
         raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
     memory_bytes = int(memory_mb * 10**6)
-    size, least = plan_layout(memory_bytes, queries, gallery, dim, relevant)
+    least = least_bytes(queries, gallery, dim, relevant * queries)
+    size = plan_layout(max(memory_bytes, least), queries, gallery, dim, relevant * queries, sides=2)
     pairs = queries * gallery
     return EvaluationPlan(
         queries=queries,
@@ -88,6 +89,6 @@ def plan_evaluation(
         memory_bytes=memory_bytes,
         needed_bytes=size.bytes,
         least_bytes=least,
-        tile=(min(size.rows, queries), min(size.columns, gallery)),
-        tiles=math.ceil(queries / size.rows) * math.ceil(gallery / size.columns),
+        tile=(min(size.height, queries), min(size.width, gallery)),
+        tiles=math.ceil(queries / size.height) * math.ceil(gallery / size.width),
     )

@@ -14,9 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine import PairCounts, Pass, RankBlock, find_candidates, open_pass, pair_counts
-from fewshot_callbacks.engine.options import Progress, computing_on
-from fewshot_callbacks.engine.scores import compare
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,
@@ -36,13 +33,16 @@ from fewshot_callbacks.functional.retrieval.settings import (
     compute_device,
     shows_settings,
 )
-from fewshot_callbacks.functional.retrieval.threshold_rules import PooledRequest
-from fewshot_callbacks.functional.retrieval.threshold_search import decide
+from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
 from fewshot_callbacks.functional.statistics.class_means import class_means, exact_mean, macro_mean
 from fewshot_callbacks.functional.statistics.intervals import (
     clustered_mean_interval,
     macro_mean_interval,
 )
+from fewshot_callbacks.heart.evaluation import Evaluation
+from fewshot_callbacks.heart.options import Progress, computing
+from fewshot_callbacks.heart.ranks import RankBlock
+from fewshot_callbacks.heart.vectors import Vectors
 
 LONGEST_RATIO = 1000.0
 """Ratio to the median length from which a note names the longest embedding."""
@@ -159,19 +159,36 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
     asked = _draw(inputs, settings)
     device = compute_device(_CALL, "cpu" if settings.similarity == "hamming" else settings.device)
     budget = memory_bytes(device, settings.memory_mb, settings.device_memory_mb)
-    with computing_on(device):
+    with computing() as threads:
         ranked = asked.as_one_set()
-        ranking, per_query, counts = _measure(ranked, settings, device, budget, progress)
+        vectors = Vectors(
+            ranked.queries,
+            None if ranked.is_one_set else ranked.gallery,
+            settings.similarity,
+            threads=threads,
+            processes=processes,
+        )
+        request, per_query = _request(settings), _PerQuery(len(ranked.queries), settings)
+        done = Evaluation(
+            vectors,
+            ranked.relevance(),
+            budget,
+            None if device.type == "cpu" else device,
+            progress,
+            request.foresee,
+        )
+        for ranks in done.run():
+            per_query.add(ranks)
         if settings.prototype_accuracy:
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, asked, settings)
         if asked.share is not None:
             per_query.gather(processes, asked.share.queries, len(asked.query_labels))
         if not bool((per_query.relevant > 0).any()):
             raise ValueError(_no_match(asked))
-        pooled = decide(counts, _request(settings))
-        ranking.release()
-        notes = _notes(ranking, per_query, processes) + _note_of_rates(settings.false_match_rates, pooled)
-        memory_note = _memory_note(ranking, processes, budget)
+        pooled = decide(done, request)
+        done.release()
+        notes = _notes(done, per_query) + _note_of_rates(settings.false_match_rates, pooled)
+        memory_note = _memory_note(done, processes, budget)
         if asked.drawn is not None:
             notes.insert(
                 0,
@@ -179,7 +196,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
                 f"{settings.query_seed}); the intervals show its uncertainty. Grouped Recall is computed for all queries.",
             )
         of_all = asked.drawn is None
-        grouped = _grouped(notes, ranked if of_all else inputs, settings, ranking if of_all else None)
+        grouped = _grouped(notes, ranked if of_all else inputs, settings, done if of_all else None, threads)
         found = _Found(per_query, pooled, grouped, tuple(notes), memory_note)
         return _summarised(inputs, asked, settings, found)
 
@@ -200,35 +217,6 @@ def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInpu
     if settings.max_queries is None or settings.max_queries >= len(inputs.query_labels):
         return inputs
     return inputs.sample(_drawn(inputs.query_labels, settings.max_queries, settings.query_seed))
-
-
-def _measure(
-    asked: RetrievalInputs,
-    settings: RetrievalSettings,
-    device: torch.device,
-    budget: int,
-    progress: Progress | None,
-) -> tuple[Pass, _PerQuery, PairCounts]:
-    """Rank all pairs of queries and gallery in one pass.
-
-    Returns:
-        The finished pass, the metrics of each query of this process, and the counts of all pairs of all processes.
-    """
-    sample = asked.drawn is not None
-    candidates = find_candidates(
-        asked.query_labels.to(device),
-        asked.gallery_labels.to(device),
-        same_set=asked.same_set and not sample,
-        query_position=asked.drawn.to(device) if asked.same_set and asked.drawn is not None else None,
-        **{name: None if code is None else code.to(device) for name, code in asked.codes.items()},
-    )
-    scores = compare(asked.queries, asked.gallery, settings.similarity, device, asked.processes)
-    ranking = open_pass(scores, candidates, budget, processes=asked.processes, share=asked.share, progress=progress)
-    per_query, request = _PerQuery(len(asked.queries), settings), _request(settings)
-    counts = pair_counts(ranking, request.wanted, request.thresholds)
-    for ranks in counts.run():
-        per_query.add(ranks)
-    return ranking, per_query, counts
 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
@@ -298,7 +286,8 @@ def _grouped(
     notes: list[str],
     sets: RetrievalInputs,
     settings: RetrievalSettings,
-    ranking: Pass | None,
+    done: Evaluation | None,
+    threads: int,
 ) -> GroupedRecall | None:
     """Compute Grouped Recall; where that cannot be, add a note, for the other metrics stand without it.
 
@@ -306,25 +295,26 @@ def _grouped(
         notes: Those of the report, to which one may be added.
         sets: Queries and gallery.
         settings: Those of the evaluation.
-        ranking: The finished pass over all pairs of these queries, of which much is reused; None if it was of a sample.
+        done: The evaluation of all pairs of these queries, of which much is used again; None if it was of a sample.
+        threads: To compute with.
     """
     splits = _splits(notes, sets, settings)
     if splits is None:
         return None
     try:
-        return search_groups(sets, splits, settings, ranking)
+        return search_groups(sets, splits, settings, done, threads)
     except GroupWithoutMatchError as error:
         notes.append(str(error))
         return None
 
 
-def _note_of_longest(ranking: Pass, processes: Processes) -> list[str]:
+def _note_of_longest(vectors: Vectors) -> list[str]:
     """Note an embedding far longer than the others, which is seldom intended and slows the evaluation."""
-    row, ratio = ranking.scores.longest_item
-    ratio = processes.largest([ratio])[0]
+    row, ratio = vectors.longest_item
+    ratio = vectors.processes.largest([ratio])[0]
     if ratio < LONGEST_RATIO:
         return []
-    which = f"Gallery row {row}" if processes.count == 1 else "One gallery row"
+    which = f"Gallery row {row}" if vectors.processes.count == 1 else "One gallery row"
     return [
         f"{which} is {ratio:.2g} times as long as the median embedding. The metrics are exact, but the evaluation is slow "
         'with it. Look for a diverged batch, drop the row, or use similarity="cosine".'
@@ -430,9 +420,6 @@ def _prototype_accuracy(
     inputs: RetrievalInputs, asked: RetrievalInputs, settings: RetrievalSettings
 ) -> Float[Tensor, "queries"]:
     """Nearest-prototype accuracy of the queries of this process that are evaluated."""
-    assert isinstance(inputs.queries, Tensor)
-    assert isinstance(asked.queries, Tensor)
-    assert isinstance(inputs.gallery, Tensor)
     own_labels = inputs.own_gallery_labels
     # on the CPU, where the embeddings are
     options: dict[str, Any] = {
@@ -468,8 +455,8 @@ def _no_match(asked: RetrievalInputs) -> str:
     )
 
 
-def _memory_note(ranking: Pass, processes: Processes, budget: int) -> str | None:
-    taken, asked = processes.largest([ranking.memory_bytes, -budget])
+def _memory_note(done: Evaluation, processes: Processes, budget: float) -> str | None:
+    taken, asked = processes.largest([done.memory_bytes, -budget])
     if taken <= -asked:
         return None
     needed = math.ceil(taken / 1e5) / 10
@@ -479,13 +466,14 @@ def _memory_note(ranking: Pass, processes: Processes, budget: int) -> str | None
     )
 
 
-def _notes(ranking: Pass, per_query: _PerQuery, processes: Processes) -> list[str]:
-    zero_queries, zero_items = processes.summed(np.array(ranking.scores.zero_vectors)).tolist()
+def _notes(done: Evaluation, per_query: _PerQuery) -> list[str]:
+    processes = done.vectors.processes
+    zero_queries, zero_items = processes.summed(np.array(done.vectors.zero_vectors)).tolist()
     notes = notes_on(
         queries=len(per_query.relevant),
         without_match=int((per_query.relevant == 0).sum()),
         tied=int(per_query.tied.sum()),
         zero_vectors=max(zero_queries, zero_items),
-        collapsed=ranking.distinct_rows == 1,
+        collapsed=done.collapsed,
     )
-    return notes + _note_of_longest(ranking, processes)
+    return notes + _note_of_longest(done.vectors)

@@ -11,17 +11,14 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE
-from fewshot_callbacks.engine import Pass, find_candidates, open_pass
-from fewshot_callbacks.engine.options import computing_on
-from fewshot_callbacks.engine.scores import compare
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
@@ -45,6 +42,12 @@ from fewshot_callbacks.functional.statistics.intervals import (
     independent_difference_interval,
     mean_interval,
 )
+from fewshot_callbacks.heart.evaluation import Evaluation, rank_of_best
+from fewshot_callbacks.heart.options import computing
+from fewshot_callbacks.heart.relevance import Ints, Lists, Relevance
+from fewshot_callbacks.heart.threads import work_off
+from fewshot_callbacks.heart.vectors import Floats, Vectors
+from fewshot_callbacks.heart.visits import everyone
 
 
 @dataclass(frozen=True)
@@ -195,8 +198,8 @@ def grouped_recall(
         as_codes=checked.similarity == "hamming",
     )
     splits = choose_groups(_CALL, "groups", inputs, checked, repeats)
-    with computing_on(torch.device("cpu")):
-        return search_groups(inputs, splits, checked)
+    with computing() as threads:
+        return search_groups(inputs, splits, checked, threads=threads)
 
 
 def choose_groups(
@@ -225,7 +228,8 @@ def search_groups(
     inputs: RetrievalInputs,
     splits: Splits,
     settings: RetrievalSettings,
-    ranking: Pass | None = None,
+    done: Evaluation | None = None,
+    threads: int = 1,
 ) -> GroupedRecall:
     """Compute Recall@K inside groups of labels; collective.
 
@@ -233,46 +237,62 @@ def search_groups(
         inputs: Queries and gallery.
         splits: The labels of each group of each split, all of them labels of queries.
         settings: Settings of the evaluation.
-        ranking: A finished pass over all pairs, whose vectors, precision and best matches are used again.
+        done: An evaluation of all pairs of these, whose vectors and best matches are used again.
+        threads: To compute with where there is none.
 
     Raises:
         GroupWithoutMatchError: If no query of some group has a match; where these count as misses, if no query has one.
     """
-    inputs, best, device = inputs.as_one_set(), None, torch.device("cpu")
-    if ranking is not None and bool(torch.isin(inputs.gallery_labels, inputs.query_labels).all()):
-        begin = partial(open_pass, ranking.scores, memory_bytes=ranking.memory_bytes, precision=ranking.precision)
-        best, device = ranking.best_matches(), ranking.candidates.query_order.device
-    else:
-        inputs = inputs.among_queries_labels()
-        if not len(inputs.gallery_labels):
-            first = splits[0][0]
-            raise _without_match(0, int(torch.isin(inputs.query_labels, first).sum()), first, inputs.label_names)
-        scores = compare(inputs.queries, inputs.gallery, settings.similarity, device, inputs.processes)
-        begin = partial(open_pass, scores, memory_bytes=int(settings.memory_mb * 10**6))
-    query_labels, gallery_labels = inputs.query_labels.to(device), inputs.gallery_labels.to(device)
-    codes = {name: None if code is None else code.to(device) for name, code in inputs.codes.items()}
-    distinct = inputs.query_labels.unique()
+    memory = settings.memory_mb * 10**6
+    if done is None:
+        inputs = inputs.as_one_set()
+        vectors = Vectors(
+            inputs.queries,
+            None if inputs.is_one_set else inputs.gallery,
+            settings.similarity,
+            threads=threads,
+            processes=inputs.processes,
+        )
+        done = Evaluation(vectors, inputs.relevance(), memory)
+    best = done.best_matches()
+    distinct, own = inputs.query_labels.unique(), torch.arange(len(inputs.query_labels))
+    own = own if inputs.share is None else inputs.share.queries
     values = torch.empty(len(splits), len(splits[0]), len(settings.grouped_k), dtype=torch.float64)
     for repeat, split in enumerate(splits):
+        recalls = inputs.processes.placed(_recalls(done, best, inputs, split, settings), own, len(inputs.query_labels))
         group = _group_of_each(distinct, split)[torch.searchsorted(distinct, inputs.query_labels)]
-        candidates = find_candidates(
-            query_labels, gallery_labels, same_set=inputs.same_set, query_part=group.to(device), **codes
-        )
-        ranking = begin(candidates, best=best, processes=inputs.processes, share=inputs.share)
-        recalls = _recalls(ranking, inputs, settings)
-        best = ranking.best_matches()
         values[repeat] = _means_of_groups(recalls, group, split, settings, inputs.label_names)
     return _summary(values, splits, len(distinct) - sum(map(len, splits[0])), settings)
 
 
-def _recalls(ranking: Pass, inputs: RetrievalInputs, settings: RetrievalSettings) -> Float[Tensor, "ks queries"]:
-    """Recall@K of each query of all processes; NaN without a match."""
-    own = torch.arange(len(inputs.query_labels)) if inputs.share is None else inputs.share.queries
-    recalls = torch.full((len(settings.grouped_k), len(own)), torch.nan, dtype=torch.float64)
-    for ranks in ranking.run():
-        at_k = [recall_at_k(ranks, k, settings.ties) for k in settings.grouped_k]
-        recalls[:, ranks.queries.cpu()] = torch.stack(at_k).cpu()
-    return inputs.processes.placed(recalls, own, len(inputs.query_labels))
+def _recalls(
+    done: Evaluation,
+    best: tuple[Floats, Ints],
+    inputs: RetrievalInputs,
+    split: Sequence[Tensor],
+    settings: RetrievalSettings,
+) -> Float[Tensor, "ks queries"]:
+    """Recall@K of each query of this process among the items of its group; NaN without a match, or in no group."""
+    processes, relevance = inputs.processes, done.relevance
+    labels, own_items = inputs.own_query_labels.numpy(), inputs.own_gallery_labels.numpy()
+    items = everyone(processes, own_items)
+    recalls = torch.full((len(settings.grouped_k), len(labels)), torch.nan, dtype=torch.float64)
+
+    def search(group: Tensor, _: Any) -> None:
+        rows, mine, every = (np.flatnonzero(np.isin(some, group.numpy())) for some in (labels, own_items, items))
+        codes = [(of_queries[rows], of_items[every]) for of_queries, of_items in relevance.codes]
+        itself = np.searchsorted(every, relevance.own[rows])  # own items stand first in all numbers
+        itself = np.where(relevance.own[rows] >= 0, itself, -1).astype(np.int32)
+        within = Relevance(Lists.of_labels(labels[rows], items[every]), itself, codes, mutual=relevance.mutual)
+        vectors = done.vectors.take(rows, mine)
+        vectors.threads = 1
+        ranks = rank_of_best(vectors, within, (best[0][rows], best[1][rows]), settings.memory_mb * 10**6)
+        for row, k in enumerate(settings.grouped_k):
+            recalls[row, torch.from_numpy(rows)] = recall_at_k(ranks, k, settings.ties)
+
+    # with several processes a group is a collective call, in the same order everywhere
+    work_off(split, search, done.vectors.threads if processes.count == 1 else 1)
+    return recalls
 
 
 def _means_of_groups(

@@ -6,12 +6,14 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes, ShardIndex
-from fewshot_callbacks.engine.codes import Codes, pack_codes
+from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import (
     check_matrix,
     computable,
@@ -21,6 +23,8 @@ from fewshot_callbacks.functional._inputs import (
 )
 from fewshot_callbacks.functional._labels import CodeBook, Labels, check_labels, merged_books, numbered, read_labels
 from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.heart.relevance import Lists, Relevance
+from fewshot_callbacks.heart.visits import everyone
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,10 @@ class RetrievalInputs:
     Labels, ids and groups are those of all processes: one number for each item, little compared with its vector.
     """
 
-    queries: Tensor | Codes
-    """the query vectors of this process"""
-    gallery: Tensor | Codes
-    """the gallery vectors of this process, with one set the same tensor as the queries; of packed codes, all items"""
+    queries: Tensor
+    """the query vectors of this process; codes as int8 of -1 and +1"""
+    gallery: Tensor
+    """the gallery vectors of this process, with one set the same tensor as the queries"""
     query_labels: Int[Tensor, "queries"]
     """labels of the queries of all processes"""
     gallery_labels: Int[Tensor, "gallery"]
@@ -49,6 +53,33 @@ class RetrievalInputs:
     """the word of each label, sorted; None where labels were given as integers"""
     drawn: Int[Tensor, "queries"] | None = None
     """index among all of each query of a sample, ascending; None for all queries"""
+
+    @property
+    def is_one_set(self) -> bool:
+        """Whether the queries are the gallery, all of it."""
+        return self.same_set and self.drawn is None
+
+    def relevance(self) -> Relevance:
+        """Return who is relevant to the queries of this process; items are numbered from its own on, see `engine.visits`."""
+        own_labels = self.own_query_labels.numpy()
+        kinds = []
+        for kind in ("ids", "groups"):
+            of_queries, of_items = self.codes[f"query_{kind}"], self.codes[f"gallery_{kind}"]
+            if of_queries is not None and of_items is not None:
+                own = of_queries if self.share is None else of_queries[self.share.queries]
+                other = of_items if self.share is None else of_items[self.share.gallery]
+                kinds.append((own.numpy(), everyone(self.processes, other.numpy())))
+        labels = everyone(self.processes, self.own_gallery_labels.numpy())
+        return Relevance(Lists.of_labels(own_labels, labels), self._itself(), kinds, mutual=self.is_one_set)
+
+    def _itself(self) -> NDArray[np.int32]:
+        """Return the number of the item that each query of this process is; -1 for none."""
+        if not self.same_set:
+            return np.full(len(self.queries), -1, np.int32)
+        if self.drawn is None:
+            return np.arange(len(self.queries), dtype=np.int32)
+        places = np.arange(len(self.gallery)) if self.share is None else self.share.gallery.numpy()
+        return np.flatnonzero(np.isin(places, self.drawn.numpy())).astype(np.int32)
 
     @property
     def own_query_labels(self) -> Int[Tensor, "own"]:
@@ -95,13 +126,7 @@ class RetrievalInputs:
         )
         given = [(own, other) for own, other in kinds if own is not None and other is not None]
         queries, gallery = self.queries, self.gallery
-        if (
-            self.same_set
-            or self.drawn is not None
-            or not given
-            or isinstance(queries, Codes)
-            or isinstance(gallery, Codes)
-        ):
+        if self.same_set or self.drawn is not None or not given:
             return self
         if not all(torch.equal(*sides) for sides in ((self.query_labels, self.gallery_labels), *given)):
             return self
@@ -176,7 +201,7 @@ def collect_inputs(
     others = own
     if not same_set:
         others = _part(call, processes, "gallery", gallery, gallery_labels, gallery_places, as_codes=as_codes)
-    _check_dims(call, own.dim, others.dim, as_codes=as_codes)
+    _check_dims(call, own.vectors.shape[1], others.vectors.shape[1], as_codes=as_codes)
     mine = exclusion_codes(call, same_set, len(own.vectors), len(others.vectors), **ids_and_groups)
     codes = {}
     for name, code in mine.items():
@@ -186,13 +211,10 @@ def collect_inputs(
     common = torch.promote_types(own.vectors.dtype, others.vectors.dtype)
     queries, items, share = own.vectors.to(common), others.vectors.to(common), ShardIndex(own.places, others.places)
     if processes.count == 1:
-        queries = _whole(processes, own, queries)
-    if as_codes or processes.count == 1:  # codes are small: every process holds the whole gallery
-        items = _whole(processes, others, items)
-        share = ShardIndex(own.places, torch.arange(others.length))
+        queries, items = _in_order(own, queries), _in_order(others, items)
     return RetrievalInputs(
-        Codes(queries, own.dim) if as_codes else queries,
-        Codes(items, own.dim) if as_codes else queries if same_set else items,
+        queries,
+        queries if same_set else items,
         of_queries,
         of_items,
         codes,
@@ -208,8 +230,6 @@ class _Part:
     """What this process holds of the queries or of the gallery, with the labels of all."""
 
     vectors: Tensor
-    dim: int
-    """components, or bits of packed codes"""
     labels: Labels
     """labels of the items of all processes"""
     places: Int[Tensor, "own"]
@@ -226,14 +246,14 @@ def _part(
     items, dim = len(vectors) if vectors.ndim else 0, 0
     if items or processes.count == 1:  # one of several may hold nothing
         if as_codes:
-            codes = pack_codes(vectors, name, call)
-            vectors, dim = codes.words, codes.bits
+            vectors = signs(vectors, name, call)
         else:
             check_matrix(vectors, name, call)
-            vectors, dim = computable(vectors), vectors.shape[1]
+            vectors = computable(vectors)
+        dim = vectors.shape[1]
     label_name = "labels" if name == "embeddings" else "gallery_labels"
     own_labels = read_labels(labels, items, label_name, _nouns(name, as_codes=as_codes), call)
-    everyone = processes.gather(((items, dim, vectors.dtype, vectors.shape[-1]), own_labels.words))
+    everyone = processes.gather(((items, dim, vectors.dtype), own_labels.words))
     known = [size for size, _ in everyone]
     holders = [(rank, *rest) for rank, rest in enumerate(known) if rest[0]]
     if not holders:
@@ -246,7 +266,7 @@ def _part(
             )
     words = _words_of_all(call, label_name, [(rank, everyone[rank][1]) for rank, *_ in holders])
     dtype = functools.reduce(torch.promote_types, (holder[3] for holder in holders))
-    vectors = vectors.to(dtype) if items else torch.empty(0, holders[0][4], dtype=dtype)
+    vectors = vectors.to(dtype) if items else torch.empty(0, holders[0][2], dtype=dtype)
     counts = [held[0] for held in known]
     length, first = sum(counts), sum(counts[: processes.rank])
     if places is None:
@@ -256,14 +276,12 @@ def _part(
     bad = torch.empty(0, dtype=torch.int64) if as_codes else places[non_finite_rows(vectors)]
     refuse_non_finite(torch.cat(processes.gather(bad)).sort().values, length, name, call)
     of_all = Labels(processes.placed(own_labels.codes, places, length), words)
-    return _Part(vectors, holders[0][2], of_all, places, length)
+    return _Part(vectors, of_all, places, length)
 
 
-def _whole(processes: Processes, part: _Part, vectors: Tensor) -> Tensor:
-    """Collect the vectors or packed codes of all processes, in order."""
-    if processes.count == 1:  # without a copy if they are in order
-        return vectors if bool((part.places.diff() > 0).all()) else vectors[part.places.argsort()]
-    return processes.placed(vectors.T, part.places, part.length).T.contiguous()
+def _in_order(part: _Part, vectors: Tensor) -> Tensor:
+    """Return the vectors of one process that holds all, in the order of their places, without a copy if they are."""
+    return vectors if bool((part.places.diff() > 0).all()) else vectors[part.places.argsort()]
 
 
 def _nouns(name: str, *, as_codes: bool) -> str:

@@ -13,13 +13,10 @@ from functools import partial
 from typing import Any, Literal, Unpack, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from fewshot_callbacks.engine import RankBlock, find_candidates
-from fewshot_callbacks.engine.codes import pack_codes
-from fewshot_callbacks.engine.options import Progress, computing_on
-from fewshot_callbacks.engine.scores import ScoreTiles, Similarity
+from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import check_embeddings, exclusion_codes
 from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.retrieval.query_metrics import query_metrics
@@ -32,6 +29,9 @@ from fewshot_callbacks.functional.retrieval.settings import (
 )
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
 from fewshot_callbacks.functional.statistics.intervals import Interval, clustered_mean_interval
+from fewshot_callbacks.heart.options import Progress, computing
+from fewshot_callbacks.heart.ranks import RankBlock
+from fewshot_callbacks.heart.vectors import Similarity, Vectors
 
 Gain = Literal["exponential", "linear"]
 """Gain of nDCG for a grade: 2^grade - 1 (Burges et al., 2005), or the grade itself (Järvelin and Kekäläinen, 2002)."""
@@ -217,16 +217,15 @@ def _measure(
     values = {name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in metrics}
     tied = 0
     rows = int(max(1, min(1024, settings.memory_mb * 10**6 // (BYTES_PER_PAIR * items))))
-    with computing_on(None):
-        is_binary = settings.similarity == "hamming"
-        tiles = None if is_binary else ScoreTiles.from_rows(sets.queries, sets.items, settings.similarity)
-        for block in _blocks(sets, tiles, rows):
+    with computing() as threads:
+        vectors = Vectors(sets.queries, sets.items, settings.similarity, threads=threads)
+        for block in _blocks(sets, vectors, rows):
             for name, metric in metrics.items():
                 values[name][block.ranks.queries] = metric(block)
             tied += int(depends_on_ties(block.ranks).sum())
             if progress is not None:
                 progress((int(block.ranks.queries[-1]) + 1) * items, queries * items)
-        return values, tied, 0 if tiles is None else max(tiles.zero_vectors)
+        return values, tied, max(vectors.zero_vectors)
 
 
 def check_gain(call: str, gain: str) -> None:
@@ -255,8 +254,8 @@ def multilabel_metrics(settings: RetrievalSettings, ndcg_gain: Gain) -> dict[str
 class _Sets:
     """Checked inputs."""
 
-    queries: Float[Tensor, "queries dim"]
-    items: Float[Tensor, "gallery dim"]
+    queries: Shaped[Tensor, "queries dim"]
+    items: Shaped[Tensor, "gallery dim"]
     """the very tensor of the queries with one set"""
     own: Float[Tensor, "queries labels"]
     """targets of the queries"""
@@ -293,9 +292,11 @@ class _Sets:
                 "same label in both."
             )
         checked = exclusion_codes(_CALL, same_set, len(queries), len(items), **codes)
-        one_class = torch.zeros(max(len(queries), len(items)), dtype=torch.int64)
-        candidates = find_candidates(one_class[: len(queries)], one_class[: len(items)], same_set=same_set, **checked)
-        return cls(queries, items, own, others, candidates.exclusions)
+        kinds = [(checked[f"query_{kind}"], checked[f"gallery_{kind}"]) for kind in ("ids", "groups")]
+        itself = torch.arange(len(queries))
+        exclusions = [(itself, itself)] if same_set else []
+        exclusions += [(one, other) for one, other in kinds if one is not None and other is not None]
+        return cls(queries, items, own, others, tuple(exclusions))
 
 
 @dataclass(frozen=True)
@@ -313,8 +314,7 @@ def _vectors(value: Any, similarity: Similarity, name: str) -> Tensor:
     if similarity != "hamming":
         check_embeddings(vectors, name, _CALL)
         return vectors if vectors.dtype == torch.float64 else vectors.float()
-    pack_codes(vectors, name, _CALL)  # refuses anything but codes
-    return (vectors > 0).float() * 2 - 1
+    return signs(vectors, name, _CALL)
 
 
 def _targets(value: Any, items: int, name: str) -> Float[Tensor, "items labels"]:
@@ -343,11 +343,9 @@ def _no_match(sets: _Sets) -> str:
     )
 
 
-def _blocks(sets: _Sets, tiles: ScoreTiles | None, rows: int) -> Iterator[_Block]:
-    columns = torch.arange(len(sets.items))
+def _blocks(sets: _Sets, vectors: Vectors, rows: int) -> Iterator[_Block]:
     for index in torch.arange(len(sets.queries)).split(rows):
-        # products of codes of -1 and +1 are bits - 2 distance; whole numbers, which float32 holds
-        keys = (sets.queries[index] @ sets.items.T).double() if tiles is None else tiles.exact_scores(index, columns)
+        keys = torch.from_numpy(vectors.exact_rows(slice(int(index[0]), int(index[-1]) + 1)))
         grades = (sets.own[index] @ sets.others.T).double()  # (queries, gallery)
         for of_query, of_item in sets.exclusions:
             excluded = of_query[index, None] == of_item

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor
 
-from fewshot_callbacks.engine.pooled import ScoreHistogram
+from fewshot_callbacks.heart.evaluation import Evaluation
 
 BINS = 240
 """Number of evenly spaced thresholds, which are also the edges of the bins."""
 RECALL_STEPS, MATCH_STEPS = 100, 60
 """Further thresholds: evenly spaced in recall, and geometrically in the number of irrelevant pairs accepted."""
+DENSE = 2**12
+"""Scores of relevant, sampled and collected pairs that are tried for these, each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,63 +83,46 @@ class PairCounts:
         return float(self.recall[nearest]), float(self.precision[nearest]), float(self.false_match_rate[nearest])
 
 
-def thinned(
-    histogram: ScoreHistogram,
-    to_scores: Callable[[Float[Tensor, "scores"]], Float[Tensor, "scores"]],
-    known: Iterable[tuple[float, int, int]] = (),
-) -> PairCounts:
+def thinned(done: Evaluation, known: Sequence[tuple[float, int, int]] = ()) -> PairCounts:
     """Count pairs at a few hundred thresholds: evenly spaced ones, and more where recall or false matches change.
 
     Args:
-        histogram: All pairs by their exact score, in fine bins.
-        to_scores: Returns the scores that a user reads for exact scores.
+        done: An evaluation that has run.
         known: Thresholds that a user reads, with their true and false positives, which are among those counted.
     """
-    positives, negatives = histogram.positives, histogram.negatives
-    tp, fp = (np.append(np.cumsum(counts[::-1])[::-1], 0) for counts in (positives, negatives))
-    used = np.flatnonzero((positives > 0) | (negatives > 0))
-    first, last = int(used[0]), int(used[-1]) + 1
-    scores = to_scores(torch.from_numpy(np.ascontiguousarray(histogram.edges[first : last + 1]))).numpy()
-    even = np.searchsorted(scores, np.linspace(scores[0], scores[-1], BINS + 1)).clip(max=len(scores) - 1)
-    even = np.unique(np.concatenate([[0], even, [len(scores) - 1]]))
-    asked = np.linspace(0, tp[0], RECALL_STEPS + 1)
-    matches = np.geomspace(1, max(int(fp[0]), 1), MATCH_STEPS)
-    more = [np.searchsorted(-counts[first : last + 1], -wanted) for counts, wanted in ((tp, asked), (fp, matches))]
-    chosen = np.unique(np.concatenate([even, *more]).clip(max=len(scores) - 1))
-    points = np.array([point for point in known if math.isfinite(point[0])], dtype=np.float64).reshape(-1, 3)
-    thresholds = np.concatenate([scores[chosen], points[:, 0]])
+    vectors, negatives, sample, relevant = done.vectors, done.negatives, done.sample, done.positives
+    low, high = negatives.span(np.concatenate([sample.estimates[[0, -1]] if sample.each else [], relevant.scores[[0, -1]]]))
+    user_low, user_high = vectors.to_user(np.array([low, high]))
+    beyond = user_high + 1e-6 * max(user_high - user_low, abs(user_high), 1e-30)  # an edge above all
+    edges = np.unique(np.linspace(user_low, beyond, BINS + 1))
+    even = vectors.from_user(edges)
+    even[0] = min(even[0], low)  # reading a score and writing it again may move it
+    dense = [values[:: max(1, len(values) // DENSE)] for values in (relevant.scores, sample.estimates, negatives.highest)]
+    fine = np.unique(np.concatenate([even, *dense]))
+    tp, fp = done.relevant_reaching(fine), negatives.estimate(fine, sample)
+    fp[0] = negatives.total
+    asked = np.linspace(0, relevant.total, RECALL_STEPS + 1)
+    matches = np.geomspace(1, max(negatives.total, 1), MATCH_STEPS)
+    more = [np.searchsorted(-counts, -wanted).clip(max=len(fine) - 1) for counts, wanted in ((tp, asked), (fp, matches))]
+    bins = np.searchsorted(fine, even)
+    chosen = np.unique(np.concatenate([bins, *more]))
+    points = np.array(known, dtype=np.float64).reshape(-1, 3)
+    thresholds = np.concatenate([vectors.to_user(fine[chosen]), points[:, 0]])
     order = np.argsort(thresholds, kind="stable")
-    bins = even + first
 
-    def in_order(counts: Shaped[np.ndarray, "edges"], given: Shaped[np.ndarray, "points"]) -> np.ndarray:
-        return np.concatenate([counts[chosen + first], given.astype(np.int64)])[order]
+    def in_order(counts: Shaped[np.ndarray, "scores"], given: Shaped[np.ndarray, "points"]) -> np.ndarray:
+        return np.concatenate([counts[chosen], given.astype(np.int64)])[order]
 
+    reach = vectors.to_user(fine[chosen] + negatives.error) - vectors.to_user(fine[chosen] - negatives.error)
     return PairCounts(
         thresholds[order],
         in_order(tp, points[:, 1]),
         in_order(fp, points[:, 2]),
-        int(tp[0]),
-        int(fp[0]),
-        scores[even],
+        relevant.total,
+        negatives.total,
+        edges,
         -np.diff(tp[bins]),
         -np.diff(fp[bins]),
-        _tolerance(histogram, to_scores, chosen + first),
-        _user_score(to_scores, histogram.sampled_below),
+        float(reach.max()) if negatives.error else 0.0,
+        float(vectors.to_user(np.array([negatives.cut]))[0]) if math.isfinite(negatives.cut) else -math.inf,
     )
-
-
-def _tolerance(
-    histogram: ScoreHistogram,
-    to_scores: Callable[[Float[Tensor, "scores"]], Float[Tensor, "scores"]],
-    chosen: Shaped[np.ndarray, "thresholds"],
-) -> float:
-    """Return the largest error of an edge in the unit that a user reads."""
-    if not histogram.error:
-        return 0.0
-    edges = torch.from_numpy(histogram.edges[chosen])
-    reach = to_scores(edges + histogram.error) - to_scores(edges - histogram.error)
-    return float(reach.nan_to_num(0.0).max())
-
-
-def _user_score(to_scores: Callable[[Float[Tensor, "scores"]], Float[Tensor, "scores"]], score: float) -> float:
-    return float(to_scores(torch.tensor([score], dtype=torch.float64))[0]) if math.isfinite(score) else -math.inf

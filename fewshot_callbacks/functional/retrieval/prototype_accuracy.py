@@ -24,10 +24,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine import BestMatches, find_candidates, open_pass
-from fewshot_callbacks.engine.options import computing_on
-from fewshot_callbacks.engine.scores import ScoreTiles, Similarity, check_similarity
 from fewshot_callbacks.functional._inputs import computable
+from fewshot_callbacks.heart.evaluation import rank_of_best
+from fewshot_callbacks.heart.options import computing
+from fewshot_callbacks.heart.relevance import Lists, Relevance
+from fewshot_callbacks.heart.vectors import Similarity, Vectors, check_similarity
 
 NUMBERS_PER_COMPONENT = 16
 """Float64 numbers that a component of a prototype or of an item takes while means are made, with room to spare."""
@@ -85,19 +86,17 @@ def prototype_accuracy(
             f"prototype_accuracy: one set has as many queries as gallery items; got {len(queries)} and {len(gallery)}. "
             "Pass same_set=False for two sets."
         )
-    device = queries.device
-    classes = torch.from_numpy(processes.joined(gallery_labels.cpu().unique().numpy())).unique().to(device)
+    classes = torch.from_numpy(processes.joined(gallery_labels.cpu().unique().numpy())).unique()
     if not len(classes):
-        return torch.full((len(queries),), torch.nan, dtype=torch.float64, device=device)
+        return torch.full((len(queries),), torch.nan, dtype=torch.float64)
     item_class, query_class = (
-        torch.searchsorted(classes, labels.to(device)).clamp(max=len(classes) - 1)
-        for labels in (gallery_labels, query_labels)
+        torch.searchsorted(classes, labels).clamp(max=len(classes) - 1) for labels in (gallery_labels, query_labels)
     )
     means = _ClassMeans(gallery, item_class, len(classes), similarity, memory_bytes, processes)
-    known = (classes[query_class] == query_labels.to(device)) & (means.counts[query_class] > int(same_set))
-    with computing_on(device):
+    known = (classes[query_class] == query_labels) & (means.counts[query_class] > int(same_set))
+    with computing() as threads:
         better, equal = _count_others(
-            computable(queries), torch.where(known, query_class, -1), means, memory_bytes // 2, same_set=same_set
+            computable(queries), torch.where(known, query_class, -1), means, memory_bytes // 2, threads, same_set=same_set
         )
     return ((better == 0).double() / (1 + equal)).masked_fill(~known, torch.nan)
 
@@ -107,6 +106,7 @@ def _count_others(
     query_class: Int[Tensor, "queries"],
     means: _ClassMeans,
     memory_bytes: int,
+    threads: int,
     *,
     same_set: bool,
 ) -> tuple[Int[Tensor, "queries"], Int[Tensor, "queries"]]:
@@ -117,33 +117,34 @@ def _count_others(
         query_class: The class number of each; -1 where it has no prototype.
         means: The prototypes.
         memory_bytes: Budget of the pass over all pairs.
+        threads: To compute with.
         same_set: Leave each query out of the mean of its class.
     """
-
-    def scored() -> Iterator[tuple[_Sums, ScoreTiles]]:
-        for sums in means.blocks():
-            yield sums, ScoreTiles.from_rows(queries, sums.means(slice(None)), means.similarity)
-
-    own = torch.full((len(queries),), -torch.inf, dtype=torch.float64, device=queries.device)
+    own = np.full(len(queries), -np.inf)
     better, equal = torch.zeros_like(query_class), torch.zeros_like(query_class)
     # means that do not all fit are formed once more, now that the score of each query with its own is known
-    blocks = list(scored()) if len(means.counts) <= means.classes_at_once else None
-    for sums, scores in blocks or scored():
+    blocks = list(means.blocks()) if len(means.counts) <= means.classes_at_once else None
+    for sums in blocks or means.blocks():
         for part in sums.members(query_class).split(means.rows_at_once):
             left_out = means.prepared(queries[part]) if same_set else None
-            with_own = scores.with_gallery(sums.means(query_class[part] - sums.first, left_out))
-            own[part] = scores.to_user_scores(with_own.pair_scores(part, torch.arange(len(part), device=part.device)))
-    for sums, scores in blocks or scored():
-        # the prototypes share a label, so that a pass over a collapsed set takes one for all; no query has it
-        candidates = find_candidates(query_class + 2, torch.zeros_like(sums.counts), same_set=False)
-        best = BestMatches(scores.to_exact_scores(own), (query_class >= 0).long())
-        for ranks in open_pass(scores, candidates, memory_bytes, best=best).run():
-            better[ranks.queries] += ranks.negatives_above.sum(dim=1)
-            equal[ranks.queries] += ranks.negatives_tied.sum(dim=1)
-        members = sums.members(query_class)  # their own prototype is no other
-        keys = scores.pair_scores(members, query_class[members] - sums.first)
-        better[members] -= (keys > best.scores[members]).long()
-        equal[members] -= (keys == best.scores[members]).long()
+            mine = sums.means(query_class[part] - sums.first, left_out)
+            vectors = Vectors(queries[part], mine, means.similarity, threads=threads)
+            every = np.arange(len(part))
+            own[part] = vectors.to_user(vectors.exact(every, every))
+    for sums in blocks or means.blocks():
+        prototypes = sums.means(slice(None))
+        for part in torch.arange(len(queries)).split(means.rows_at_once):
+            vectors = Vectors(queries[part], prototypes, means.similarity, threads=threads)
+            number = (query_class[part] - sums.first).numpy()
+            is_here = (number >= 0) & (number < len(prototypes))
+            first = np.where(is_here, number, 0)  # its own prototype is no other
+            lists = Lists(first, first + is_here, np.arange(len(prototypes), dtype=np.int32))
+            thresholds = np.where(query_class[part].numpy() >= 0, vectors.from_user(own[part]), -np.inf)
+            relevance = Relevance(lists, np.full(len(part), -1, np.int32))
+            best = thresholds, np.ones(len(part), np.int64)
+            ranks = rank_of_best(vectors, relevance, best, memory_bytes)
+            better[part] += ranks.negatives_above[:, 0]
+            equal[part] += ranks.negatives_tied[:, 0]
     return better, equal
 
 

@@ -1,24 +1,23 @@
-"""The search for the operating points, each of which is decided by how many negatives reach the score of some relevant pair.
+"""The search for the operating points: at which relevant score something holds, given how many negatives reach it.
 
-All pairs are never held. During the pass for the ranks a histogram of the whole range is made, and the highest negatives are
-collected, as many as a sample of the pairs says will be needed. What these leave open is proved to lie in a narrow interval.
-There the pairs are counted against the relevant ones exactly: those that were collected, or, where the interval reaches
-below them, all, in one more pass.
+Bounds of the counts leave a question one answer, or some scores at which it may lie; these are closed, and it is asked again.
+Where not all relevant scores fit the memory, it is first found out between which of those that are held the answer may lie.
+
+Recall at a precision needs one step more: the smallest threshold may be the score of a negative. The true positives are fixed by
+the smallest relevant score with the precision, so at most m false positives fit, and the threshold is the lowest score above the
+negative of rank m + 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fewshot_callbacks.engine import PairCounts
-from fewshot_callbacks.engine.pooled import Located, OpenQuestions, Recount, ThresholdBins
-from fewshot_callbacks.functional.retrieval import threshold_rules as rules
 from fewshot_callbacks.functional.retrieval.operating_points import (
     Enclosure,
     ErrorRatePoint,
@@ -26,264 +25,364 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PooledDecisions,
 )
 from fewshot_callbacks.functional.retrieval.pair_counts import thinned
-from fewshot_callbacks.functional.retrieval.threshold_rules import Bools, Ints, PooledRequest, most_false_positives
+from fewshot_callbacks.heart.evaluation import Evaluation
+from fewshot_callbacks.heart.pooled import Positives, Wanted
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Holds = Callable[[Ints, Ints, int, float], Bools]
+"""Whether something holds, given how many relevant pairs and how many negatives are accepted, and how many there are of each;
+fewer negatives never hurt."""
 
 CURVE_POINTS = 200
-EARLY_RANKS = 2**14
-"""Negatives whose scores are asked for early, since one of them will matter; more cost more than another pass may."""
+CLOSED, SPACED = 2**16, 2**8
+"""Of the open scores of a question the most likely ones are closed first, and a few spaced ones: as a rule these settle all."""
+
+# A rate is compared with the requested one as the correctly rounded quotient of two counts: the number that a report
+# shows, and so 14 of 25 reaches 0.56, though this float64 number is a little more than 14/25. Float64 division rounds
+# correctly, and counts below 2**53 are float64 numbers. Rounding is monotone, so fewer false positives never do worse.
+
+
+def precision_of(tp: Ints, fp: Ints) -> Floats:
+    """Share of the accepted pairs that are relevant; 0 where none is accepted."""
+    values: Floats = tp / np.maximum(tp + fp, 1)
+    return values
+
+
+def false_match_rate(fp: Ints, negatives: float) -> Floats:
+    """Share of the negatives that are accepted; 0 where there are none."""
+    values: Floats = fp / max(negatives, 1)
+    return values
+
+
+def most_false_positives(tp: int, precision: float) -> int:
+    """Return the largest number of false positives at which `tp` true positives have this precision."""
+    accepted = int(tp / Fraction(float(precision)))  # within one of the answer, which rounding the quotient may move
+    while tp / (accepted + 1) >= precision:
+        accepted += 1
+    while accepted > tp and tp / accepted < precision:
+        accepted -= 1
+    return accepted - tp
 
 
 @dataclass(frozen=True)
-class Open:
-    """What one question leaves open; see `OpenQuestions`."""
+class PooledRequest:
+    """The pooled metrics that are requested, with their settings in the units of the data."""
 
-    decisive: Bools | None = None
-    wanted: tuple[float, ...] = ()
-    sought: tuple[tuple[float, float], ...] = ()
-    early: tuple[tuple[float, float], ...] = ()
+    precisions: Sequence[float] = ()
+    bounds: tuple[float, float] = (-math.inf, math.inf)
+    """the smallest and the largest threshold that may be chosen for recall at a fixed precision"""
+    thresholds: Sequence[float] = ()
+    """fixed thresholds at which precision, recall and F1 are requested"""
+    false_match_rates: Sequence[float] = ()
+    equal_error_rate: bool = False
+    average_precision: bool = False
+    """whether the area under the precision-recall curve is wanted exactly; bounds are always reported"""
+
+    def questions(self, low: float = -math.inf, high: float = math.inf) -> list[Question]:
+        """Return what is asked of relevant scores; the bounds are exact scores."""
+        asked = [Question(), *(_at_precision(precision, low, high) for precision in self.precisions)]
+        asked += map(_at_false_match_rate, self.false_match_rates)
+        return asked + ([Question(_equal_error, above=True)] if self.equal_error_rate else [])
+
+    def foresee(self, positives: Positives, fp: Floats, negatives: float) -> list[Wanted]:
+        """Estimate, by a sample, how many negatives each question will need."""
+        return [question.wanted(positives, fp, negatives) for question in self.questions()]
 
 
 @dataclass(frozen=True)
-class Known:
-    """What has been counted: during the pass, and last."""
+class Question:
+    """A threshold that is sought: the lowest relevant score at which something holds, or (None) the highest with the best F1."""
 
-    first: PairCounts
-    first_bins: ThresholdBins
-    counts: PairCounts | Recount
-    bins: ThresholdBins
+    holds: Holds | None = None
+    low: float = -math.inf
+    high: float = math.inf
+    """between which it may lie"""
+    above: bool = False
+    """what lies above the threshold is counted, not what reaches it; then fewer relevant pairs do not hurt either"""
 
-    def settled(self, decisive: Bools) -> Ints | Open:
-        """Return the decisive bins if each is a single score; else they are open."""
-        return np.flatnonzero(decisive) if bool(self.bins.single[decisive].all()) else Open(decisive)
+    def answer(self, positives: Positives, fewest: Ints, most: Ints, negatives: int) -> int | None | Ints:
+        """Return the position of the score, None if there is none, or the positions that are open, the likely ones first.
+
+        Args:
+            positives: Relevant scores.
+            fewest: Of negatives that are accepted at each.
+            most: The same.
+            negatives: How many there are.
+        """
+        if self.holds is None:
+            low, high = (_f1(positives.reach, fp, positives.total) for fp in (most, fewest))
+            possible = np.flatnonzero(high >= low.max())
+            unsure = possible[fewest[possible] < most[possible]]
+            return unsure[np.argsort(-(low + high)[unsure], kind="stable")] if len(unsure) else int(possible[-1])
+        tp = positives.above if self.above else positives.reach
+        allowed = (positives.scores >= self.low) & (positives.scores <= self.high)
+        possible, certain = (np.flatnonzero(allowed & self.holds(tp, fp, positives.total, negatives)) for fp in (fewest, most))
+        if len(possible) == 0:
+            return None
+        if len(certain) and certain[0] == possible[0]:
+            return int(certain[0])
+        return possible[: np.searchsorted(possible, certain[0])] if len(certain) else possible
+
+    def cells(self, positives: Positives, fewest: Ints, most: Ints, negatives: int) -> Bools:
+        """Find between which of the scores that are held the answer may lie."""
+        tp, fp = np.append(positives.reach, 0) if self.above else positives.most, np.append(fewest, 0)
+        if self.holds is None:
+            best = _f1(positives.reach, most, positives.total).max(initial=0.0)
+            possible = _f1(tp, fp, positives.total) >= best
+        else:
+            possible = self.holds(tp, fp, positives.total, negatives)
+            possible &= np.append(positives.scores, np.inf) >= self.low
+            possible &= np.append(-np.inf, positives.scores) <= self.high
+            held = positives.above if self.above else positives.reach
+            allowed = (positives.scores >= self.low) & (positives.scores <= self.high)
+            certain = np.flatnonzero(allowed & self.holds(held, most, positives.total, negatives))
+            possible[certain[0] + 1 if len(certain) else len(tp) :] = False
+        return possible & (positives.between > 0)
+
+    def wanted(self, positives: Positives, fp: Floats, negatives: float) -> Wanted:
+        """Return how many negatives will matter, by a sample, and how many prove that no lower score is the answer."""
+        tp, total = positives.reach, positives.total
+        if self.holds is None:  # near its maximum F1 is flat: the lowest of all scores that come close
+            f1 = 2 * tp / (tp + fp + total)
+            return Wanted(float(fp[np.argmax(f1 >= 0.95 * f1.max())]), 2 * total * (1 / f1.max() - 1))
+        reached = np.flatnonzero(self.holds(positives.above if self.above else tp, fp, total, negatives))
+        needed = float(fp[reached[0]]) if len(reached) else 0.0
+        if self.above:
+            return Wanted(needed, needed)
+        none_below = np.flatnonzero(~self.holds(np.full(len(tp), total), fp, total, negatives))
+        return Wanted(needed, float(fp[none_below[-1]]) if len(none_below) else 0.0)
+
+
+def _f1(tp: Ints, fp: Ints, relevant: int) -> Floats:
+    values: Floats = 2 * tp / np.maximum(tp + fp + relevant, 1)
+    return values
+
+
+def _at_precision(precision: float, low: float, high: float) -> Question:
+    """Ask for the lowest relevant score in bounds at which at least this share of the accepted pairs is relevant."""
+    return Question(lambda tp, fp, *_: (tp > 0) & (precision_of(tp, fp) >= precision), low, high)
+
+
+def _at_false_match_rate(rate: float) -> Question:
+    """Ask for the lowest relevant score that accepts at most this share of the negatives."""
+    return Question(lambda tp, fp, relevant, negatives: false_match_rate(fp, negatives) <= rate)
+
+
+def _equal_error(tp: Ints, fp: Ints, relevant: int, negatives: float) -> Bools:
+    """Find where no smaller share of the relevant pairs is rejected than of the others accepted."""
+    held: Bools = (relevant - tp) / max(relevant, 1) >= fp / max(negatives, 1)
+    return held
+
+
+class ThresholdSearch:
+    """Finds the operating points of an evaluation that has run; collective.
+
+    Args:
+        done: The evaluation.
+    """
+
+    def __init__(self, done: Evaluation) -> None:
+        self.done, self.negatives, self.positives = done, done.negatives, done.positives
+        self.vectors, self.processes, self.room = done.vectors, done.vectors.processes, done.layout.knots
+
+    def answers(self, questions: Sequence[Question]) -> list[tuple[float, int, int] | None]:
+        """Return for each question the score, the relevant pairs and the negatives that reach it; None if there is none."""
+        found: list[tuple[float, int, int] | None] = [None] * len(questions)
+        waiting = list(range(len(questions))) if self.positives.total else []
+        while waiting:
+            positives, total = self.positives, self.negatives.total
+            scores = {False: positives.scores, True: np.nextafter(positives.scores, np.inf)}
+            bounds = {above: self.negatives.bounds(scores[above]) for above in {questions[n].above for n in waiting}}
+            left, unsure, cells = [], [], np.zeros(len(positives.scores) + 1, bool)
+            for number in waiting:
+                question = questions[number]
+                fewest, most = bounds[question.above]
+                at = question.answer(positives, fewest, most, total)
+                some = question.cells(positives, fewest, most, total)
+                inside = int(positives.between[some].sum())
+                sure = not isinstance(at, np.ndarray) and (at is None or fewest[at] == most[at])
+                if sure and inside == 0:
+                    if at is not None:
+                        found[number] = self._point(float(positives.scores[at]))
+                    continue
+                left.append(number)
+                if sure or 0 < inside <= self.room:
+                    cells |= some
+                else:
+                    likely = np.atleast_1d(np.asarray(at))
+                    spaced = likely[np.linspace(0, len(likely) - 1, min(len(likely), SPACED)).astype(np.int64)]
+                    unsure.append(scores[question.above][np.append(spaced, likely[: min(CLOSED, self.room)])])
+            if cells.any():  # it takes no pass over the pairs, and then all can be closed by one
+                self.positives = positives.opened(cells, self.done.parts, self.room, self.processes)
+            elif unsure:
+                self.negatives.close(np.unique(np.concatenate(unsure)))
+            waiting = left
+        return found
+
+    def _point(self, score: float) -> tuple[float, int, int]:
+        """Return a relevant score that is held, and the relevant pairs and the negatives that reach it."""
+        at = int(np.searchsorted(self.positives.scores, score))
+        return score, int(self.positives.reach[at]), self.reached(score)
+
+    def reached(self, score: float) -> int:
+        """Count the negatives that reach a score."""
+        asked = np.array([score])
+        self.negatives.close(asked)
+        return int(self.negatives.bounds(asked)[0][0])
+
+    def accepted(self, score: float) -> tuple[int, int]:
+        """Count the relevant pairs and the negatives that reach a score."""
+        if math.isinf(score):
+            return (0, 0) if score > 0 else (self.positives.total, self.negatives.total)
+        own = sum(int((part >= score).sum()) for part in self.done.parts())
+        return int(self.processes.summed(np.array([own]))[0]), self.reached(score)
 
     def point(self, threshold: float, tp: int, fp: int) -> OperatingPoint:
         """Return the point of a threshold with these true and false positives."""
-        return OperatingPoint(threshold, tp, fp, self.first_bins.relevant - tp)
+        return OperatingPoint(threshold, tp, fp, self.positives.total - tp)
 
-    def point_of(self, index: int) -> OperatingPoint:
-        """Return the point of a bin that is a single score."""
-        bins = self.bins
-        threshold = self.first.scores.to_user_score(float(bins.low[index]))
-        return self.point(threshold, int(bins.tp[index]), int(bins.fewest_fp[index]))
+    def user(self, score: float) -> float:
+        """Return a score in the units of the data."""
+        return float(self.vectors.to_user(np.array([score]))[0])
 
+    def at_precision(
+        self, found: tuple[float, int, int] | None, precision: float, bounds: tuple[float, float]
+    ) -> OperatingPoint:
+        """Return the point of the smallest threshold in bounds with a precision; NaN if there is none.
 
-def decide(first: PairCounts, request: PooledRequest) -> PooledDecisions:
-    """Find the operating points after a pass.
-
-    Args:
-        first: What is known of all pairs.
-        request: The requested operating points.
-
-    Returns:
-        The points; each is exact. The area under the curve is enclosed by proved bounds.
-    """
-    bins, answers, passes = first.bins(), dict[Hashable, Any](), 1
-    questions: dict[Hashable, Callable[[Known], Any]] = {
-        "f1": _best_f1,
-        **{("precision", asked): _AtPrecision(asked, request.bounds) for asked in request.precisions},
-        **{("threshold", asked): partial(_at_threshold, threshold=asked) for asked in request.thresholds},
-        **{("rate", asked): partial(_at_false_match_rate, rate=asked) for asked in request.false_match_rates},
-    }
-    if request.equal_error_rate:
-        questions["eer"] = _equal_error_rate
-    if request.average_precision:
-        questions["area"] = _area
-    asked = _ask(Known(first, bins, first, bins), questions, answers)
-    coarse = asked.decisive & (bins.low < bins.high) if asked is not None else np.zeros(0, bool)
-    if coarse.any() and not request.average_precision:  # each relevant score in a bin leaves less open than the bin
-        asked = _ask(Known(first, bins, first, first.bins(bins.of(coarse))), questions, answers)
-    while asked is not None:
-        counts, scanned = first.count_exactly(asked)
-        passes += scanned
-        asked = _ask(Known(first, bins, counts, counts.bins()), questions, answers)
-        del counts  # the next ones need the memory
-    return PooledDecisions(
-        best_f1=answers["f1"],
-        at_precision={precision: answers["precision", precision] for precision in request.precisions},
-        at_threshold={threshold: answers["threshold", threshold] for threshold in request.thresholds},
-        at_false_match_rate={rate: answers["rate", rate] for rate in request.false_match_rates},
-        equal_error_rate=answers.get("eer"),
-        average_precision=answers.get("area") or rules.average_precision(bins),
-        curve=rules.curve(bins, first.scores.to_user_scores, CURVE_POINTS),
-        pair_counts=thinned(first.histogram(), first.scores.to_user_scores, _points(answers)),
-        passes=passes,
-    )
-
-
-def _points(answers: dict[Hashable, Any]) -> Iterator[tuple[float, int, int]]:
-    """Yield the thresholds that were found, with their true and false positives."""
-    for answer in answers.values():
-        if isinstance(answer, OperatingPoint) and math.isfinite(answer.threshold):
-            yield answer.threshold, answer.true_positives, answer.false_positives
-
-
-def _ask(
-    known: Known, questions: dict[Hashable, Callable[[Known], Any]], answers: dict[Hashable, Any]
-) -> OpenQuestions | None:
-    """Add the answers that can be given; return what the others need, None if there are none."""
-    opened = []
-    for name in [name for name in questions if name not in answers]:
-        answer = questions[name](known)
-        if isinstance(answer, Open):
-            opened.append(answer)
+        Args:
+            found: The smallest relevant score with this precision, with what it accepts.
+            precision: At least this.
+            bounds: Of thresholds.
+        """
+        low, high = (float(bound) for bound in self.vectors.from_user(bounds))
+        if found is None:  # between two relevant scores no threshold has fewer false positives than the upper one
+            tp, fp = self.accepted(high)
+            reaches = tp + fp > 0 and tp / (tp + fp) >= precision
+            if not reaches or not math.isfinite(high):
+                return self.point(math.nan, 0, 0)
+            threshold, score = bounds[1], high
         else:
-            answers[name] = answer
-    if not opened:
-        return None
-    decisive = np.zeros(len(known.bins.low), bool)
-    for part in opened:
-        if part.decisive is not None:
-            decisive |= part.decisive
-    return OpenQuestions(
-        known.bins,
-        decisive,
-        rules.likely_best_f1(known.bins, np.flatnonzero(decisive)),
-        [threshold for part in opened for threshold in part.wanted],
-        sorted({interval for part in opened for interval in part.sought}),
-        sorted({interval for part in opened for interval in part.early}),
-    )
+            score, tp, fp = found
+            threshold = self.user(score)
+        most = min(most_false_positives(tp, precision), self.negatives.total) if tp else 0
+        if math.isfinite(low):
+            reached = self.reached(low)
+            if reached <= most:
+                return self.point(bounds[0], self.accepted(low)[0], reached)
+        # no relevant score lies between the start and the threshold, or it would be the start
+        rank = self.negatives.total
+        if most < rank:
+            beyond = self.negatives.locate(most + 1)
+            rank = self.reached(float(np.nextafter(beyond, np.inf)))
+        if rank > fp:
+            score = self.negatives.locate(rank)
+            return self.point(self.user(score), tp, self.reached(score))
+        return self.point(threshold, tp, fp)
+
+    def at_rate(self, found: tuple[float, int, int] | None) -> ErrorRatePoint:
+        """Return verification at a false match rate, given the smallest relevant score that keeps it."""
+        if not self.negatives.total:
+            return ErrorRatePoint(math.nan, math.nan, math.nan)
+        if found is None:
+            return ErrorRatePoint(math.nan, 0.0, 1.0)
+        score, tp, fp = found
+        return ErrorRatePoint(self.user(score), fp / self.negatives.total, 1 - tp / self.positives.total)
+
+    def equal_error_rate(self, found: tuple[float, int, int] | None) -> float:
+        """Return the rate at which FNMR and FMR cross, at this relevant score or just before it."""
+        if found is None or not self.negatives.total:
+            return math.nan
+        score, tp, fp = found
+        at, total, negatives = int(np.searchsorted(self.positives.scores, score)), self.positives.total, self.negatives.total
+        before, after = (total - tp) / total, (total - int(self.positives.above[at])) / total
+        match_before, match_after = fp / negatives, self.reached(float(np.nextafter(score, np.inf))) / negatives
+        if before >= match_before:
+            return before
+        step = (match_before - before) / ((match_before - before) + (after - match_after))
+        return before + step * (after - before)
+
+    def area(self, *, exact: bool) -> Enclosure:
+        """Return the area under the precision-recall curve: the mean of the precisions at the relevant pairs, or its bounds."""
+        knots, negatives = self.positives, self.negatives
+        if not exact:
+            return _area(knots, *negatives.bounds(knots.scores), negatives.total)
+        low = high = 0.0
+        ends = np.append(-1, knots.total - knots.above) // max(1, self.room)  # knots with at most so many pairs between them
+        for chunk in np.unique(ends[1:]):
+            some = np.flatnonzero(ends[1:] == chunk)
+            cells = np.zeros(len(knots.scores) + 1, bool)
+            cells[some] = True
+            cells &= knots.between > 0
+            opened = knots.opened(cells, self.done.parts, self.room, self.processes) if cells.any() else knots
+            first = knots.scores[some[0] - 1] if some[0] else -np.inf
+            inside = (opened.scores > first) & (opened.scores <= knots.scores[some[-1]])
+            scores = opened.scores[inside]
+            negatives.close(scores)
+            fewest, most = negatives.bounds(scores)
+            reach, pairs = opened.reach[inside], (opened.reach - opened.above)[inside]
+            low += float((pairs * reach / (reach + most)).sum())
+            high += float((pairs * reach / (reach + fewest)).sum())
+        rest = int(np.append(knots.total, knots.above)[-1])  # above all knots: none, since the highest score is one
+        return Enclosure(low / max(1, knots.total), (high + rest) / max(1, knots.total))
+
+    def curve(self) -> tuple[tuple[float, float, float], ...]:
+        """Return thresholds, precisions and recalls at relevant scores that are about evenly spaced in recall."""
+        knots = self.positives
+        if not knots.total:
+            return ()
+        recall = knots.reach / knots.total
+        wanted = np.searchsorted(-recall, -np.linspace(1, 0, CURVE_POINTS)).clip(max=len(recall) - 1)
+        chosen = np.unique(wanted)[::-1]
+        fewest, most = (counts[::-1] for counts in self.negatives.bounds(knots.scores[chosen[::-1]]))
+        precision = knots.reach[chosen] / (knots.reach[chosen] + (fewest + most) / 2)
+        thresholds = self.vectors.to_user(knots.scores[chosen])
+        return tuple(zip(thresholds.tolist(), precision.tolist(), recall[chosen].tolist(), strict=True))
 
 
-def _best_f1(known: Known) -> OperatingPoint | Open:
-    """The highest threshold with the best F1."""
-    chosen = known.settled(rules.best_f1(known.bins))
-    return chosen if isinstance(chosen, Open) else known.point_of(int(chosen[-1]))
+def _area(knots: Positives, fewest: Ints, most: Ints, negatives: int) -> Enclosure:
+    """Return bounds of the area: what lies between two scores accepts no fewer pairs than the upper one, and no more than the lower."""
+    pairs, between = knots.reach - knots.above, knots.between
+    low = (pairs * knots.reach / np.maximum(knots.reach + most, 1)).sum()
+    high = (pairs * knots.reach / np.maximum(knots.reach + fewest, 1)).sum()
+    least, beyond = np.append(knots.reach, 0) + 1, np.append(negatives, most)
+    low += (between * least / (least + beyond)).sum()
+    high += (between * knots.most / np.maximum(knots.most + np.append(fewest, 0), 1)).sum()
+    return Enclosure(float(low) / max(1, knots.total), float(high) / max(1, knots.total))
 
 
-def _at_threshold(known: Known, threshold: float) -> OperatingPoint | Open:
-    score = known.first.scores.to_exact_score(threshold)
-    accepted = known.counts.accepted(score)
-    return Open(wanted=(score,)) if accepted is None else known.point(threshold, *accepted)
-
-
-def _at_false_match_rate(known: Known, rate: float) -> ErrorRatePoint | Open:
-    bins, chosen = known.bins, known.settled(rules.at_false_match_rate(known.bins, rate))
-    if isinstance(chosen, Open):
-        return chosen
-    if not bins.negatives:
-        return ErrorRatePoint(math.nan, math.nan, math.nan)
-    if not len(chosen):
-        return ErrorRatePoint(math.nan, 0.0, 1.0)
-    point = known.point_of(int(chosen[0]))
-    return ErrorRatePoint(
-        point.threshold, point.false_positives / bins.negatives, 1 - point.true_positives / bins.relevant
-    )
-
-
-def _equal_error_rate(known: Known) -> float | Open:
-    chosen = known.settled(rules.equal_error_rate(known.bins))
-    if isinstance(chosen, Open):
-        return chosen
-    return rules.crossing(known.bins, int(chosen[0])) if len(chosen) else math.nan
-
-
-def _area(known: Known) -> Enclosure | Open:
-    """The area under the precision-recall curve: what the pass knew of single scores, and the rest from exact counts."""
-    bins, singles = known.bins, known.first_bins.of(known.first_bins.single)
-    if known.counts is known.first:
-        return rules.average_precision(bins) if bool(bins.single.all()) else Open(~bins.single)
-    before = rules.average_precision(singles)
-    rest = rules.average_precision(bins.of(~(np.isin(bins.low, singles.low) & bins.single)))
-    return Enclosure(before.low + rest.low, before.high + rest.high)
-
-
-class _AtPrecision:
-    """The search for the smallest threshold with a precision.
-
-    It begins at the smallest relevant score that reaches the precision, or the upper bound of thresholds if that reaches
-    it, and goes down as many negatives as may be accepted there.
+def decide(done: Evaluation, request: PooledRequest) -> PooledDecisions:
+    """Find the operating points after an evaluation; each is exact, and the area is enclosed by proved bounds.
 
     Args:
-        precision: At least this.
-        bounds: Of the thresholds.
+        done: The evaluation, which has run.
+        request: The requested operating points.
     """
-
-    def __init__(self, precision: float, bounds: tuple[float, float]) -> None:
-        self.precision, self.bounds = precision, bounds
-        self.start: OperatingPoint | None = None
-        self.rank = 0
-        """the negative of this rank, in descending order of the scores, is the last that may be accepted"""
-        self.is_above_low = False
-        """whether the lower bound of thresholds accepts more than may be"""
-        self.located: dict[int, tuple[float, float]] = {}
-        """rank of a negative -> scores between which it lies"""
-
-    def __call__(self, known: Known) -> OperatingPoint | Open:
-        """Return the point of that threshold; NaN if no threshold has the precision."""
-        if self.start is None:
-            start = self._find_start(known)
-            if isinstance(start, Open) or math.isnan(start.threshold):
-                return start
-            self.start, self.rank = start, self._most(known, start)
-            self.is_above_low = not math.isfinite(known.first.scores.to_exact_score(self.bounds[0]))
-        return self._lowest(known, self.start)
-
-    def _most(self, known: Known, start: OperatingPoint) -> int:
-        """Return how many false positives the true positives of the start allow."""
-        return min(most_false_positives(start.true_positives, self.precision), known.first_bins.negatives)
-
-    def _find_start(self, known: Known) -> OperatingPoint | Open:
-        """Find where the search begins.
-
-        Only precision matters there: between two relevant scores no threshold has more true positives or fewer false ones
-        than the upper score.
-        """
-        low, high = (known.first.scores.to_exact_score(bound) for bound in self.bounds)
-        possible = rules.at_precision(known.bins, self.precision, low, high)
-        chosen = known.settled(possible)
-        if isinstance(chosen, Open):
-            return Open(possible, early=self._foreseen(known, possible))
-        if len(chosen):
-            return known.point_of(int(chosen[0]))
-        accepted = known.counts.accepted(high) if math.isfinite(high) else (0, 0)
-        if accepted is None:
-            return Open(wanted=(high,))
-        point = known.point(self.bounds[1], *accepted)
-        return point if point.precision >= self.precision else known.point(math.nan, 0, 0)
-
-    def _foreseen(self, known: Known, possible: Bools) -> tuple[tuple[float, float], ...]:
-        """Return between which scores the negative lies that will be sought from a start in one of some bins."""
-        bins = known.bins.of(possible)
-        fewest = bins.tp - np.where(bins.single, 0, bins.positives - 1)
-        first, last = (
-            min(most_false_positives(int(tp), self.precision), bins.negatives) for tp in (fewest.min(), bins.tp.max())
-        )
-        if first <= 0 or last - first > EARLY_RANKS:
-            return ()
-        return ((self._locate(known, last).low, self._locate(known, first).high),)
-
-    def _lowest(self, known: Known, start: OperatingPoint) -> OperatingPoint | Open:
-        """Return the point of the smallest threshold that accepts no more negatives than it may.
-
-        No relevant score lies between this threshold and the start's: a lower relevant score in bounds accepts more
-        negatives than even its own true positives allow, or it would be the start.
-        """
-        most, low = self._most(known, start), known.first.scores.to_exact_score(self.bounds[0])
-        if not self.is_above_low:
-            all_fit = most == known.first_bins.negatives
-            beyond = Located(-math.inf, -math.inf) if all_fit else self._locate(known, most + 1)
-            self.is_above_low = beyond.low >= low
-            accepted = None if self.is_above_low or beyond.high >= low else known.counts.accepted(low)
-            if accepted is not None:
-                return known.point(self.bounds[0], *accepted)
-            if not self.is_above_low:
-                return Open(wanted=(low,))
-        while self.rank > start.false_positives:
-            found = self._locate(known, self.rank)
-            if found.reached is None:
-                return Open(sought=((found.low, found.high),))
-            if found.reached <= most:
-                return known.point(known.first.scores.to_user_score(found.low), start.true_positives, found.reached)
-            self.rank = found.above  # the next ones have the same score, and are too many
-        return start
-
-    def _locate(self, known: Known, rank: int) -> Located:
-        """Return where the negative of a rank lies, by all that is known."""
-        low, high = self.located.get(rank, (-math.inf, math.inf))
-        for counts in (known.first, known.counts):
-            found = counts.locate(rank)
-            if found.reached is not None:
-                return found
-            low, high = max(low, found.low), min(high, found.high)
-        self.located[rank] = low, high
-        return Located(low, high)
+    search = ThresholdSearch(done)
+    low, high = (float(bound) for bound in done.vectors.from_user(request.bounds))
+    answers = search.answers(request.questions(low, high))
+    rest = iter(answers)
+    best, nothing = next(rest), (math.nan, 0, 0)
+    score, tp, fp = best or nothing
+    best_f1 = search.point(search.user(score), tp, fp)
+    at_precision = {asked: search.at_precision(next(rest), asked, request.bounds) for asked in request.precisions}
+    at_rate = {asked: search.at_rate(next(rest)) for asked in request.false_match_rates}
+    equal_error = search.equal_error_rate(next(rest)) if request.equal_error_rate else None
+    at_threshold = {
+        asked: search.point(asked, *search.accepted(float(done.vectors.from_user(asked)))) for asked in request.thresholds
+    }
+    points = [best_f1, *at_precision.values(), *at_threshold.values()]
+    known = [(point.threshold, point.true_positives, point.false_positives) for point in points]
+    return PooledDecisions(
+        best_f1=best_f1,
+        at_precision=at_precision,
+        at_threshold=at_threshold,
+        at_false_match_rate=at_rate,
+        equal_error_rate=equal_error,
+        average_precision=search.area(exact=request.average_precision),
+        curve=search.curve(),
+        pair_counts=thinned(done, [point for point in known if math.isfinite(point[0])]),
+        passes=done.negatives.passes,
+    )

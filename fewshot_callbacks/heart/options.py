@@ -1,0 +1,99 @@
+"""How an evaluation computes: threads, precision, sizes. None of it changes a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+Progress = Callable[[int, int], None]
+"""Called with the number of pairs that are done and the number that there are."""
+
+Precision = Literal["bytes", "bfloat16", "float32", "float64"]
+"""Of the products that estimate scores, the fastest first: products of small integers, or of numbers with 8, 24 or 53 bits."""
+
+_DENORMAL = 5e-324
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options that travel as this one value; they are for tests and measurements."""
+
+    precision: Precision | None = None
+    """of the products; by default the one that a sample promises to be the fastest"""
+    threads: int | None = None
+    """by default those of torch"""
+    height: int | None = None
+    """queries of a tile; by default as many as the budget and the cache of a processor suggest"""
+    width: int | None = None
+    """gallery items of a tile"""
+    batch: int | None = None
+    """relevant pairs whose counters are held at once; by default as many as the budget allows"""
+    knots: int | None = None
+    """relevant scores at which all pairs are counted first; by default all for which there is room"""
+    collected: int | None = None
+    """pairs that are collected for points of all pairs, at most"""
+    plain: bool = False
+    """count by PyTorch operations, as on a GPU, on any device"""
+
+
+_current: ContextVar[EngineOptions] = ContextVar("engine_options")
+
+
+def current_options() -> EngineOptions:
+    """Return the options of the innermost `engine_options`, or the defaults."""
+    return _current.get(EngineOptions())
+
+
+@contextmanager
+def engine_options(**changes: Any) -> Iterator[EngineOptions]:
+    """Evaluate with other options inside the block: for tests and measurements.
+
+    Examples:
+        >>> with engine_options(threads=1):
+        ...     current_options().threads
+        1
+    """
+    token = _current.set(replace(current_options(), **changes))
+    try:
+        yield _current.get()
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def computing() -> Iterator[int]:
+    """Compute inside the block as the proofs assume, and yield the number of threads to compute with.
+
+    Products of float32 are made in float32, without autocast or gradients; numbers too small to be normal are kept
+    (`torch.set_flush_denormal`, libraries built for speed); and torch runs one thread, since the engine has its own: what is
+    left to torch are many small operations, between which threads that wait for each other cost more than they bring.
+    """
+    before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
+    cuda = torch.backends.cuda.matmul
+    reductions = cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction
+    flushing = _DENORMAL * 1.0 == 0.0
+    torch.set_float32_matmul_precision("highest")
+    cuda.allow_fp16_reduced_precision_reduction = cuda.allow_bf16_reduced_precision_reduction = False
+    torch.set_num_threads(1)
+    if flushing:
+        torch.set_flush_denormal(False)
+    try:
+        with torch.inference_mode(False), torch.no_grad(), _default_device():
+            with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                yield current_options().threads or threads
+    finally:
+        if flushing:
+            torch.set_flush_denormal(True)
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(before)
+        cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction = reductions
+
+
+def _default_device() -> AbstractContextManager[Any]:
+    """Make tensors on the CPU, whatever `torch.set_default_device` says; its context slows each call, so only where it has to."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
