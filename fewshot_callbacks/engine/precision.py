@@ -1,50 +1,78 @@
-"""The precisions in which scores are estimated, and float32 products as exact as their proved bounds assume."""
+"""Which products are the fastest: their time on this processor, and what a sample of the pairs says they leave open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import IntEnum
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from fewshot_callbacks.engine.options import Precision
+from fewshot_callbacks.engine.tiles import Estimates
+from fewshot_callbacks.engine.vectors import Floats
+
+OPEN_PRICE = 6.0
+"""What a pair whose estimate is too close to a threshold costs, in float32 products of a pair: 72 and 12 ns for 512 components,
+20 and 3 for 128 (AMD Zen 4, one core, `close_score` beside `torch.mm` of 256 x 2,048)."""
+ROWS, COLUMNS = 64, 1024
+"""Of the product that is timed."""
+SLOW = 4.0
+"""A product that takes so many times as long as in float32 at once is not tried again."""
 
 
-class Precision(IntEnum):
-    """How the score of a pair is made, from the fastest estimate to the exact score."""
-
-    BYTES = -1
-    """A product of operands that are rounded to small integers: it tells how high a score can be, no more."""
-    HALF = 0
-    """A product of bfloat16, float16 or TF32 operands."""
-    FLOAT32 = 1
-    """A product of float32 operands."""
-    FLOAT64 = 2
-    """A product of float64 operands."""
-    EXACT = 3
-    """The exact score itself."""
-    FLOAT64_OF_FLOAT32 = 4
-    """A float64 product of the float32 operands, of a single pair: only the operands are rounded."""
-
-    @property
-    def screens(self) -> bool:
-        """Whether its estimates only rule out pairs that come near no threshold."""
-        return self <= Precision.HALF
+@functools.cache
+def seconds_of_a_pair(precision: Precision, columns: int) -> float:
+    """Return what a product takes for one pair; timed once in a process."""
+    dtype = {"bytes": torch.int8, "bfloat16": torch.bfloat16, "float64": torch.float64}.get(precision, torch.float32)
+    left, right = torch.ones(ROWS, columns, dtype=dtype), torch.ones(COLUMNS, columns, dtype=dtype)
+    multiply: Callable[..., Any] = torch._int_mm if precision == "bytes" else torch.mm
+    multiply(left, right.T)  # the first call may compile
+    taken = []
+    for _ in range(4):
+        started = time.perf_counter()
+        multiply(left, right.T)
+        taken.append((time.perf_counter() - started) / (ROWS * COLUMNS))
+        if precision in ("bytes", "bfloat16") and taken[0] > SLOW * seconds_of_a_pair("float32", columns):
+            break
+    return min(taken)
 
 
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Make float32 products in float32, without gradients: no autocast, no `torch.set_float32_matmul_precision`.
+def fastest(
+    estimates: Estimates, start: NDArray[np.int64], thresholds: Floats, rows: Sequence[int], sampled: Sequence[NDArray[Any]]
+) -> Precision:
+    """Return the precision whose products, and the closer look at what they leave open, take the least time; collective.
 
-    Products in half precision accumulate in float32, as their bound assumes.
+    Args:
+        estimates: The tiles in float32.
+        start: Where the thresholds of each query begin.
+        thresholds: Ascending for each query.
+        rows: Some queries.
+        sampled: The estimates of the negatives of each of these.
     """
-    before = torch.get_float32_matmul_precision()
-    cuda = torch.backends.cuda.matmul
-    reductions = cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction
-    torch.set_float32_matmul_precision("highest")
-    cuda.allow_fp16_reduced_precision_reduction = cuda.allow_bf16_reduced_precision_reduction = False
-    try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-        cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction = reductions
+    vectors = estimates.vectors
+    sides = 2 if estimates.mutual else 1
+    tried: list[Precision] = ["float32", "float64"] if estimates.on is not None else [*vectors.precisions(), "float32", "float64"]
+    if not estimates.layout.kept:  # bytes and their scales are made once, not for each tile
+        tried = [precision for precision in tried if precision != "bytes"]
+    errors = [estimates.vectors.error(precision) for precision in tried]
+    open_pairs, pairs = np.zeros(len(tried)), 0
+    for row, values in zip(rows, sampled, strict=True):
+        own = thresholds[start[row] : start[row + 1]]
+        pairs += len(values)
+        for number, error in enumerate(of_row[row] for of_row in errors):
+            # one search: a negative is open if some threshold lies in [value - error, value + error]
+            at = np.searchsorted(own, values - error)
+            open_pairs[number] += (np.append(own, np.inf)[at] <= values + error).sum()
+    totals = vectors.processes.summed(np.array([*open_pairs.astype(np.int64), pairs]))
+    single = seconds_of_a_pair("float32", vectors.columns)
+    costs = [
+        seconds_of_a_pair(precision, vectors.columns) + sides * OPEN_PRICE * single * opened / max(1, totals[-1])
+        for precision, opened in zip(tried, totals[:-1], strict=True)
+    ]
+    everywhere = np.max(vectors.processes.gather(costs), axis=0)  # the slowest process is waited for
+    return tried[int(np.argmin(everywhere))]
+

@@ -1,30 +1,46 @@
-"""Ranks of the relevant items of some queries, from counters of candidates above each relevant score."""
+"""A rank is a count: of each relevant item of each query, how many candidates score higher, and how many the same."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.engine.blocks import Block
-from fewshot_callbacks.engine.budget import RANK_BYTES, SHARE_OF_RANKS, least_ranked
-from fewshot_callbacks.engine.matrix import ScoreMatrix
-from fewshot_callbacks.engine.pytorch.count import Counts
+from fewshot_callbacks.engine import device
+from fewshot_callbacks.engine.counting import (
+    RUN,
+    Side,
+    count_tile,
+    fill_tables,
+    mirror_scores,
+    sort_each,
+    sum_counters,
+    threshold_scores,
+)
+from fewshot_callbacks.engine.exact import workspace
+from fewshot_callbacks.engine.layout import BINS, FEW_BINS, LONG
+from fewshot_callbacks.engine.options import Precision
+from fewshot_callbacks.engine.relevance import Ints
+from fewshot_callbacks.engine.threads import split, work_off
+from fewshot_callbacks.engine.tiles import Estimates, Tile
+from fewshot_callbacks.engine.vectors import Floats
+from fewshot_callbacks.engine.visits import Part
 
 
 @dataclass(frozen=True)
 class RankBlock:
     """The ranks of the relevant items of some queries. Rows are queries; columns beyond `relevant` are not valid.
 
-    Relevant items stand in ascending order of their scores. `negatives_*` count candidates of other classes.
+    Relevant items stand in ascending order of their scores. `negatives_*` count candidates that are not relevant.
     """
 
     queries: Int[Tensor, "queries"]
-    """index of each query"""
+    """number of each query"""
     relevant: Int[Tensor, "queries"]
     """number of relevant candidates of each query"""
     valid: Bool[Tensor, "queries columns"]
@@ -81,41 +97,182 @@ class RankBlock:
         )
 
 
-class BestMatches(NamedTuple):
-    """Of each query, the highest score of its relevant candidates, and how many of them have it."""
+class Ranks(NamedTuple):
+    """Of each query's relevant items by ascending scores, those of the n-th query from `start[n]` to `start[n + 1]`."""
 
-    scores: Float[Tensor, "queries"]
-    """-inf where a query has no relevant candidate"""
-    tied: Int[Tensor, "queries"]
+    start: Ints
+    scores: Floats
+    above: Ints
+    """candidates that are not relevant and score higher"""
+    tied: Ints
+    """and those with the same score"""
 
-    @classmethod
-    def unknown(cls, queries: int, device: torch.device) -> BestMatches:
-        """Return those of queries without relevant candidates."""
-        scores = torch.full((queries,), -torch.inf, dtype=torch.float64, device=device)
-        return cls(scores, torch.zeros(queries, dtype=torch.int64, device=device))
+    def blocks(self, first: int, pairs: int) -> Iterator[RankBlock]:
+        """Yield padded ranks of about so many relevant pairs at a time, of the queries from number `first` on."""
+        sizes = np.diff(self.start)
+        order = np.argsort(sizes, kind="stable")  # lists of one length together, since all are padded to the longest
+        done = 0
+        while done < len(order):
+            # as many as fit if all were as long as the last of them
+            area = sizes[order[done:]] * np.arange(1, len(order) - done + 1)
+            some = order[done : done + max(1, int(np.searchsorted(area, pairs, side="right")))]
+            done += len(some)
+            width = int(sizes[some[-1]])
+            at = np.minimum(self.start[some][:, None] + np.arange(width), max(0, len(self.scores) - 1))
+            valid = np.arange(width) < sizes[some][:, None]
+            tables = (np.where(valid, values[at], fill) for values, fill in zip(self[1:], (np.inf, 0, 0), strict=True))
+            yield RankBlock.of_scores(torch.from_numpy(first + some), *map(torch.from_numpy, tables))
 
-    def note(self, ranks: RankBlock, scores: Float[Tensor, "queries columns"]) -> None:
-        """Take the last of the ascending relevant scores of each query."""
-        some = (ranks.relevant > 0).nonzero().flatten()
-        last = ranks.relevant[some, None] - 1
-        self.scores[ranks.queries[some]] = scores[some].gather(1, last).flatten()
-        self.tied[ranks.queries[some]] = ranks.relevant_tied[some].gather(1, last).flatten()
+    def best(self) -> tuple[Floats, Ints]:
+        """Return of each query the highest score of its relevant items, -inf of none, and how many have it."""
+        sizes, best = np.diff(self.start), np.full(len(self.start) - 1, -np.inf)
+        some = sizes > 0
+        best[some] = self.scores[self.start[1:][some] - 1]
+        query = np.repeat(np.arange(len(sizes)), sizes)
+        return best, np.bincount(query[self.scores == best[query]], minlength=len(sizes))
 
 
-def rank_blocks(block: Block, matrix: ScoreMatrix) -> Iterator[tuple[RankBlock, Float[Tensor, "queries columns"]]]:
-    """Yield the ranks of a counted block of queries, as many at once as fit the budget, and the relevant scores."""
-    assert block.counts is not None
-    width = block.counts.thresholds.shape[1]
-    fitting = int(matrix.free_bytes * SHARE_OF_RANKS) // (RANK_BYTES * (width + 1))
-    # at most 2**21 relevant items, 0.4 GB of tables, however large the budget
-    rows = max(least_ranked(width), min(fitting, 2**21 // (width + 1)))
-    for start in range(0, len(block), rows):
-        some = slice(start, start + rows)
-        counts = Counts(*(table[some] for table in (block.counts.thresholds, block.counts.hits, block.counts.ties)))
-        scores, above = counts.thresholds, counts.better()
-        ranks = RankBlock.of_scores(block.index[some], scores, above, counts.better_or_tied() - above)
-        members, row = matrix.duplicates.queries.copies(block.first + start, len(ranks.queries))
-        if members is not None and row is not None:  # the same ranks for all equal queries
-            ranks = RankBlock(members, *(getattr(ranks, field.name)[row] for field in fields(ranks)[1:]))
-            scores = scores[row]
-        yield ranks, scores
+def relevant_scores(estimates: Estimates, queries: slice) -> tuple[Ints, Floats]:
+    """Return the exact scores of the relevant items of some queries, ascending for each, and where each begins; collective."""
+    relevance, threads, first = estimates.relevance, estimates.vectors.threads, queries.start
+    lists = relevance.relevant
+    offset = np.append(0, np.cumsum(lists.sizes[queries]))
+    out, number = np.full(offset[-1], np.inf), np.zeros(len(offset), np.int64)
+    some = split(len(offset) - 1, 64)
+    for part in estimates.parts():
+        here = part.vectors.pairs, part.first
+
+        def fill(some: slice, work: Floats, here: Any = here, once: bool = part.mutual) -> None:
+            span = first + some.start, first + some.stop, first
+            threshold_scores(here, lists, relevance.rules, span, offset, once, out, work)
+
+        work_off(some, fill, threads, workspace)
+        del part, here, fill  # visitors leave before others come
+    if estimates.mutual:
+        work_off(some, lambda some, _: mirror_scores(lists, offset, some.start, some.stop, out), threads)
+    work_off(some, lambda some, _: sort_each(offset, some.start, some.stop, out, number[1:]), threads)
+    return np.cumsum(number), out[out < np.inf]
+
+
+def new_side(start: Ints, thresholds: Floats, error: Floats, precision: Precision, threads: int = 1) -> Side:
+    """Return thresholds with empty counters, and tables for estimates of this precision."""
+    queries, most = len(start) - 1, int(np.diff(start).max(initial=0))
+    bins = BINS if queries == 1 or len(thresholds) <= LONG * queries else FEW_BINS
+    counters, estimated = len(thresholds) + queries, np.float64 if precision == "float64" else np.float32
+    side = Side(
+        start,
+        thresholds,
+        np.zeros(counters, np.int32),
+        np.zeros(counters, np.int32),
+        np.empty(bins * counters, np.int8 if most < 127 else np.int16 if most < 2**15 - 1 else np.int32),
+        bins,
+        np.empty(queries),
+        np.empty(queries, estimated),
+        np.empty(queries, estimated),
+    )
+    work_off(split(queries), lambda some, _: fill_tables(side, error, some.start, some.stop), threads)
+    return side
+
+
+@dataclass
+class RankCounter:
+    """Observes tiles: counts the candidates between the thresholds of their queries, or of one list for all pairs.
+
+    Args:
+        estimates: The tiles.
+        start: Where the thresholds of each query begin.
+        thresholds: Ascending for each query.
+        first: The first query of these.
+        shared: There is one list, and every pair is counted against it.
+    """
+
+    estimates: Estimates
+    start: Ints
+    thresholds: Floats
+    first: int = 0
+    shared: bool = False
+    side: Side = field(init=False)
+    _own: list[Side] = field(init=False, default_factory=list)
+    _guests: Side | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        made = self.estimates
+        error = made.error[self.first : self.first + len(self.start) - 1]
+        if self.shared:
+            error = np.array([made.largest_error])
+        self.side = new_side(self.start, self.thresholds, error, made.precision, made.threads)
+
+    @property
+    def once(self) -> bool:
+        """Whether a pair is to be seen once, not for each of its items."""
+        return self.shared
+
+    def space(self) -> Any:
+        """Return what one thread works in; where all would change the same counters, it has its own."""
+        side = self.side
+        if self.shared:
+            side = side._replace(hits=np.zeros(len(side.hits), np.int64), ties=np.zeros(len(side.ties), np.int64))
+            self._own.append(side)
+        dtype = np.float64 if self.estimates.precision == "float64" else np.float32
+        return side, (np.empty(RUN, dtype), np.empty(RUN, np.int32), workspace())
+
+    def see(self, tile: Tile, space: Any) -> None:
+        """Count a tile."""
+        side, work = space
+        count = count_tile if self.estimates.on is None else device.count
+        if self.shared:
+            count(tile.estimates, tile.row, tile.column, side, True, tile.part.vectors.pairs, *work)
+            return
+        for view in self.estimates.views(tile):
+            counted, first, pairs = (self._guests, 0, view.pairs) if view.guests else (side, self.first, view.pairs)
+            if first:
+                own = slice(first, None)
+                names = ("queries", "query_square", "query_twin")
+                pairs = pairs._replace(**{name: getattr(pairs, name)[own] for name in names})
+            with view.lock:
+                count(view.estimates, view.row - first, view.column, counted, False, pairs, *work)
+
+    def leave(self, some: slice) -> list[Any]:
+        """Return the thresholds of some queries that visit another process."""
+        start = self.start[some.start : some.stop + 1]
+        return [start - start[0], self.thresholds[start[0] : start[-1]]]
+
+    def receive(self, part: Part, tables: list[Any]) -> None:
+        """Count for visitors."""
+        made = self.estimates
+        start, thresholds = tables
+        self._guests = new_side(start, thresholds, part.vectors.error(made.precision, -1), made.precision, made.threads)
+
+    def counted(self) -> list[Any]:
+        """Return the counters of the visitors."""
+        assert self._guests is not None
+        return [self._guests.hits, self._guests.ties]
+
+    def add(self, some: slice, counted: list[Any]) -> None:
+        """Add what another process has counted for some queries."""
+        counters = slice(self.start[some.start] + some.start, self.start[some.stop] + some.stop)
+        for own, more in zip((self.side.hits, self.side.ties), counted, strict=True):
+            own[counters] += more
+
+    def ranks(self) -> Ranks:
+        """Return what was counted."""
+        above, tied = np.empty((2, len(self.thresholds)), np.int64)
+        side = self.side
+        if self.shared:
+            each = 2 if self.estimates.mutual else 1
+            nothing = np.zeros(len(self.thresholds) + 1, np.int64)
+            hits, ties = (each * sum((getattr(own, name) for own in self._own), nothing) for name in ("hits", "ties"))
+            side = side._replace(hits=hits, ties=ties)
+        sum_counters(side, above, tied)
+        return Ranks(self.start, self.thresholds, above, tied)
+
+
+def recount(estimates: Estimates, scores: Floats) -> tuple[Ints, Ints]:
+    """Count exactly, in one more pass, how many negatives reach each of some ascending scores, and how many lie above it.
+
+    Collective; the counts are those of this process.
+    """
+    counter = RankCounter(estimates, np.array([0, len(scores)]), scores, shared=True)
+    estimates.show(counter)
+    ranks = counter.ranks()
+    return ranks.above + ranks.tied, ranks.above

@@ -23,7 +23,6 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine.options import compiled_kernels
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional._tensors import as_tensor
 
@@ -99,7 +98,7 @@ def compiled_ratios(
     a compiled graph, nor where numba cannot be loaded.
     """
     plain = type(embeddings) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
-    if not plain or embeddings.device.type != "cpu" or embeddings.dtype == torch.float64 or compiled_kernels() is None:
+    if not plain or embeddings.device.type != "cpu" or embeddings.dtype == torch.float64:
         return None
     from fewshot_callbacks.functional._scatter_kernel import ratios  # noqa: PLC0415 - needs numba
 

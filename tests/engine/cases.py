@@ -4,62 +4,26 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fewshot_callbacks.engine.candidates import find_candidates
-from fewshot_callbacks.engine.options import Layout, engine_options
-from fewshot_callbacks.engine.precision import Precision
-from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import made
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
-
-
-ALL = 10**6
-
-
-PRECISIONS = {
-    "bytes": Precision.BYTES,
-    "bfloat16": Precision.HALF,
-    "float32": Precision.FLOAT32,
-    "float64": Precision.FLOAT64,
-}
-
-
-def engine(kernel="compiled", precision=None, *, layout=None, part_rows=256, threads=1, pilot=False, **options):
-    """Send small data along the roads of large data.
-
-    Args:
-        kernel: see `EngineOptions`.
-        precision: of the first products.
-        layout: rows of a block, columns of a block, and queries whose counters are held at once.
-        part_rows: rows of a block whose scores are made at once.
-        threads: so many, however little there is to do.
-        pilot: choose the precision and what is collected from a sample, however little there is to do.
-        options: others of `EngineOptions`.
-    """
-    if pilot:
-        options["pilot_pairs"] = 0
-    return engine_options(
-        kernel=kernel,
-        first_precision=None if precision is None else PRECISIONS[precision],
-        layout=None if layout is None else Layout(*layout, bytes=0),
-        tile_rows=part_rows,
-        threads=threads,
-        threaded_from=0,
-        **options,
-    )
+PRECISIONS = ("bytes", "bfloat16", "float32", "float64")
 
 
 @st.composite
 def engines(draw):
-    """Settings of `engine` that are all to give the same."""
-    rows = draw(st.sampled_from([16, 17, 64, 300]))
+    """Options that send small data along the roads of large data; all of them are to give the same."""
+    height = draw(st.sampled_from([None, 1, 5, 16, 17, 64]))
     return {
-        "precision": draw(st.sampled_from([None, "bytes", "bfloat16", "float32", "float64"])),
-        "layout": (rows, rows if draw(st.booleans()) else 40, draw(st.sampled_from([ALL, ALL, 23]))),
-        "part_rows": draw(st.sampled_from([5, 16, 256])),
+        "precision": draw(st.sampled_from([None, *PRECISIONS])),
+        "height": height,
+        "width": None if height is None else height * draw(st.sampled_from([1, 3])),
+        "batch": draw(st.sampled_from([None, None, 1, 40])),
+        "knots": draw(st.sampled_from([None, None, 2, 20])),
+        "collected": draw(st.sampled_from([None, None, 4, 60])),
         "threads": draw(st.sampled_from([1, 2, 3])),
-        "pilot": draw(st.booleans()),
+        "plain": draw(st.sampled_from([False, False, True])),
     }
 
 
@@ -146,19 +110,6 @@ def cases(draw):
         if form == "two-with-both":
             case |= {"query_groups": rng.integers(0, 20, n), "gallery_groups": rng.integers(0, 20, m)}
     return {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}
-
-
-def prepared(case):
-    """Tiles and candidates of a case."""
-    same = "gallery" not in case
-    queries, labels = case["queries"], case["query_labels"]
-    items, item_labels = (queries, labels) if same else (case["gallery"], case["gallery_labels"])
-    codes = {name: case.get(name) for name in ("query_ids", "gallery_ids", "query_groups", "gallery_groups")}
-    if same:
-        codes["gallery_groups"] = codes["query_groups"]
-    return ScoreTiles.from_rows(queries, items, case["similarity"]), find_candidates(
-        labels, item_labels, same_set=same, **codes
-    )
 
 
 def report(case, **options):

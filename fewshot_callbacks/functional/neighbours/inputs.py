@@ -12,7 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import check_embeddings, computable
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.heart.vectors import Floats, Similarity, Vectors, check_similarity
+from fewshot_callbacks.engine.vectors import Floats, Similarity, Vectors, check_similarity
 from fewshot_callbacks.functional.retrieval.settings import check_memory, memory_or_default
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from fewshot_callbacks.functional._inputs import exclusion_codes
 from fewshot_callbacks.functional._labels import Labels, check_labels, numbered, read_labels
 from fewshot_callbacks.functional.neighbours.inputs import budget, chosen, compared_sets, positive_whole, scores_of
-from fewshot_callbacks.heart.nearest import nearest_items
-from fewshot_callbacks.heart.options import computing
-from fewshot_callbacks.heart.vectors import Similarity, Vectors
+from fewshot_callbacks.engine.nearest import nearest_items
+from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.vectors import Similarity, Vectors
 
 _CALL = "nearest"
 

@@ -1,7 +1,7 @@
 """Retrieval metrics of embeddings, exact and in bounded memory."""
 
-from fewshot_callbacks.heart.options import Progress
-from fewshot_callbacks.heart.vectors import Similarity
+from fewshot_callbacks.engine.options import Progress
+from fewshot_callbacks.engine.vectors import Similarity
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fewshot_callbacks.heart.layout import least_bytes, plan_layout
+from fewshot_callbacks.engine.layout import least_bytes, plan_layout
 from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, check_memory, memory_or_default
 
 

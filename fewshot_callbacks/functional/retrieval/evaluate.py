@@ -39,10 +39,10 @@ from fewshot_callbacks.functional.statistics.intervals import (
     clustered_mean_interval,
     macro_mean_interval,
 )
-from fewshot_callbacks.heart.evaluation import Evaluation
-from fewshot_callbacks.heart.options import Progress, computing
-from fewshot_callbacks.heart.ranks import RankBlock
-from fewshot_callbacks.heart.vectors import Vectors
+from fewshot_callbacks.engine.evaluation import Evaluation
+from fewshot_callbacks.engine.options import Progress, computing
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.engine.vectors import Vectors
 
 LONGEST_RATIO = 1000.0
 """Ratio to the median length from which a note names the longest embedding."""

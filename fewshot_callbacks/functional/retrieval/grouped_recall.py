@@ -42,12 +42,12 @@ from fewshot_callbacks.functional.statistics.intervals import (
     independent_difference_interval,
     mean_interval,
 )
-from fewshot_callbacks.heart.evaluation import Evaluation, rank_of_best
-from fewshot_callbacks.heart.options import computing
-from fewshot_callbacks.heart.relevance import Ints, Lists, Relevance
-from fewshot_callbacks.heart.threads import work_off
-from fewshot_callbacks.heart.vectors import Floats, Vectors
-from fewshot_callbacks.heart.visits import everyone
+from fewshot_callbacks.engine.evaluation import Evaluation, rank_of_best
+from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
+from fewshot_callbacks.engine.threads import work_off
+from fewshot_callbacks.engine.vectors import Floats, Vectors
+from fewshot_callbacks.engine.visits import everyone
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from fewshot_callbacks.functional._inputs import (
 )
 from fewshot_callbacks.functional._labels import CodeBook, Labels, check_labels, merged_books, numbered, read_labels
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.heart.relevance import Lists, Relevance
-from fewshot_callbacks.heart.visits import everyone
+from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.visits import everyone
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from fewshot_callbacks.functional.retrieval.settings import (
 )
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
 from fewshot_callbacks.functional.statistics.intervals import Interval, clustered_mean_interval
-from fewshot_callbacks.heart.options import Progress, computing
-from fewshot_callbacks.heart.ranks import RankBlock
-from fewshot_callbacks.heart.vectors import Similarity, Vectors
+from fewshot_callbacks.engine.options import Progress, computing
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.engine.vectors import Similarity, Vectors
 
 Gain = Literal["exponential", "linear"]
 """Gain of nDCG for a grade: 2^grade - 1 (Burges et al., 2005), or the grade itself (Järvelin and Kekäläinen, 2002)."""

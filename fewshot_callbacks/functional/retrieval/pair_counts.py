@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from fewshot_callbacks.heart.evaluation import Evaluation
+from fewshot_callbacks.engine.evaluation import Evaluation
 
 BINS = 240
 """Number of evenly spaced thresholds, which are also the edges of the bins."""

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.functional._inputs import computable
-from fewshot_callbacks.heart.evaluation import rank_of_best
-from fewshot_callbacks.heart.options import computing
-from fewshot_callbacks.heart.relevance import Lists, Relevance
-from fewshot_callbacks.heart.vectors import Similarity, Vectors, check_similarity
+from fewshot_callbacks.engine.evaluation import rank_of_best
+from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.vectors import Similarity, Vectors, check_similarity
 
 NUMBERS_PER_COMPONENT = 16
 """Float64 numbers that a component of a prototype or of an item takes while means are made, with room to spare."""
@@ -130,7 +130,7 @@ def _count_others(
             mine = sums.means(query_class[part] - sums.first, left_out)
             vectors = Vectors(queries[part], mine, means.similarity, threads=threads)
             every = np.arange(len(part))
-            own[part] = vectors.to_user(vectors.exact(every, every))
+            own[part.numpy()] = vectors.to_user(vectors.exact(every, every))
     for sums in blocks or means.blocks():
         prototypes = sums.means(slice(None))
         for part in torch.arange(len(queries)).split(means.rows_at_once):
@@ -139,7 +139,7 @@ def _count_others(
             is_here = (number >= 0) & (number < len(prototypes))
             first = np.where(is_here, number, 0)  # its own prototype is no other
             lists = Lists(first, first + is_here, np.arange(len(prototypes), dtype=np.int32))
-            thresholds = np.where(query_class[part].numpy() >= 0, vectors.from_user(own[part]), -np.inf)
+            thresholds = np.where(query_class[part].numpy() >= 0, vectors.from_user(own[part.numpy()]), -np.inf)
             relevance = Relevance(lists, np.full(len(part), -1, np.int32))
             best = thresholds, np.ones(len(part), np.int64)
             ranks = rank_of_best(vectors, relevance, best, memory_bytes)

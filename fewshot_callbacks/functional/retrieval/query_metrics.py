@@ -8,7 +8,7 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from fewshot_callbacks.heart.ranks import RankBlock
+from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
     Divisor,
     average_precision,

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.heart.ranks import RankBlock
+from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional._tensors import number_distinct
 
 Ties = Literal["expected", "optimistic", "pessimistic"]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast, get_arg
 import torch
 from docstring_parser import parse_from_object
 
-from fewshot_callbacks.heart.vectors import Similarity, check_similarity
+from fewshot_callbacks.engine.vectors import Similarity, check_similarity
 from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, checked_groups
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties, check_ties
 from fewshot_callbacks.functional.statistics.intervals import normal_quantile

@@ -25,8 +25,8 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PooledDecisions,
 )
 from fewshot_callbacks.functional.retrieval.pair_counts import thinned
-from fewshot_callbacks.heart.evaluation import Evaluation
-from fewshot_callbacks.heart.pooled import Positives, Wanted
+from fewshot_callbacks.engine.evaluation import Evaluation
+from fewshot_callbacks.engine.pooled import Positives, Wanted
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -297,7 +297,8 @@ class ThresholdSearch:
             return math.nan
         score, tp, fp = found
         at, total, negatives = int(np.searchsorted(self.positives.scores, score)), self.positives.total, self.negatives.total
-        before, after = (total - tp) / total, (total - int(self.positives.above[at])) / total
+        before = (total - tp) / total
+        after = before + (tp - int(self.positives.above[at])) / total
         match_before, match_after = fp / negatives, self.reached(float(np.nextafter(score, np.inf))) / negatives
         if before >= match_before:
             return before

@@ -8,7 +8,6 @@ import torch
 
 from fewshot_callbacks import evaluate_retrieval
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.precision import Precision
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 
 
@@ -63,7 +62,7 @@ def test_operating_points_are_among_the_thresholds():
 
 def test_what_a_screen_has_not_counted_is_estimated_from_a_sample_and_said():
     vectors, labels = embeddings(1200, noise=0.3)
-    with engine_options(first_precision=Precision.HALF):
+    with engine_options(collected=2**14):
         counts = evaluate_retrieval(vectors, labels).pair_counts
     _, irrelevant = scores_of_pairs(vectors, labels, "cosine")
     true = reaching(irrelevant, counts.thresholds)

@@ -1,1 +1,0 @@
-"""Score tiles made and counted on the CPU with compiled kernels."""

@@ -1,0 +1,237 @@
+"""One evaluation: the ranks of all queries, and counts of all pairs, from one pass over the pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from fewshot_callbacks.engine.collecting import Collector
+from fewshot_callbacks.engine.distinct import DistinctRows, has_few
+from fewshot_callbacks.engine.layout import Layout, plan_layout
+from fewshot_callbacks.engine.options import Precision, Progress, current_options
+from fewshot_callbacks.engine.pooled import Negatives, Positives, Sample, Wanted, collector
+from fewshot_callbacks.engine.precision import fastest
+from fewshot_callbacks.engine.ranks import RankBlock, RankCounter, Ranks, relevant_scores
+from fewshot_callbacks.engine.relevance import Ints, Relevance
+from fewshot_callbacks.engine.tiles import Estimates
+from fewshot_callbacks.engine.vectors import Floats, Vectors
+
+SAMPLED_ROWS = 64
+"""Queries whose negatives all are looked at beforehand, at most; a hundredth of all, and 16 at least."""
+SAMPLED_FROM = 2**18
+"""Pairs from which a sample pays."""
+THRESHOLDS = 2**14
+"""Relevant scores that are compared with the sample, at most."""
+DISTINCT_SHARE = 0.25
+"""Share of the budget that scores of distinct rows may take."""
+
+Foresee = Callable[[Positives, Floats, float], Sequence[Wanted]]
+"""Returns what questions will need, given some relevant pairs, how many negatives reach each, and how many there are."""
+
+
+@dataclass
+class Evaluation:
+    """Ranks, and counts of all pairs; every call is collective.
+
+    Args:
+        vectors: Queries and gallery.
+        relevance: Of their pairs.
+        memory: Budget in bytes beyond the vectors, of the device if there is one.
+        device: Where products are made; None for the CPU.
+        progress: Called with the number of pairs done and the number of all pairs.
+        foresee: What will be asked of all pairs; None if nothing will be.
+    """
+
+    vectors: Vectors
+    relevance: Relevance
+    memory: float
+    device: torch.device | None = None
+    progress: Progress | None = None
+    foresee: Foresee | None = None
+    layout: Layout = field(init=False)
+    positives: Positives = field(init=False)
+    negatives: Negatives | DistinctRows = field(init=False)
+    precision: Precision = "float32"
+    best: tuple[Floats, Ints] = field(init=False)
+    """of each query the highest score of its relevant items, -inf of none, and how many have it, after `run`"""
+    sample: Sample = Sample(np.empty(0), 0.0)
+    """of the negatives"""
+
+    def __post_init__(self) -> None:
+        pairs, relevance, processes = self.vectors.pairs, self.relevance, self.vectors.processes
+        options = current_options()
+        self.device = torch.device("cpu") if options.plain and self.device is None else self.device
+        relevant = int(relevance.relevant.sizes.sum())
+        items = len(pairs.gallery)
+        threads = self.vectors.threads
+        self.layout = plan_layout(
+            self.memory,
+            len(pairs.queries),
+            items,
+            self.vectors.columns,
+            relevant,
+            sides=self.vectors.sides,
+            threads=threads,
+            options=options,
+        )
+        batches = self.layout.batches(relevance.relevant.sizes)
+        shared = processes.gather((len(batches), self.layout.kept, self.layout.knots, self.layout.collected))
+        number, kept, knots, collected = zip(*shared, strict=True)
+        # what steers collective calls is the same for all; a process without more queries has empty batches
+        self._batches = batches + [slice(len(pairs.queries), len(pairs.queries))] * (max(number) - len(batches))
+        self.layout = self.layout._replace(kept=all(kept), knots=min(knots), collected=min(collected))
+        self._mutual = relevance.mutual and len(self._batches) == 1
+        self._made: tuple[Ints, Floats] | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the evaluation takes: more than was granted where that is too little."""
+        return self.layout.bytes
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether all queries are equal, and all items, of which there are several."""
+        pairs = self.vectors.pairs
+        return len(pairs.gallery) > 1 and all(bool((twin == twin[:1]).all()) for twin in (pairs.query_twin, pairs.gallery_twin))
+
+    def parts(self) -> Iterator[Floats]:
+        """Yield the scores of all relevant pairs of this process, some at a time."""
+        for batch in self._batches:
+            yield self._thresholds(batch)[1]
+
+    def _thresholds(self, batch: slice) -> tuple[Ints, Floats]:
+        if self._made is not None:
+            return self._made
+        made = relevant_scores(self._estimates, batch)
+        if len(self._batches) == 1:
+            self._made = made
+        return made
+
+    def run(self) -> Iterator[RankBlock]:
+        """Yield the ranks of all queries of this process; afterwards all pairs are counted."""
+        vectors, relevance, processes = self.vectors, self.relevance, self.vectors.processes
+        few = has_few(vectors, relevance, DISTINCT_SHARE * self.memory)
+        layout = self.layout._replace(kept=False) if few else self.layout
+        self._estimates = Estimates(vectors, relevance, "float32", layout, self._mutual, self.device, self.progress)
+        knots = self._knots()
+        seen: Collector | None = None
+        if few:
+            counted = DistinctRows(vectors, relevance, self.parts)
+        else:
+            seen = self._choose(knots)
+        best, seen_negatives = [], 0
+        for batch in self._batches:
+            start, scores = self._thresholds(batch)
+            if few:
+                ranks = counted.ranks(batch, start, scores)
+            else:
+                ranking = RankCounter(self._estimates, start, scores, batch.start)
+                observers = (ranking,) if seen is None else (ranking, seen.go_on())
+                seen_negatives += self._estimates.show(*observers, queries=batch, told=True)
+                ranks = ranking.ranks()
+                del ranking
+            best.append(ranks.best())
+            yield from ranks.blocks(batch.start, self.layout.ranked)
+        scores, tied = zip(*best, strict=True)
+        self.best = np.concatenate(scores), np.concatenate(tied)
+        if self.progress is not None:
+            self.progress(*[len(vectors.pairs.queries) * self._estimates.items] * 2)
+        if self.foresee is not None:
+            self.positives = Positives.at(knots, self.parts(), processes)
+            self.negatives = counted if seen is None else Negatives(self._estimates, seen, seen_negatives)
+
+    def best_matches(self) -> tuple[Floats, Ints]:
+        """Return what `best` holds after `run`, without a pass over all pairs."""
+        if not hasattr(self, "best"):
+            layout = self.layout._replace(kept=False)
+            self._estimates = Estimates(self.vectors, self.relevance, "float32", layout, self._mutual, self.device)
+            found = [Ranks(*self._thresholds(batch), *np.zeros((2, 0), np.int64)).best() for batch in self._batches]
+            scores, tied = zip(*found, strict=True)
+            self.best = np.concatenate(scores), np.concatenate(tied)
+        return self.best
+
+    def release(self) -> None:
+        """Free what only `run` and the counts need."""
+        del self._estimates, self.positives, self.negatives
+        self._made = None
+
+    def relevant_reaching(self, scores: Floats) -> Ints:
+        """Return how many relevant pairs reach each of some ascending scores, after `run`."""
+        held = self.positives
+        if not held.between.any():
+            return np.append(held.reach, 0)[np.searchsorted(held.scores, scores)]
+        counts = np.zeros(len(scores), np.int64)
+        for part in self.parts():
+            counts += len(part) - np.searchsorted(np.sort(part), scores)
+        return self.vectors.processes.summed(counts) if self.vectors.processes.count > 1 else counts
+
+    def _knots(self) -> Floats:
+        """Return the distinct scores of all relevant pairs of all processes, or as many as there is room for."""
+        if self.foresee is None:
+            return np.empty(0)
+        room, processes = self.layout.knots, self.vectors.processes
+        (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
+        thin = max(1, math.ceil(total / room))
+        chosen = [np.sort(part)[::thin] for part in self.parts()]
+        return np.unique(processes.joined(np.concatenate(chosen)))
+
+    def _choose(self, knots: Floats) -> Collector | None:
+        """Choose the precision and what is collected, by a sample of the queries of the first batch."""
+        estimates, processes = self._estimates, self.vectors.processes
+        named, batch = current_options().precision, self._batches[0]
+        rows: list[int] = []
+        if estimates.pairs >= SAMPLED_FROM or self.foresee is not None:
+            number = max(SAMPLED_ROWS // 4, min(SAMPLED_ROWS // processes.count, batch.stop // 100))
+            number = min(batch.stop, number, max(2, self.layout.collected // max(1, estimates.shape[1])))
+            rows = np.unique(np.linspace(0, batch.stop - 1, number).astype(int)).tolist() if batch.stop else []
+        sampled = estimates.sample(rows)
+        if named is None and estimates.pairs >= SAMPLED_FROM:
+            start, scores = self._thresholds(batch)
+            named = fastest(estimates, start, scores, rows, sampled)
+        if named == "bytes" and "bytes" not in self.vectors.precisions():
+            named = "float32"
+        self.precision = named or "float32"
+        self._estimates = estimates.in_precision(self.precision)
+        if self.foresee is None:
+            return None
+        every = np.sort(processes.joined(np.concatenate([np.empty(0, np.float32), *sampled])))
+        pairs = estimates.pairs * (2 if self._mutual else 1)
+        self.sample = Sample(every.astype(np.float64), pairs / len(every) if len(every) else 0.0)
+        some = Positives.at(knots[:: max(1, len(knots) // THRESHOLDS)], [knots])
+        (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
+        by = total / max(1, some.total)
+        some = Positives(some.scores, (some.reach * by).astype(np.int64), (some.above * by).astype(np.int64), total)
+        wanted = self.foresee(some, self.sample.reaching(some.scores), float(pairs)) if len(some.scores) else ()
+        return collector(self._estimates, self.sample, wanted, some.scores)
+
+
+def rank_of_best(vectors: Vectors, relevance: Relevance, best: tuple[Floats, Ints], memory: float) -> RankBlock:
+    """Return the rank of the best match of each query among some items, given its score; collective.
+
+    Args:
+        vectors: Queries and items.
+        relevance: Of their pairs.
+        best: Of each query the highest score of its relevant items, -inf of none, and how many have it.
+        memory: Budget in bytes.
+    """
+    scores, tied = best
+    some = np.isfinite(scores)
+    queries, items = len(scores), len(vectors.pairs.gallery)
+    layout = plan_layout(
+        memory, queries, items, vectors.columns, queries, sides=vectors.sides, threads=vectors.threads, options=current_options()
+    )
+    if vectors.processes.count > 1:
+        layout = layout._replace(kept=all(vectors.processes.gather(layout.kept)))
+    estimates = Estimates(vectors, relevance, "float32", layout, relevance.mutual)
+    counter = RankCounter(estimates, np.append(0, np.cumsum(some)), scores[some])
+    estimates.show(counter)
+    ranks, tables = counter.ranks(), np.zeros((2, queries), np.int64)
+    tables[:, some] = ranks.above, ranks.tied
+    above, equal = (torch.from_numpy(table)[:, None] for table in tables)
+    found, one = torch.from_numpy(some), torch.ones_like(above)
+    number = torch.arange(queries)
+    return RankBlock(number, found.long(), found[:, None], above, equal, 0 * one, torch.from_numpy(tied)[:, None], one)

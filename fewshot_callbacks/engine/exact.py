@@ -1,0 +1,330 @@
+"""The exact score of a pair: the true cosine, dot product or distance of two rows, rounded once to float64.
+
+A sum of products is kept together with the sum of its rounding errors (Dot2; Ogita, Rump and Oishi, "Accurate sum and dot product",
+2005), which gives about 106 bits and a bound on what is still missing. Where that bound leaves two float64 numbers possible
+(Ziv's test), the sum is made once more without any rounding (Shewchuk 1997). So the score depends on the two rows alone: not on
+the order of summation, the tile, the thread or the process; it is symmetric, and equal rows tie.
+
+All sums run in `LANES` interleaved lanes, which the compiler turns into vector instructions: any pair costs the same, wherever
+its rows lie, and nothing is transposed or batched.
+
+| bound | where it comes from |
+| --- | --- |
+| `(2 dim + 2 LANES + 4) 2**-53 errors` | adding up the rounding errors of a sum, in order (Higham 2002, section 4.2) |
+| `2**-103 |sum|` of a distance | the square of a difference's own rounding error is left out, below 2**-104 of its term |
+| `2**-97` of a cosine | square root, product and quotient of numbers of 106 bits: five steps of at most 2**-100 each |
+| `(dim + 8)**2 2**-105` of a cosine | the squared norms, sums of `dim` terms of one sign |
+| `2**-98` of a distance | the square root of a number of 106 bits: at most 2**-99, and its use |
+| `1.01 error + 2**-104 |score|` | the sums of Ziv's test are rounded themselves |
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.engine.compiled import any_order, inlined, kernel
+
+COSINE, DOT, EUCLIDEAN = 0, 1, 2
+LANES = 32
+PARTIALS = 64
+"""Room for an exact sum: float64 spans 2,100 bits, which are at most 40 numbers that do not overlap."""
+
+
+class Pairs(NamedTuple):
+    """The rows of both sides, as the compiled loops read them."""
+
+    queries: Any  # (queries, dim) float32, float64, or int8 for codes
+    gallery: Any  # (items, dim)
+    query_square: Any  # (queries, 2) exact squared norm: rounded to float64, and the rest
+    gallery_square: Any
+    query_twin: Any  # (queries,) number of the first query with the same row
+    gallery_twin: Any
+    kind: int
+    single: bool  # components of float32 or less: their products are exact in float64
+    whole: bool  # estimates are scores: sums of small integers
+    unit: float  # power of two by which scores are multiplied
+
+    def turned(self) -> Pairs:
+        """Return the gallery as queries, and the queries as gallery; scores stay the same."""
+        return self._replace(
+            queries=self.gallery,
+            gallery=self.queries,
+            query_square=self.gallery_square,
+            gallery_square=self.query_square,
+            query_twin=self.gallery_twin,
+            gallery_twin=self.query_twin,
+        )
+
+
+def workspace() -> NDArray[np.float64]:
+    """Return what `exact_score` works in.
+
+    Rows 0 to 2: totals, rests and sizes of the lanes; row 3: an exact sum; row 4: twins of the last pair, and its score.
+    """
+    work = np.zeros((5, max(LANES, PARTIALS)))
+    work[4] = -1.0
+    return work
+
+
+# ---------------------------------------------------------------------------------------- sums with their rounding errors
+
+
+@inlined
+def two_sum(a, b):
+    """Return sum and error with a + b = sum + error, exactly (Knuth)."""
+    total = a + b
+    z = total - a
+    return total, (a - (total - z)) + (b - z)
+
+
+@inlined
+def two_product(a, b):
+    """Return product and error with a * b = product + error, exactly (Dekker; 134217729 is 2**27 + 1)."""
+    product = a * b
+    t = 134217729.0 * a
+    a_high = t - (t - a)
+    a_low = a - a_high
+    t = 134217729.0 * b
+    b_high = t - (t - b)
+    b_low = b - b_high
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+@inlined
+def _single_product(x, y):
+    """Return the product of two components of float32, which float64 holds."""
+    return x * y, 0.0
+
+
+@inlined
+def _squared_difference(x, y):
+    """Return a term of a squared distance as square + rest; what the rest lacks is below 2**-104 of it."""
+    difference, beyond = two_sum(x, -y)
+    square, rest = two_product(difference, difference)
+    return square, rest + 2.0 * difference * beyond
+
+
+def _summing(term, relative):
+    """Make the sum of some kind of terms; one loop for all kinds would branch inside, and not be vectorised."""
+
+    @kernel
+    def sum_of_terms(left, right, work):
+        """Return the sum as high + low, and a bound on its error: 0 where nothing was rounded."""
+        total, low, size = work[0, :LANES], work[1, :LANES], work[2, :LANES]
+        total[:] = 0.0
+        low[:] = 0.0
+        size[:] = 0.0
+        dim = left.shape[0]
+        whole = dim // LANES * LANES
+        for k in range(0, whole, LANES):
+            one, two = left[k : k + LANES], right[k : k + LANES]
+            for lane in range(LANES):
+                product, rest = term(np.float64(one[lane]), np.float64(two[lane]))
+                total[lane], error = two_sum(total[lane], product)
+                low[lane] += error + rest
+                size[lane] += abs(error) + abs(rest)
+        for k in range(whole, dim):
+            product, rest = term(np.float64(left[k]), np.float64(right[k]))
+            total[0], error = two_sum(total[0], product)
+            low[0] += error + rest
+            size[0] += abs(error) + abs(rest)
+        high = rests = errors = 0.0
+        for lane in range(LANES):
+            high, error = two_sum(high, total[lane])
+            rests += error + low[lane]
+            errors += abs(error) + size[lane]
+        high, rests = two_sum(high, rests)
+        bound = (2 * dim + 2 * LANES + 4) * 2.0**-53 * errors
+        return high, rests, bound + relative * abs(high)
+
+    return sum_of_terms
+
+
+_dot_single = _summing(_single_product, 0.0)
+_dot_double = _summing(two_product, 0.0)
+_distance = _summing(_squared_difference, 2.0**-103)
+
+
+@kernel
+def _sum(left, right, distance, single, work):
+    """Return a dot product or a squared distance as high + low, and a bound on its error."""
+    if distance:
+        return _distance(left, right, work)
+    return _dot_single(left, right, work) if single else _dot_double(left, right, work)
+
+
+@kernel
+def _grow(partials, count, value):
+    """Add a number to an exact sum: `count` numbers that do not overlap, the smallest first."""
+    kept = 0
+    for n in range(count):
+        value, low = two_sum(value, partials[n])
+        if low != 0.0:
+            partials[kept] = low
+            kept += 1
+    partials[kept] = value
+    return kept + 1
+
+
+@kernel
+def _sum_without_rounding(left, right, distance, work):
+    """Return the same sum rounded once, and what is left of it."""
+    partials, count = work[3], 0
+    for k in range(left.shape[0]):
+        x, y, beyond = np.float64(left[k]), np.float64(right[k]), 0.0
+        if distance:
+            x, beyond = two_sum(x, -y)
+            y = x
+        for one, two in ((x, y), (2.0 * x, beyond), (beyond, beyond)):
+            product, rest = two_product(one, two)
+            if product != 0.0:
+                count = _grow(partials, count, rest)
+                count = _grow(partials, count, product)
+    if count == 0:
+        return 0.0, 0.0
+    last = count - 1
+    high, low = partials[last], 0.0
+    while last > 0 and low == 0.0:
+        last -= 1
+        high, low = two_sum(high, partials[last])
+    rest = 0.0
+    for k in range(last):
+        rest += partials[k]
+    if last > 0 and (low < 0.0) == (rest < 0.0):  # a half goes to even only if nothing follows
+        twice = 2.0 * low
+        beyond = high + twice
+        if twice == beyond - high:
+            return beyond, low - twice + rest
+    return high, low + rest
+
+
+@inlined
+def _nearest(high, low, error):
+    """Return the float64 nearest to every number within `error` of high + low; NaN if there are two."""
+    high, low = two_sum(high, low)
+    if error > 0.0:
+        error = 1.01 * error + abs(high) * 2.0**-104
+    upper, lower = high + (low + error), high + (low - error)
+    return upper if upper == lower else np.nan
+
+
+@inlined
+def _root(high, low):
+    """Return the square root of high + low, as high + low; relative error below 2**-99."""
+    root = np.sqrt(high)
+    if root == 0.0:
+        return 0.0, 0.0
+    square, error = two_product(root, root)
+    return two_sum(root, (((high - square) - error) + low) / (2.0 * root))
+
+
+@inlined
+def _round(pairs, i, j, high, low, error, finish):
+    """Return the score of a sum known up to `error`; NaN where two are possible, unless it is to `finish`."""
+    if pairs.kind == DOT:
+        return _nearest(high, low, error) * pairs.unit
+    if pairs.kind == EUCLIDEAN:
+        root, rest = _root(high, low)
+        bound = root * 2.0**-98 + (0.6 * error / root if root > 0.0 else 0.0)
+        distance = _nearest(root, rest, 0.0 if finish or (error == 0.0 and root == 0.0) else bound)
+        return 0.0 - distance * distance * pairs.unit  # sqrt(x * x) = x, so that the distance can be read back
+    square, square_low = pairs.query_square[i, 0], pairs.query_square[i, 1]
+    other, other_low = pairs.gallery_square[j, 0], pairs.gallery_square[j, 1]
+    if square == 0.0 or other == 0.0:
+        return 0.0  # the cosine with a row of zeros
+    product, rest = two_product(square, other)
+    norms, norms_low = _root(*two_sum(product, rest + (square * other_low + square_low * other)))
+    first = high / norms
+    back, back_low = two_product(first, norms)
+    second = ((((high - back) - back_low) + low) - first * norms_low) / norms
+    bound = 0.0
+    if not finish and (high != 0.0 or error != 0.0):
+        bound = abs(first) * (2.0**-97 + (pairs.queries.shape[1] + 8.0) ** 2 * 2.0**-105) + 1.01 * error / norms
+    return min(max(_nearest(first, second, bound), -1.0), 1.0)
+
+
+@kernel
+def exact_score(pairs, i, j, work):
+    """Return the exact score of one pair."""
+    left, right, distance = pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN
+    high, low, error = _sum(left, right, distance, pairs.single, work)
+    score = _round(pairs, i, j, high, low, error, False)
+    if math.isnan(score):
+        high, low = _sum_without_rounding(left, right, distance, work)
+        score = _round(pairs, i, j, high, low, 0.0, True)
+    return score
+
+
+@any_order
+def _plain_sum(left, right, distance):
+    total = 0.0
+    if distance:
+        for k in range(left.shape[0]):
+            difference = np.float64(left[k]) - np.float64(right[k])
+            total -= difference * difference
+    else:
+        for k in range(left.shape[0]):
+            total += np.float64(left[k]) * np.float64(right[k])
+    return total
+
+
+@kernel
+def close_score(pairs, i, j):
+    """Return the score by a sum in float64, and a bound on its error (Higham, section 3.1; 16 roundings beside the sum)."""
+    total = _plain_sum(pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN)
+    relative = (pairs.queries.shape[1] + 16) * 2.0**-53
+    if pairs.kind == EUCLIDEAN:  # all terms have one sign: the error is relative to the sum
+        return total * pairs.unit, -total * pairs.unit * 2 * relative + 2.0**-960
+    norms = np.sqrt(pairs.query_square[i, 0]) * np.sqrt(pairs.gallery_square[j, 0])
+    if pairs.kind == DOT:
+        return total * pairs.unit, relative * norms * pairs.unit + 2.0**-960
+    return (total / norms if norms > 0.0 else 0.0), relative
+
+
+@kernel
+def exact_scores(pairs, rows, columns, out, work):
+    """Make the scores of the pairs (rows[p], columns[p])."""
+    for p in range(rows.shape[0]):
+        out[p] = exact_score(pairs, rows[p], columns[p], work)
+
+
+@kernel
+def exact_scores_of(pairs, row, out, work):
+    """Make the scores of one query with all items."""
+    for j in range(out.shape[0]):
+        out[j] = exact_score(pairs, row, j, work)
+
+
+@kernel
+def exact_squares(values, single, out, work):
+    """Make the squared norm of each row: rounded, and the rest; nothing cancels, so the error is below dim**2 2**-105 of it."""
+    for i in range(values.shape[0]):
+        out[i, 0], out[i, 1], _ = _sum(values[i], values[i], False, single, work)
+
+
+@kernel
+def hash_rows(bits, odd, out):
+    """Make a number for each row, the same for equal rows."""
+    for i in range(bits.shape[0]):
+        total = np.int64(0)
+        for k in range(bits.shape[1]):
+            pattern = np.int64(bits[i, k])
+            total += (pattern ^ (pattern >> 29)) * odd[k]
+        out[i] = total
+
+
+@kernel
+def find_twins(bits, hashes, order, twin):
+    """Find the first of some equal rows, among rows in the order of their hashes; rows whose hashes meet stay apart."""
+    first = order[0]
+    for n in range(order.shape[0]):
+        i = order[n]
+        same = n > 0 and hashes[i] == hashes[first]
+        for k in range(bits.shape[1] if same else 0):
+            same &= bits[i, k] == bits[first, k]
+        first = first if same else i
+        twin[i] = first

@@ -1,0 +1,344 @@
+"""Counts of all pairs together, one threshold for all queries: bounds at any score, closed where they matter.
+
+The scores of all relevant pairs are known. Of the negatives the highest are collected during the pass for the ranks, as many as
+a sample says will matter; for what lies below, a histogram of the estimates gives bounds. `Negatives.bounds` turns both into
+bounds of the counts at any score; `Negatives.close` makes them equal at given scores, by exact scores of the collected pairs near
+them or by one more pass that counts all pairs. So `fewest <= truth <= most` always, the sample, the cut and the histogram cost
+time and never a result, and a search that closes what it finds open ends.
+
+In several processes what is collected, bins and knots are those of each; bounds are the sums of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.engine.collecting import HISTOGRAM_BINS, Collector
+from fewshot_callbacks.engine.compiled import kernel
+from fewshot_callbacks.engine.counting import MARGIN
+from fewshot_callbacks.engine.ranks import recount
+from fewshot_callbacks.engine.relevance import Ints
+from fewshot_callbacks.engine.tiles import Estimates
+from fewshot_callbacks.engine.vectors import Floats
+
+Bools = NDArray[np.bool_]
+Parts = Callable[[], Iterable[Floats]]
+"""Makes the scores of all relevant pairs of this process, some at a time."""
+
+SLACK = 1.5
+"""A sample may be off by this factor."""
+FEWEST = 2**16
+"""Pairs that are collected in any case."""
+SPACED = 2**14
+"""Scores at which all pairs are counted to find a negative of some rank, if more than can be listed may be it."""
+LISTED = 2**20
+"""Negatives that are listed to find one of some rank, at most."""
+GRID = 257
+"""Scores between which a negative of some rank is sought by bounds."""
+
+
+class Positives(NamedTuple):
+    """Some scores of relevant pairs, ascending: all distinct ones, or knots, between which lie others."""
+
+    scores: Floats
+    reach: Ints
+    """relevant pairs that reach each"""
+    above: Ints
+    """and those that score higher"""
+    total: int
+
+    @classmethod
+    def at(cls, scores: Floats, parts: Iterable[Floats], processes: Processes = ALONE) -> Positives:
+        """Count the scores of all relevant pairs at some scores; one that no pair has is left out."""
+        counts = np.zeros((2, len(scores) + 1), np.int64)
+        for part in parts:
+            ordered = np.sort(part, kind="stable")  # which merges what is sorted already
+            counts[:, -1] += len(ordered)
+            for row, side in enumerate(("left", "right")):
+                counts[row, :-1] += len(ordered) - np.searchsorted(ordered, scores, side=side)
+        if processes.count > 1:
+            counts = processes.summed(counts)
+        (reach, above), real = counts[:, :-1], counts[0, :-1] > counts[1, :-1]
+        return cls(scores[real], reach[real], above[real], int(counts[0, -1]))
+
+    @property
+    def most(self) -> Ints:
+        """Relevant pairs that reach the lowest score between each knot and the one below; the last lie above all."""
+        return np.append(self.total, self.above)
+
+    @property
+    def between(self) -> Ints:
+        """Relevant pairs in there."""
+        return self.most - np.append(self.reach, 0)
+
+    def opened(self, cells: Bools, parts: Parts, room: int, processes: Processes = ALONE) -> Positives:
+        """Return more knots: the scores in some of these cells, or as many as there is room for."""
+        thin, new = math.ceil(self.between[cells].sum() / room), [self.scores]
+        known = np.append(self.scores, np.inf)
+        for part in parts():
+            ordered = np.sort(part)
+            cell = np.searchsorted(self.scores, ordered)
+            new.append(np.unique(ordered[cells[cell] & (known[cell] != ordered)])[::thin])
+        return Positives.at(np.unique(processes.joined(np.concatenate(new))), parts(), processes)
+
+
+class Sample(NamedTuple):
+    """Estimates of the negatives of some queries of all processes, ascending, each of which stands for `each` negatives."""
+
+    estimates: Floats
+    each: float
+
+    def reaching(self, scores: Floats) -> Floats:
+        """Estimate how many negatives reach some scores."""
+        return self.each * (len(self.estimates) - np.searchsorted(self.estimates, scores))
+
+
+class Wanted(NamedTuple):
+    """How many negatives a question needs: to find its answer, and to prove that no lower score is it."""
+
+    needed: float
+    proving: float
+
+
+def collector(estimates: Estimates, sample: Sample, wanted: Sequence[Wanted], scores: Floats) -> Collector:
+    """Return what collects the negatives that some questions will need, by a sample.
+
+    Args:
+        estimates: The tiles.
+        sample: Of the negatives.
+        wanted: Of each question.
+        scores: Of relevant pairs, ascending.
+    """
+    processes, pairs = estimates.processes, estimates.pairs
+    room = max(2, min(estimates.layout.collected, max(FEWEST, int(0.03 * pairs))) // processes.count)
+    if pairs <= room:
+        return Collector(estimates, -math.inf, (pairs + estimates.shape[0]) * estimates.threads)
+    if not len(sample.estimates) or not len(scores):
+        return Collector(estimates, -math.inf, room, None if not len(scores) else _histogram_range(scores))
+    needs = SLACK * np.array(wanted).reshape(-1, 2) / (2 if estimates.mutual else 1) / processes.count
+    collected = max(needs[:, 0][needs[:, 0] <= room].max(initial=0), needs[:, 1][needs[:, 1] <= room].max(initial=0))
+    proved = bool((needs <= room).all())
+    share = max(collected, min(room, FEWEST) // 4) * processes.count / max(1, pairs)
+    cut = float(sample.estimates[len(sample.estimates) - 1 - int(min(1.0, share) * (len(sample.estimates) - 1))])
+    capacity = min(room, int(2 * collected) + FEWEST)
+    return Collector(estimates, cut - 1e-6, capacity, None if proved else _histogram_range(scores))
+
+
+def _histogram_range(scores: Floats) -> tuple[float, float]:
+    """Return where the bins lie; each is wider than what float32 rounds when it finds the bin of an estimate."""
+    low, high = float(scores[0]), float(scores[-1])
+    width = max((high - low) / HISTOGRAM_BINS, 2.0**-20 * max(abs(low), abs(high)), 2.0**-100)
+    return low - 2 * width, low + HISTOGRAM_BINS * width
+
+
+class Negatives:
+    """How many negatives reach a score: bounds, which `close` makes equal; all calls are collective.
+
+    Args:
+        estimates: The tiles.
+        seen: What was collected of them.
+        own: How many this process has seen.
+    """
+
+    def __init__(self, estimates: Estimates, seen: Collector, own: int) -> None:
+        self.estimates = replace(estimates, progress=None) if estimates.progress else estimates
+        self.processes, self.passes = estimates.processes, 1
+        self.each = 2 if estimates.mutual else 1
+        self._own = self.each * own
+        self.total = int(self._summed(np.array([self._own]))[0])
+        self.error = seen.error
+        cut, *self._collected = seen.found()
+        (self.cut,) = self.processes.largest([cut])
+        self._values = np.sort(self._collected[0])
+        self._exact = np.empty(0)
+        self._knots = (np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
+        if seen.bins is not None:
+            edges, reaching = seen.histogram()
+            # by so many edges an estimate may lie from its score; and one for rounding, see `_histogram_range`
+            away = 1 + math.ceil((estimates.largest_error * MARGIN + 2.0**-125) / (edges[1] - edges[0]))
+            if away < len(edges):
+                low = np.append(reaching[away:], np.zeros(away, np.int64))
+                high = np.append(np.full(away + 1, self._own // self.each), reaching[1:-away])
+                self._add_knots(edges, self.each * low, self.each * high)
+
+    def _summed(self, values: Ints) -> Ints:
+        return self.processes.summed(values) if self.processes.count > 1 else values
+
+    def _add_knots(self, scores: Floats, fewest: Ints, most: Ints) -> None:
+        at, low, high = (np.concatenate(pair) for pair in zip(self._knots, (scores, fewest, most), strict=True))
+        order = np.argsort(at, kind="stable")
+        # what reaches a score reaches all lower ones
+        low, high = np.maximum.accumulate(low[order][::-1])[::-1], np.minimum.accumulate(high[order])
+        self._knots = at[order], low, high
+
+    def _reach(self, scores: Floats) -> Floats:
+        """Return how far a value may lie from some scores that it has to be compared with exactly; 2**-50: rounding."""
+        return self.error + np.abs(scores) * 2.0**-50
+
+    def bounds(self, scores: Floats) -> tuple[Ints, Ints]:
+        """Return how many negatives at least, and at most, reach each of some ascending scores."""
+        reach = self._reach(scores)
+        fewest, most = _reaching(self._values, scores + reach), _reaching(self._values, scores - reach)
+        if len(self._exact):
+            certain = _reaching(self._exact, scores)
+            fewest, most = fewest + certain, most + certain
+        fewest, most = self.each * fewest, self.each * most
+        most[scores - reach < self.cut] = self._own
+        at, low, high = self._knots
+        if len(at):
+            after, before = np.searchsorted(at, scores), np.searchsorted(at, scores, side="right") - 1
+            fewest = np.maximum(fewest, np.append(low, 0)[after])
+            most = np.minimum(most, np.where(before >= 0, high[before], self._own))
+        fewest, most = self._summed(np.stack((fewest, most)))
+        return fewest, most
+
+    @property
+    def highest(self) -> Floats:
+        """The values of the collected pairs of this process, ascending."""
+        return self._values.astype(np.float64) if len(self._values) < FEWEST else self._values[:: len(self._values) // FEWEST]
+
+    def span(self, others: Floats) -> tuple[float, float]:
+        """Return scores below and above all negatives that are known, and some others."""
+        known = np.concatenate([others, self._values[:1] - self.error, self._values[-1:] + self.error, self._exact[[0, -1][: len(self._exact)]]])
+        low, high = self.processes.largest([-float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))])
+        return -low, high
+
+    def estimate(self, scores: Floats, sample: Sample) -> Ints:
+        """Estimate how many negatives reach each of some ascending scores: from the cut on as `error` allows, else by a sample."""
+        fewest, most = self.bounds(scores)
+        counted = self._summed(self.each * (_reaching(self._values, scores) + _reaching(self._exact, scores)))
+        if math.isinf(self.cut):
+            return np.clip(counted, fewest, most)
+        below, at_cut = scores < self.cut + self.error, sample.reaching(np.array([self.cut]))[0]
+        last = counted[~below][0] if (~below).any() else 0
+        rest = max(1.0, sample.each * len(sample.estimates) - at_cut)
+        spread = last + (self.total - last) * np.clip((sample.reaching(scores) - at_cut) / rest, 0.0, 1.0)
+        return np.clip(np.where(below, np.rint(spread).astype(np.int64), counted), fewest, most)
+
+    def close(self, scores: Floats) -> None:
+        """Make the bounds at some ascending scores equal."""
+        reach = self._reach(scores)
+        known = scores - reach >= self.cut
+        if known.any():
+            self._decide(scores[known] - reach[known], scores[known] + reach[known])
+        rest = scores[~known]
+        if len(rest):
+            self._count(rest)
+
+    def _decide(self, low: Floats, high: Floats) -> None:
+        """Make the exact scores of the collected pairs in some intervals, which are ascending."""
+        values, rows, columns = self._collected
+        near = _inside_any(values, low, high)
+        if self.processes.largest([float(near.any())])[0]:
+            made = self.estimates.exact(rows[near], columns[near])
+            self._exact = np.sort(np.concatenate((self._exact, made)))
+            self._collected = [part[~near] for part in self._collected]
+            self._values = self._values[~_inside_any(self._values, low, high)]
+
+    def _count(self, scores: Floats) -> None:
+        """Count all pairs at some ascending scores, in one more pass."""
+        reached, above = recount(self._closer(scores), scores)
+        self.passes += 1
+        self._add_knots(scores, reached, reached)
+        self._add_knots(np.nextafter(scores, np.inf), above, above)
+
+    def _closer(self, scores: Floats) -> Estimates:
+        """Return estimates in float32, or in float64 where these would leave more than a few pairs open between dense scores."""
+        estimates = self.estimates.in_precision("float32")
+        if self.estimates.precision == "float64":
+            return self.estimates
+        error = estimates.largest_error
+        fewest, most = self.bounds(scores[[0, -1]])
+        within = (most[0] - fewest[-1]) / max(1, self.total)
+        covered = min(1.0, 2 * error * len(scores) / max(scores[-1] - scores[0], 2 * error, 1e-300))
+        return estimates if within * covered < 0.2 else self.estimates.in_precision("float64")
+
+    # ----------------------------------------------------------------------------------------- a negative of some rank
+
+    def locate(self, rank: int) -> float:
+        """Return the score of the negative that `rank` - 1 others follow from above, 1 <= rank <= total."""
+        low, high = -1.5, 1.5  # all scores lie in [-1, 1]
+        while True:
+            low, high = self._bracket(rank, low, high)
+            if np.nextafter(low, high) == high:
+                return low
+            end = np.array([high])
+            if high - float(self._reach(end)[0]) >= self.cut:
+                self.close(end)
+            fewest, most = self.bounds(end)
+            listed = self._listed(low, high) if fewest[0] == most[0] else None
+            if listed is not None:
+                return float(listed[len(listed) - math.ceil((rank - int(most[0])) / self.each)])
+            self._count(np.unique(np.linspace(low, high, SPACED)))
+
+    def _bracket(self, rank: int, low: float, high: float) -> tuple[float, float]:
+        """Return the closest scores known, of which the lower one is reached by so many negatives, and the other is not."""
+        while True:
+            known = self._knots[0][slice(*np.searchsorted(self._knots[0], [low, high]))]
+            ends = np.nextafter([low, high], [high, low])
+            grid = np.unique(np.concatenate((np.linspace(low, high, GRID), ends, known)))
+            fewest, most = self.bounds(grid)
+            reached, missed = np.flatnonzero(fewest >= rank), np.flatnonzero(most < rank)
+            lower = float(grid[reached[-1]]) if len(reached) else low
+            upper = float(grid[missed[0]]) if len(missed) else high
+            if upper - lower > 0.5 * (high - low) or np.nextafter(lower, upper) == upper:
+                return lower, upper
+            low, high = lower, upper
+
+    def _listed(self, low: float, high: float) -> Floats | None:
+        """Return the exact scores of all negatives in [low, high), ascending; None if they are too many."""
+        ends = np.array([low, high])
+        fewest, most = self.bounds(ends)
+        room = min(LISTED, self.estimates.layout.collected)
+        if most[0] - fewest[1] > self.each * room:
+            return None
+        reach = float(self._reach(ends).max())
+        if low - reach >= self.cut:
+            self._decide(np.array([low - reach]), np.array([high + reach]))
+            return self._joined(self._exact[(self._exact >= low) & (self._exact < high)])
+        near = Collector(self.estimates.in_precision("float32"), low - 2 * reach, 4 * room, top=high + 2 * reach)
+        near.cut, near.top = low - 2 * near.error, high + 2 * near.error
+        near.estimates.show(near)
+        self.passes += 1
+        cut, _, rows, columns = near.found()
+        if self.processes.largest([cut])[0] > low - near.error:
+            return None
+        made = self.estimates.exact(rows, columns)
+        return self._joined(made[(made >= low) & (made < high)])
+
+    def _joined(self, scores: Floats) -> Floats:
+        return np.sort(self.processes.joined(scores))
+
+
+@kernel
+def _merge(values, scores, out):
+    """Count how many of the ascending values reach each of the ascending scores."""
+    at = 0
+    for k in range(scores.shape[0]):
+        while at < values.shape[0] and values[at] < scores[k]:
+            at += 1
+        out[k] = values.shape[0] - at
+
+
+def _reaching(values: NDArray[Any], scores: Floats) -> Ints:
+    """Count how many of the ascending values reach each of the ascending scores."""
+    if 32 * len(scores) < len(values):  # a search takes about as long as reading so many
+        return len(values) - np.searchsorted(values, scores)
+    out = np.empty(len(scores), np.int64)
+    _merge(values, scores, out)
+    return out
+
+
+def _inside_any(values: NDArray[Any], low: Floats, high: Floats) -> Bools:
+    """Find the values in some intervals, which may overlap."""
+    inside = (values >= low[0]) & (values <= high[-1])
+    some = values[inside].astype(np.float64)
+    inside[inside] = np.searchsorted(low, some, side="right") != np.searchsorted(high, some)
+    return inside

@@ -1,1 +1,0 @@
-"""Score tiles made and counted in plain PyTorch, on any device."""

@@ -1,0 +1,259 @@
+"""The one loop over tiles of estimates; everything else observes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fewshot_callbacks.engine import device
+from fewshot_callbacks.engine.exact import Pairs
+from fewshot_callbacks.engine.layout import Layout
+from fewshot_callbacks.engine.options import Precision, Progress
+from fewshot_callbacks.engine.relevance import Relevance
+from fewshot_callbacks.engine.threads import work_off
+from fewshot_callbacks.engine.vectors import Floats, Operand, Vectors, estimates_of
+from fewshot_callbacks.engine.visits import Part, Traveller, visitors
+
+PADDING = 16
+"""Columns that a buffer has to spare: rows whose distance is a power of two would share the same places of a cache."""
+
+
+class Tile(NamedTuple):
+    """Estimates of some pairs; -inf where a pair is no negative."""
+
+    estimates: Any  # (rows, columns) an array, or a tensor where PyTorch operations count
+    row: int
+    """the query of the first row"""
+    column: int
+    """the item of the first column, in its part"""
+    part: Part
+
+
+class View(NamedTuple):
+    """A tile as the queries see it for which it is counted: as it is, or turned around."""
+
+    lock: threading.Lock
+    """of its queries"""
+    guests: bool
+    """these are visitors"""
+    estimates: Any
+    row: int
+    column: int
+    pairs: Pairs
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """What is told of every tile, by several threads at once."""
+
+    once: bool
+    """a pair of one set is to be seen once, not for each of its items"""
+
+    def space(self) -> Any:
+        """Return what one thread works in."""
+
+    def see(self, tile: Tile, space: Any) -> None:
+        """Look at a tile."""
+
+
+@dataclass
+class Estimates:
+    """All pairs of some queries with the whole gallery, in tiles.
+
+    Args:
+        vectors: Both sides.
+        relevance: Whose lists are masked.
+        precision: Of the products.
+        layout: How large everything may be.
+        mutual: A tile of one set serves its columns as well.
+        on: Where products are made; None: on the CPU, with compiled loops.
+        progress: Called with the number of pairs done and the number of all pairs.
+    """
+
+    vectors: Vectors
+    relevance: Relevance
+    precision: Precision
+    layout: Layout
+    mutual: bool = False
+    on: torch.device | None = None
+    progress: Progress | None = None
+    shape: tuple[int, int] = field(init=False)
+    """queries and items of this process"""
+    pairs: int = field(init=False)
+    """of all processes; of one set whose tiles serve both sides, each once"""
+
+    def __post_init__(self) -> None:
+        self.threads, self.processes = self.vectors.threads if self.on is None else 1, self.vectors.processes
+        self.shape = len(self.vectors.pairs.queries), len(self.vectors.pairs.gallery)
+        queries, items = sum(np.array(sizes) for sizes in self.processes.gather(self.shape)).tolist()
+        self.items, self.pairs = items, queries * items // (2 if self.mutual else 1)
+        self.height, self.width = self.layout.height, self.layout.width
+        if self.width % self.height and self.height % self.width:  # a turned tile has the lock of one block of queries
+            self.width = self.height * max(1, self.width // self.height)
+        if self.precision == "float64" and not self.layout.kept:
+            self.width = max(1, self.width // 2)
+        sides = (0, -1)[: self.vectors.sides] if self.layout.kept else ()
+        self._kept = {side: self._there(self.vectors.operand(side, self.precision)) for side in sides}
+        if len(sides) == 1:
+            self._kept[-1] = self._kept[0]
+        self.error = self.vectors.error(self.precision)
+        (self.largest_error,) = self.processes.largest([float(self.error.max(initial=0.0))])
+        self._locks = [threading.Lock() for _ in range(self.shape[0] // self.height + 1)]
+        self._done, self._telling = 0, threading.Lock()
+
+    def in_precision(self, precision: Precision) -> Estimates:
+        """Return the same pairs with products of another precision."""
+        return self if precision == self.precision else replace(self, precision=precision)
+
+    # ------------------------------------------------------------------------------------------------------- the pairs
+
+    def parts(self, *, once: bool = False, travellers: Sequence[Traveller] = ()) -> Iterator[Part]:
+        """Yield all parts of the gallery; `once`: a pair of one set is to be met in one process."""
+        yield Part(self.vectors, 0, self.mutual, self.shape[0])
+        yield from visitors(self.vectors, mutual=self.mutual, once=once, travellers=travellers)
+
+    def exact(self, rows: NDArray[Any], columns: NDArray[Any]) -> Floats:
+        """Return the exact scores of some pairs of own queries and numbers of items; collective."""
+        scores = np.empty(len(rows))
+        for part in self.parts():
+            here = (columns >= part.first) & (columns < part.first + len(part.vectors.pairs.gallery))
+            scores[here] = part.vectors.exact(rows[here], columns[here] - part.first)
+        return scores
+
+    def sample(self, rows: Sequence[int]) -> list[NDArray[Any]]:
+        """Return, for some queries, the estimates of all negatives of the own part; in float32 or float64."""
+        made: list[list[NDArray[Any]]] = [[np.empty(0, np.float32)] for _ in rows]
+        left = [self._rows(self.vectors, 0, slice(row, row + 1), None).rows for row in rows]
+        for column in range(0, self.shape[1] if left else 0, self.width):
+            some = slice(column, min(self.shape[1], column + self.width))
+            part = torch.mm(torch.cat(left), self._rows(self.vectors, -1, some, None).rows.T).cpu().numpy()
+            for at, row in enumerate(rows):
+                self.relevance.mask(part[at : at + 1], row, column, once=False)
+                made[at].append(part[at][part[at] > -np.inf])
+        return [np.concatenate(parts) for parts in made]
+
+    # -------------------------------------------------------------------------------------------------------- the loop
+
+    def views(self, tile: Tile) -> Iterator[View]:
+        """Yield a tile for its rows, and, where its columns are queries as well, turned around for these."""
+        part, pairs = tile.part, tile.part.vectors.pairs
+        yield View(self._locks[tile.row // self.height], False, tile.estimates, tile.row, tile.column, pairs)
+        if part.mutual or part.guests:
+            turned = pairs.turned()
+            for first in range(0, tile.estimates.shape[1], self.height):
+                column, estimates = tile.column + first, tile.estimates[:, first : first + self.height].T
+                lock = self._locks[column // self.height % len(self._locks)]
+                yield View(lock, part.guests, estimates, column, tile.row, turned)
+
+    def show(self, *observers: Observer, queries: slice | None = None, told: bool = False) -> int:
+        """Make every tile of some queries once and show it to each observer; return how many pairs were not masked.
+
+        Collective. Of a set whose tiles serve both sides, each pair is counted once.
+
+        Args:
+            *observers: Each sees all tiles, several at a time.
+            queries: Some of the queries; all by default.
+            told: Tell how far it is.
+        """
+        queries = queries or slice(0, self.shape[0])
+        travellers: list[Any] = [observer for observer in observers if not observer.once]
+        if not (self.mutual and self.processes.count > 1):
+            travellers = []
+        once, spaces = all(observer.once or observer in travellers for observer in observers), list[Any]()
+        for part in self.parts(once=once, travellers=travellers):
+            self._show_part(part, observers, queries, spaces, once=once, told=told)
+            del part  # visitors leave before others come
+        return sum(int(space[0][0]) for space in spaces)
+
+    def _show_part(
+        self, part: Part, observers: Sequence[Observer], queries: slice, spaces: list[Any], *, once: bool, told: bool
+    ) -> None:
+        """Show the tiles of one part; threads work in `spaces`, those of the part before, to which they add missing ones."""
+        vectors, idle = part.vectors, list(spaces)
+        columns = self._kept.get(-1) if vectors is self.vectors else None
+        if columns is None and self.layout.kept:
+            columns = self._there(vectors.operand(-1, self.precision))
+
+        def space() -> Any:
+            if idle:
+                return idle.pop()
+            room = () if self.layout.kept else tuple(map(self._room, (self.height, self.width)))
+            spaces.append((np.zeros(1, np.int64), self._buffers(), room, [observer.space() for observer in observers]))
+            return spaces[-1]
+
+        def work(span: tuple[int, int, int], space: Any) -> None:
+            (row, end, column), (left_over, buffers, room, own) = span, space
+            some = slice(column, min(len(vectors.pairs.gallery), column + self.width))
+            left = self._rows(self.vectors, 0, slice(row, end), room[0] if room else None)
+            right = self._rows(vectors, -1, some, room[1]) if columns is None else columns.part(some)
+            estimates = self._product(left, right, buffers)
+            left_over += self._mask(estimates, row, part.first + column, once=part.mutual) * (row < part.meets)
+            for observer, own_space in zip(observers, own, strict=True):
+                if row < part.meets or not observer.once:
+                    observer.see(Tile(estimates, row, column, part), own_space)
+            with self._telling:
+                self._done += (end - row) * (some.stop - column) * (2 if part.mutual or part.guests else 1)
+
+        def tell() -> None:
+            if told and self.progress is not None:
+                total = self.shape[0] * self.items
+                self.progress(min(self._done, total), total)
+
+        work_off(self._plan(part, queries, once=once), work, self.threads, space, tell)
+
+    def _plan(self, part: Part, queries: slice, *, once: bool) -> Iterator[tuple[int, int, int]]:
+        """Yield the rows and the first column of each tile."""
+        columns, stop = len(part.vectors.pairs.gallery), min(queries.stop, part.meets if once else queries.stop)
+        ends = sorted({*range(queries.start, stop, self.height), *([part.meets] if part.meets < stop else []), stop})
+        for row, end in pairwise(ends):
+            for column in range(row if part.mutual else 0, columns, self.width):
+                yield row, end, column
+
+    def _rows(self, vectors: Vectors, side: int, some: slice, room: Operand | None) -> Operand:
+        """Return some rows of an operand, which are made in `room` if they are not kept."""
+        if vectors is self.vectors and self._kept:
+            return self._kept[side].part(some)
+        made = (room or self._room(some.stop - some.start)).part(slice(0, some.stop - some.start))
+        vectors.fill(side, some, made)
+        return self._there(made)
+
+    def _room(self, rows: int) -> Operand:
+        return self.vectors.new_operand(rows, self.precision)
+
+    def _there(self, operand: Operand) -> Operand:
+        return operand if self.on is None else operand._replace(rows=operand.rows.to(self.on))
+
+    def _buffers(self) -> tuple[Any, ...]:
+        """Return what one thread makes products and estimates in."""
+        if self.on is not None:
+            return ()
+        kind = {"bytes": torch.int32, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+        shape = self.height, self.width + PADDING
+        if self.precision in ("bytes", "bfloat16"):  # products of bytes have to be contiguous
+            return torch.empty(self.height * self.width, dtype=kind[self.precision]), np.empty(shape, np.float32)
+        return torch.empty(shape, dtype=kind[self.precision]), None
+
+    def _product(self, left: Operand, right: Operand, buffers: tuple[Any, ...]) -> Any:
+        """Return the estimates of one tile."""
+        if self.on is not None:
+            return torch.mm(left.rows, right.rows.T).to(torch.float64 if self.precision == "float64" else torch.float32)
+        product, estimates = buffers
+        rows, columns = len(left.rows), len(right.rows)
+        if estimates is None:
+            return torch.mm(left.rows, right.rows.T, out=product[:rows, :columns]).numpy()
+        multiply: Callable[..., Any] = torch._int_mm if self.precision == "bytes" else torch.mm
+        made = multiply(left.rows, right.rows.T, out=product[: rows * columns].view(rows, columns))
+        return estimates_of(made, left, right, estimates[:rows, :columns])
+
+    def _mask(self, estimates: Any, row: int, column: int, *, once: bool) -> int:
+        """Write -inf over what is no negative; return how many negatives are left."""
+        if self.on is None:
+            return self.relevance.mask(estimates, row, column, once=once)
+        return device.mask(estimates, self.relevance, row, column, once=once)

@@ -1,0 +1,372 @@
+"""Two sets of vectors prepared for one similarity: exact scores, operands of products, and the proved error of these.
+
+A score in this package is the exact similarity times a power of two, `unit`, so that products stay in the range of float32; of a
+distance it is minus the square of the rounded distance, and of codes the number of bits less twice the distance. All scores lie
+in [-1, 1]. Nothing else here knows which similarity it serves.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from copy import copy
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.engine import exact
+from fewshot_callbacks.engine.compiled import kernel
+from fewshot_callbacks.engine.options import Precision
+from fewshot_callbacks.engine.threads import split, work_off
+
+Floats = NDArray[np.float64]
+Similarity = Literal["cosine", "dot", "euclidean", "hamming"]
+"""`cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance.
+`hamming`: minus the number of bits in which two codes of -1 and +1 differ."""
+
+_KINDS = {"cosine": exact.COSINE, "dot": exact.DOT, "euclidean": exact.EUCLIDEAN, "hamming": exact.DOT}
+ROUNDOFF: dict[str, float] = {"bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+_DTYPES = {"bytes": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+_SAFE = 300
+"""Binary exponents up to which float64 holds squares of its numbers, and sums and quotients of these, with room to spare."""
+
+
+def check_similarity(similarity: str) -> None:
+    """Refuse an unknown similarity, and name the known ones."""
+    if similarity not in get_args(Similarity):
+        raise ValueError(f"similarity={similarity!r} is unknown. Choose one of {', '.join(get_args(Similarity))}.")
+
+
+class Operand(NamedTuple):
+    """One side of a product; an estimate is product * scale * scale + offset + offset, where there are scales."""
+
+    rows: Tensor  # (items, columns)
+    scale: NDArray[np.float32] | None = None  # (items,) of bytes
+    offset: NDArray[np.float32] | None = None  # (items,)
+
+    def part(self, some: slice) -> Operand:
+        """Return some of its rows."""
+        return Operand(*(None if table is None else table[some] for table in self))
+
+
+class Vectors:
+    """Queries and gallery; with one set both are the same.
+
+    Args:
+        queries: (queries, dim) finite, contiguous float32 or float64; codes of -1 and +1 as int8.
+        gallery: (items, dim) or None for one set.
+        similarity: How they are compared.
+        threads: To prepare with.
+        processes: Each has rows of its own; scales, centre and error are those of all.
+    """
+
+    def __init__(
+        self,
+        queries: Tensor,
+        gallery: Tensor | None,
+        similarity: Similarity,
+        *,
+        threads: int = 1,
+        processes: Processes = ALONE,
+    ) -> None:
+        self.similarity, self.kind, self.threads, self.processes = similarity, _KINDS[similarity], threads, processes
+        self.one_set = gallery is None
+        sides = [queries] if gallery is None else [queries, gallery]
+        codes = similarity == "hamming"
+        double = bool(processes.largest([any(side.dtype == torch.float64 for side in sides)])[0])
+        wanted = torch.int8 if codes else torch.float64 if double else torch.float32
+        rows = [side.detach().to(wanted).contiguous().numpy() for side in sides]
+        rows, self._factor = self._in_range(rows) if double else (rows, 1.0)
+        squares = [self._squares(side, single=not double) for side in rows]
+        self.norms = [np.sqrt(square[:, 0]) for square in squares]
+        tops = processes.largest([float(norm.max(initial=0.0)) for norm in self.norms])
+        largest = [2.0 ** math.ceil(math.log2(top)) if top else 1.0 for top in tops]
+        if self.kind == exact.EUCLIDEAN:
+            largest = [2.0 * max(largest)] * len(largest)  # twice: rows are moved to their centre
+        scales = [1.0 if self.kind == exact.COSINE else 1.0 / number for number in (largest[0], largest[-1])]
+        self._scales, self.unit, self.dim = scales, scales[0] * scales[1], rows[0].shape[1]
+        twins = [_twins(side) for side in rows]
+        self.pairs = exact.Pairs(
+            rows[0], rows[-1], squares[0], squares[-1], twins[0], twins[-1], self.kind, not double, codes, self.unit
+        )
+        self._longest = tops[-1] * scales[1] * (1 + 1e-9) if self.kind == exact.DOT else 1.0
+        if self.kind == exact.EUCLIDEAN:
+            # distances do not change when all vectors move; near their centre they round less
+            items = rows[-1]
+            sums, counts = zip(*processes.gather((items.sum(0, dtype=np.float64), len(items))), strict=True)
+            self._centre = torch.from_numpy(sum(sums) / max(1, sum(counts)))
+            self._longest = processes.largest([float(self._lengths(-1).max(initial=0.0))])[0]
+        self._remainders: list[float] = []
+
+    def _in_range(self, rows: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
+        """Divide rows of float64 by powers of two where their squares leave its range; return the factor of a common one."""
+        tops = [np.abs(side).max(1, initial=0.0) for side in rows]
+        if self.kind == exact.COSINE:
+            exponents = [np.frexp(top)[1] for top in tops]
+            far = max((float(np.abs(exponent).max(initial=0)) for exponent in exponents), default=0.0)
+            if self.processes.largest([far])[0] <= _SAFE:
+                return rows, 1.0
+            return [
+                np.ldexp(side, -exponent[:, None]) for side, exponent in zip(rows, exponents, strict=True)
+            ], 1.0
+        top = self.processes.largest([max(float(top.max(initial=0.0)) for top in tops)])[0]
+        exponent = int(np.frexp(top)[1])
+        if top == 0.0 or abs(exponent) <= _SAFE:
+            return rows, 1.0
+        return [np.ldexp(side, -exponent) for side in rows], math.ldexp(1.0, -exponent)
+
+    def _squares(self, values: NDArray[Any], *, single: bool) -> Floats:
+        out = np.zeros((len(values), 2))
+
+        def fill(some: slice, work: Floats) -> None:
+            exact.exact_squares(values[some], single, out[some], work)
+
+        work_off(split(len(values)), fill, self.threads, exact.workspace)
+        return out
+
+    # --------------------------------------------------------------------------------------------------- other vectors
+
+    def with_gallery(self, values: NDArray[Any], first: int) -> Vectors:
+        """Return the same queries with other items, prepared as the own ones; the number of the first sets them apart."""
+        other, square = copy(self), self._squares(values, single=self.pairs.single)
+        other.norms, other.one_set = [self.norms[0], np.sqrt(square[:, 0])], False
+        other.pairs = self.pairs._replace(gallery=values, gallery_square=square, gallery_twin=first + _twins(values))
+        return other
+
+    def take(self, queries: NDArray[Any], items: NDArray[Any]) -> Vectors:
+        """Return some of the queries and some of the items."""
+        other, pairs = copy(self), self.pairs
+        other.norms = [self.norms[0][queries], self.norms[-1][items]]
+        other.one_set = self.one_set and np.array_equal(queries, items)
+        own = {name: getattr(pairs, name)[queries] for name in ("queries", "query_square", "query_twin")}
+        others = {name: getattr(pairs, name)[items] for name in ("gallery", "gallery_square", "gallery_twin")}
+        other.pairs = pairs._replace(**own, **others)
+        return other
+
+    # ------------------------------------------------------------------------------------------------------- estimates
+
+    @property
+    def sides(self) -> int:
+        """Number of operands that differ."""
+        return 1 if self.one_set and self.kind != exact.EUCLIDEAN else 2
+
+    @property
+    def columns(self) -> int:
+        """Components of an operand."""
+        return self.dim + (2 if self.kind == exact.EUCLIDEAN else 0)
+
+    def precisions(self) -> list[Precision]:
+        """Return what products can be made in, beside float32 and float64: sums of bytes have to fit 32 bits."""
+        fast: list[Precision] = ["bytes"] if 0 < self.dim < 2**31 // 127**2 and largest_code() else []
+        return fast if self.pairs.whole else [*fast, "bfloat16"]
+
+    def new_operand(self, rows: int, precision: Precision) -> Operand:
+        """Return room for some rows of an operand."""
+        columns = self.dim if precision == "bytes" else self.columns
+        tables = np.zeros((2, rows), np.float32) if precision == "bytes" else (None, None)
+        return Operand(torch.empty(rows, columns, dtype=_DTYPES[precision]), *tables)
+
+    def operand(self, side: int, precision: Precision) -> Operand:
+        """Return one whole side (0: queries, -1: gallery) as an operand."""
+        out = self.new_operand(len(self._values(side)), precision)
+        work_off(split(len(out.rows)), lambda some, _: self.fill(side, some, out.part(some)), self.threads)
+        return out
+
+    def fill(self, side: int, some: slice, out: Operand) -> None:
+        """Make some rows of an operand, few at a time, since they are made in float64."""
+        for part in split(some.stop - some.start, 64):
+            rows = self._placed(side, slice(some.start + part.start, some.start + part.stop))
+            if out.scale is not None:
+                self._fill_bytes(side, rows, out.part(part))
+            elif self.kind == exact.EUCLIDEAN:  # -|q - g|**2 = 2 q.g - |q|**2 - |g|**2 in one product
+                square, one = rows.square().sum(1, keepdim=True), torch.ones(len(rows), 1)
+                out.rows[part] = torch.cat((2 * rows, -square, -one) if side == 0 else (rows, one, square), 1)
+            else:
+                out.rows[part] = rows
+
+    def _values(self, side: int) -> NDArray[Any]:
+        values: NDArray[Any] = (self.pairs.queries, self.pairs.gallery)[side]
+        return values
+
+    def _placed(self, side: int, some: slice) -> Tensor:
+        """Return some rows in float64 as they are multiplied."""
+        values = torch.from_numpy(self._values(side)[some]).to(torch.float64, copy=True)
+        if self.kind == exact.COSINE:
+            norms = torch.from_numpy(self.norms[side][some])[:, None]
+            return values.div_(torch.where(norms > 0, norms, 1.0))
+        if self.kind == exact.EUCLIDEAN:
+            return values.sub_(self._centre).mul_(self._scales[side])
+        return values.mul_(self._scales[side])
+
+    def _fill_bytes(self, side: int, rows: Tensor, out: Operand) -> None:
+        """Round rows to integers times a scale."""
+        assert out.scale is not None
+        assert out.offset is not None
+        top = rows.abs().amax(1, keepdim=True)
+        scale = torch.where(top > 0, top / (1 if self.pairs.whole else largest_code()), 1.0)
+        scale = scale.clamp_(min=2.0**-100).float().double()  # which float32 still divides by
+        out.rows[:] = (rows / scale).round_().clamp_(-127, 127)
+        twice = 2 if self.kind == exact.EUCLIDEAN and side == 0 else 1
+        out.scale[:] = twice * scale[:, 0].numpy()
+        if self.kind == exact.EUCLIDEAN:
+            out.offset[:] = -rows.square().sum(1).numpy()
+
+    def error(self, precision: Precision, side: int = 0) -> Floats:
+        """Return for each query, or item, how far any of its estimates can lie from the exact score.
+
+        `columns` products are summed in any order (Higham, section 3.1); 12 more roundings are for the operands, their norms
+        and this formula. Operands in bfloat16 add their own rounding and that of the result, 3.1 units; bytes what rounding
+        to integers leaves (Cauchy and Schwarz: |q.g - q'.g'| <= |q - q'| |g| + |q'| |g - g'|), and 2**-20 for their scales.
+        """
+        if self.pairs.whole:
+            return np.zeros(len(self._values(side)))
+        lengths, twice = self._lengths(side), 2 if self.kind == exact.EUCLIDEAN else 1
+        sizes = (lengths + self._longest) ** 2 if twice == 2 else lengths * self._longest
+        if precision == "bytes":
+            own, other = self._remainder(side), self._largest_remainder()
+            return twice * (own * self._longest + (lengths + own) * other + 2.0**-20 * (sizes + other))
+        of_sum = min(ROUNDOFF[precision], 2.0**-24) * (self.columns + 12)  # half precision is summed up in float32
+        relative = 1.02 * of_sum / (1 - of_sum) + 2.0**-50
+        if precision == "bfloat16":
+            relative += 3.1 * ROUNDOFF[precision]
+        tiniest = self.columns * (2.0**-960 if precision == "float64" else 2.0**-120)  # what is too small to be held
+        return twice * relative * sizes + tiniest
+
+    def _lengths(self, side: int) -> Floats:
+        """Return the norm of each row as it is multiplied."""
+        if self.kind == exact.COSINE:
+            return np.ones(len(self.norms[side]))
+        if self.kind == exact.DOT:
+            return self.norms[side] * self._scales[side]
+        parts = [self._placed(side, some).norm(dim=1).numpy() for some in split(len(self._values(side)))]
+        return np.concatenate([np.empty(0), *parts]) * (1 + 1e-9)
+
+    def _remainder(self, side: int) -> Floats:
+        """Return the norm of what rounding a row to bytes leaves."""
+        out = np.empty(len(self._values(side)))
+
+        def fill(some: slice, _: None) -> None:
+            rows, made = self._placed(side, some), self.new_operand(some.stop - some.start, "bytes")
+            self._fill_bytes(-1, rows, made)
+            out[some] = (rows - made.rows.double() * torch.from_numpy(made.scale).double()[:, None]).norm(dim=1).numpy()
+
+        work_off(split(len(out), 64), fill, self.threads)
+        return out * (1 + 1e-6) + 2.0**-60
+
+    def _largest_remainder(self) -> float:
+        """Return the largest remainder of the items of all processes."""
+        if not self._remainders:
+            self._remainders.append(self.processes.largest([float(self._remainder(-1).max(initial=0.0))])[0])
+        return self._remainders[0]
+
+    # ------------------------------------------------------------------------------------------- what a user reads
+
+    def to_user(self, scores: Floats) -> Floats:
+        """Return the similarities that scores stand for, in the units of the data."""
+        if self.similarity == "hamming":
+            return (scores / self.unit - self.dim) / 2
+        if self.kind == exact.EUCLIDEAN:
+            return -np.sqrt(np.maximum(-scores / self.unit, 0.0)) / self._factor
+        with np.errstate(over="ignore"):
+            return scores / self.unit / self._factor / self._factor + 0.0
+
+    def from_user(self, scores: Any) -> Any:
+        """Return the scores of similarities; an infinite one stays as it is."""
+        scores = np.asarray(scores, np.float64)
+        if self.similarity == "hamming":
+            return (2 * scores + self.dim) * self.unit
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.kind == exact.EUCLIDEAN:
+                distance = scores * self._factor
+                return np.where(scores <= 0, -distance * distance * self.unit, np.inf)  # no distance is negative
+            return scores * self.unit * self._factor * self._factor
+
+    def exact(self, rows: NDArray[Any], columns: NDArray[Any]) -> Floats:
+        """Return the scores of some pairs."""
+        out = np.empty(len(rows))
+
+        def fill(some: slice, work: Floats) -> None:
+            exact.exact_scores(self.pairs, rows[some], columns[some], out[some], work)
+
+        work_off(split(len(rows), 2**12), fill, self.threads, exact.workspace)
+        return out
+
+    def exact_rows(self, some: slice) -> Floats:
+        """Return the scores of some queries with all items."""
+        out = np.empty((some.stop - some.start, len(self.pairs.gallery)))
+
+        def fill(row: int, work: Floats) -> None:
+            exact.exact_scores_of(self.pairs, some.start + row, out[row], work)
+
+        work_off(range(len(out)), fill, self.threads, exact.workspace)
+        return out
+
+    @property
+    def longest_item(self) -> tuple[int, float]:
+        """Which item is the longest, and how many times as long as the median; (-1, 1.0) for cosines, or if that is zero."""
+        norms = self.norms[-1]
+        median = np.sort(norms)[(len(norms) - 1) // 2] if len(norms) else 0.0
+        if self.kind == exact.COSINE or median == 0.0 or self.pairs.whole:
+            return -1, 1.0
+        longest = int(norms.argmax())
+        return longest, float(norms[longest] / median)
+
+    @property
+    def zero_vectors(self) -> tuple[int, int]:
+        """Number of queries and of items that are zero, whose cosine is taken for 0."""
+        if self.kind != exact.COSINE:
+            return 0, 0
+        return int((self.norms[0] == 0).sum()), int((self.norms[-1] == 0).sum())
+
+
+def estimates_of(product: Tensor, left: Operand, right: Operand, out: NDArray[Any]) -> NDArray[Any]:
+    """Return in `out` the estimates that a product in bytes or bfloat16 stands for."""
+    if left.scale is None:
+        torch.from_numpy(out).copy_(product)
+    else:
+        _scale(product.numpy(), left.scale, left.offset, right.scale, right.offset, out)
+    return out
+
+
+@kernel
+def _scale(product, left, left_offset, right, right_offset, out):
+    for r in range(product.shape[0]):
+        for c in range(product.shape[1]):
+            out[r, c] = np.float32(product[r, c]) * (left[r] * right[c]) + (left_offset[r] + right_offset[c])
+
+
+@functools.cache
+def largest_code() -> int:
+    """Return up to which size products of bytes are exact on this processor; 0 where there are none that could pay.
+
+    Without VNNI, oneDNN adds two products of bytes, one of them moved by 128, in 16 bits: of codes up to 63 the sum cannot
+    saturate, (63 + 128) * 63 * 2 = 24,066; of larger ones it does.
+    """
+    if not torch.backends.mkldnn.is_available():
+        return 0  # torch then multiplies in a plain loop
+    signs = torch.ones(64, 64, dtype=torch.int8)
+    signs[::2], signs[::3, ::5] = -1, 1
+    for largest in (127, 63):
+        left, right = largest * signs, largest * signs.flip(1)
+        try:
+            product = torch._int_mm(left, right.T)
+        except (AttributeError, RuntimeError):  # a private function of torch, 2.6 to 2.15 at least
+            return 0
+        if torch.equal(product.double(), left.double() @ right.double().T):
+            return largest
+    return 0
+
+
+def _twins(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return for each row the number of the first that equals it."""
+    twin = np.zeros(len(values), np.int64)
+    if len(values):
+        bits = values.view({8: np.int64, 4: np.int32, 1: np.int8}[values.itemsize])
+        hashes, odd = np.empty(len(values), np.int64), np.random.default_rng(0).integers(2**62, size=bits.shape[1]) | 1
+        exact.hash_rows(bits, odd, hashes)
+        exact.find_twins(bits, hashes, np.argsort(hashes, kind="stable"), twin)
+    return twin

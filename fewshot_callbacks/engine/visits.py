@@ -1,0 +1,105 @@
+"""How the gallery travels between processes: every part visits every other process, chunk by chunk.
+
+Each process numbers all items: its own first, then those of the next process, and so on. What is known of an item beside its
+row (labels, identities) is known everywhere, by these numbers; rows are known of the own part and of one visiting chunk. With one
+process there is one part, and nothing travels.
+
+Two rules keep processes together. Whatever steers a collective call comes from numbers that all have. Whatever a score is made
+of is that of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.engine.vectors import Vectors
+
+CHUNKS = 4
+"""In which a part visits."""
+
+
+class Part(NamedTuple):
+    """Some items of the gallery, whose rows are here: those of this process, or visitors."""
+
+    vectors: Vectors
+    """of the queries with them"""
+    first: int
+    """number of the first item among all"""
+    mutual: bool
+    """they are the queries, so that a tile serves its columns as well"""
+    meets: int
+    """so many of the first queries meet them here; what the others meet is met in another process as well"""
+    guests: bool = False
+    """they are queries elsewhere, for which is counted here"""
+
+
+def everyone(processes: Processes, mine: NDArray[Any]) -> NDArray[Any]:
+    """Return what all processes hold, in the order in which this one numbers it."""
+    parts = processes.gather(mine)
+    return np.concatenate(parts[processes.rank :] + parts[: processes.rank])
+
+
+@runtime_checkable
+class Traveller(Protocol):
+    """What counts for visitors as well: their thresholds come along, and their counters go back."""
+
+    def leave(self, some: slice) -> list[NDArray[Any]]:
+        """Return what goes along with some items."""
+
+    def receive(self, part: Part, tables: list[NDArray[Any]]) -> None:
+        """Get ready for visitors."""
+
+    def counted(self) -> list[NDArray[Any]]:
+        """Return what goes back."""
+
+    def add(self, some: slice, counted: list[NDArray[Any]]) -> None:
+        """Take what came back."""
+
+
+def visitors(vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence[Traveller] = ()) -> Iterator[Part]:
+    """Yield the parts of the gallery of all other processes; collective.
+
+    Args:
+        vectors: Of this process.
+        mutual: A pair of one set is met in both processes. Of two parts the lower process meets the first half of its rows
+            with all of the other, and the higher one all of its rows with the other half: so each pair is met once.
+        once: Only so.
+        travellers: Who counts for visitors.
+    """
+    processes, rows = vectors.processes, torch.from_numpy(vectors.pairs.gallery)
+    rank, count, half = processes.rank, processes.count, CHUNKS // 2
+    sizes, queries = processes.gather(len(rows)), len(vectors.pairs.queries)
+    first = len(rows)
+    for step in range(1, count):
+        destination, source = (rank - step) % count, (rank + step) % count
+        for chunk in range(CHUNKS):
+            some = _span(len(rows), chunk)
+            stays = some.start == some.stop or (once and mutual and rank < destination and chunk < half)
+            along = [torch.from_numpy(table) for traveller in travellers for table in traveller.leave(some)]
+            theirs = processes.exchange(None if stays else [rows[some], *along], destination, source)
+            first_here, back = first + _span(sizes[source], chunk).start, None
+            if theirs is not None:
+                halfway = _span(queries, half).start
+                meets = queries if not mutual else halfway if rank < source else queries * (chunk >= half)
+                values, *tables = (table.numpy() for table in theirs)
+                part = Part(vectors.with_gallery(values, first_here), first_here, False, meets, bool(travellers))
+                for traveller in travellers:
+                    traveller.receive(part, tables)
+                yield part
+                back = [torch.from_numpy(counters) for traveller in travellers for counters in traveller.counted()]
+                del part, values, tables, theirs  # visitors leave before others come
+            if travellers:
+                counted = processes.exchange(back, source, destination)
+                for traveller in travellers if counted else ():
+                    traveller.add(some, [counters.numpy() for counters in counted or ()])
+        first += sizes[source]
+
+
+def _span(items: int, chunk: int) -> slice:
+    return slice(items * chunk // CHUNKS, items * (chunk + 1) // CHUNKS)

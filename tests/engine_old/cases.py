@@ -1,0 +1,181 @@
+"""Cases that are hard on an engine, and settings that send small data along the paths of large data."""
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from fewshot_callbacks.engine.candidates import find_candidates
+from fewshot_callbacks.engine.options import Layout, engine_options
+from fewshot_callbacks.engine.precision import Precision
+from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from tests.cases import made
+
+SIMILARITIES = ("cosine", "dot", "euclidean")
+
+
+ALL = 10**6
+
+
+PRECISIONS = {
+    "bytes": Precision.BYTES,
+    "bfloat16": Precision.HALF,
+    "float32": Precision.FLOAT32,
+    "float64": Precision.FLOAT64,
+}
+
+
+def engine(kernel="compiled", precision=None, *, layout=None, part_rows=256, threads=1, pilot=False, **options):
+    """Send small data along the roads of large data.
+
+    Args:
+        kernel: see `EngineOptions`.
+        precision: of the first products.
+        layout: rows of a block, columns of a block, and queries whose counters are held at once.
+        part_rows: rows of a block whose scores are made at once.
+        threads: so many, however little there is to do.
+        pilot: choose the precision and what is collected from a sample, however little there is to do.
+        options: others of `EngineOptions`.
+    """
+    if pilot:
+        options["pilot_pairs"] = 0
+    return engine_options(
+        kernel=kernel,
+        first_precision=None if precision is None else PRECISIONS[precision],
+        layout=None if layout is None else Layout(*layout, bytes=0),
+        tile_rows=part_rows,
+        threads=threads,
+        threaded_from=0,
+        **options,
+    )
+
+
+@st.composite
+def engines(draw):
+    """Settings of `engine` that are all to give the same."""
+    rows = draw(st.sampled_from([16, 17, 64, 300]))
+    return {
+        "precision": draw(st.sampled_from([None, "bytes", "bfloat16", "float32", "float64"])),
+        "layout": (rows, rows if draw(st.booleans()) else 40, draw(st.sampled_from([ALL, ALL, 23]))),
+        "part_rows": draw(st.sampled_from([5, 16, 256])),
+        "threads": draw(st.sampled_from([1, 2, 3])),
+        "pilot": draw(st.booleans()),
+    }
+
+
+def vectors(kind, n, dim, seed=0, *, gallery=False):
+    """Rows that are hard on an engine: they tie, vanish, cancel or span all magnitudes."""
+    rng = np.random.default_rng(2 * seed + gallery)
+    normal = rng.normal(size=(n, dim))
+    if kind == "grid":
+        normal = rng.integers(-1, 2, (n, dim))
+    elif kind == "codes":
+        normal = rng.choice([-1.0, 1.0], (n, dim))
+    elif kind == "equal":
+        normal = np.full((n, dim), 0.3)
+    elif kind == "repeated":
+        normal = np.random.default_rng(seed).normal(size=(7, dim))[rng.integers(0, 7, n)]
+    elif kind == "some-equal":
+        normal[::9] = normal[0]
+    elif kind == "denormal":
+        normal = rng.integers(-3, 4, (n, dim)) * 1e-40
+    elif kind == "negative-zero":
+        normal = rng.choice([0.0, -0.0, 1.0], (n, dim))
+    elif kind == "negative":  # with two sets every product is negative
+        normal = np.abs(normal) * (-1 if gallery else 1)
+    elif kind == "zeros":
+        normal[rng.random(n) < 0.4] = 0
+    elif kind == "mixed":
+        normal = normal * 10.0 ** rng.uniform(-6, 6, (n, 1))
+    elif kind == "spiked":  # one component beside which all others are rounded away
+        normal[np.arange(n), rng.integers(0, dim, n)] = 1e7
+    elif kind == "offset":
+        normal = normal + 1000
+    elif kind == "near-collapsed":
+        normal = np.random.default_rng(seed).normal(size=(1, dim)) + 1.5e-4 * normal
+        normal = normal / np.linalg.norm(normal, axis=1, keepdims=True)
+    elif kind == "tiny":
+        normal = normal * 1e-30
+    return normal
+
+
+KINDS = (
+    "real", "grid", "codes", "equal", "repeated", "some-equal", "denormal", "negative-zero", "negative", "zeros", "mixed",
+    "spiked", "offset", "near-collapsed", "tiny",
+)  # fmt: skip
+
+
+def labels_of(kind, n, seed=0):
+    rng = np.random.default_rng(seed)
+    if kind == "one-class":
+        return np.zeros(n, np.int64)
+    if kind == "one-pair":  # all others are alone
+        return np.maximum(np.arange(n), 1)
+    if kind == "pairs":
+        return np.arange(n) // 2
+    if kind == "all-but-one":
+        return (np.arange(n) == n - 1).astype(np.int64)
+    if kind == "uneven":  # with some that are alone
+        return np.minimum(rng.geometric(0.2, n), 30) * np.where(rng.random(n) < 0.1, rng.integers(50, 10**6, n), 1)
+    return rng.integers(0, 6, n)
+
+
+LABELS = ("one-class", "one-pair", "pairs", "all-but-one", "uneven", "few")
+
+
+@st.composite
+def cases(draw):
+    seed, kind, of_labels = draw(st.integers(0, 2**31)), draw(st.sampled_from(KINDS)), draw(st.sampled_from(LABELS))
+    n, dim = draw(st.integers(2, 90)), draw(st.sampled_from([1, 2, 3, 16, 130]))
+    dtype = draw(st.sampled_from([np.float32, np.float32, np.float64]))
+    rng = np.random.default_rng(seed)
+    case = {
+        "queries": vectors(kind, n, dim, seed).astype(dtype),
+        "query_labels": labels_of(of_labels, n, seed),
+        "similarity": draw(st.sampled_from(SIMILARITIES)),
+    }
+    form = draw(st.sampled_from(["one", "one", "one-with-groups", "two", "two-with-ids", "two-with-both"]))
+    if form == "one-with-groups":
+        case["query_groups"] = rng.integers(0, 20, n)
+    if form.startswith("two"):
+        m = draw(st.sampled_from([1, 2, 33, 90]))
+        case["gallery"] = vectors(kind, m, dim, seed, gallery=True).astype(dtype)
+        case["gallery_labels"] = labels_of(of_labels, m, seed + 1)
+        if form != "two":
+            case |= {"query_ids": rng.integers(0, 2 * n, n), "gallery_ids": rng.integers(0, 2 * n, m)}
+        if form == "two-with-both":
+            case |= {"query_groups": rng.integers(0, 20, n), "gallery_groups": rng.integers(0, 20, m)}
+    return {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}
+
+
+def prepared(case):
+    """Tiles and candidates of a case."""
+    same = "gallery" not in case
+    queries, labels = case["queries"], case["query_labels"]
+    items, item_labels = (queries, labels) if same else (case["gallery"], case["gallery_labels"])
+    codes = {name: case.get(name) for name in ("query_ids", "gallery_ids", "query_groups", "gallery_groups")}
+    if same:
+        codes["gallery_groups"] = codes["query_groups"]
+    return ScoreTiles.from_rows(queries, items, case["similarity"]), find_candidates(
+        labels, item_labels, same_set=same, **codes
+    )
+
+
+def report(case, **options):
+    case = dict(case)
+    options = {"recall_k": (1, 2, 5), "group_size": None, "precisions": (0.3, 0.75, 1.0), "ties": "expected"} | options
+    return evaluate_retrieval(case.pop("queries"), case.pop("query_labels"), **case, **options)
+
+
+def pooled_case(kind, similarity, n=150, classes=10):
+    labels = torch.arange(n) % classes
+    if kind in ("separated", "hard"):
+        queries = made(n, classes, 12, noise=0.5 if kind == "separated" else 2.0)[0]
+    elif kind == "few-values":  # positives and negatives tie
+        queries = (torch.nn.functional.one_hot(labels, 12).float() + 0.45 * torch.randn(n, 12)).round()
+    else:
+        queries = torch.from_numpy(vectors(kind, n, 12).astype(np.float32))
+    return {"queries": queries, "query_labels": labels, "similarity": similarity}
+
+
+POOLED = ("separated", "hard", "few-values", "codes", "equal", "repeated", "near-collapsed", "mixed", "zeros")
