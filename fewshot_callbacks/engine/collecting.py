@@ -17,6 +17,8 @@ from fewshot_callbacks.engine.tiles import Estimates, Tile
 from fewshot_callbacks.engine.vectors import Floats
 
 HISTOGRAM_BINS = 2**15
+STEP = 32
+"""Estimates of a row that are compared with the cut at once, before they are looked at one by one."""
 
 
 class Bag(NamedTuple):
@@ -81,21 +83,20 @@ def _collect(estimates, first_row, first_column, number, bag, pairs, bins_of):
     bins = bag.histogram.shape[0]
     origin, scale = estimates.dtype.type(bag.origin), estimates.dtype.type(bag.scale)
     for r in range(height):
-        for first in range(0, width, RUN):
-            row = estimates[r, first : min(first + RUN, width)]
-            length, wanted, cut = row.shape[0], 0, estimates.dtype.type(bag.cut[0] - bag.error)
-            for c in range(length):
-                wanted += row[c] >= cut
-            if bins:
+        if bins:
+            for first in range(0, width, RUN):
+                length = min(RUN, width - first)
                 for c in range(length):
-                    bins_of[c] = bin_of(row[c], origin, scale, bins)
+                    bins_of[c] = bin_of(estimates[r, first + c], origin, scale, bins)
                 for c in range(length):
                     bag.histogram[np.uint32(bins_of[c])] += 1
-            if wanted == 0:
-                continue
-            for c in range(length):
-                if row[c] >= cut:
-                    _put(bag, first_row + r, first_column + first + c, number, row[c], pairs)
+        for first in range(0, width, STEP):
+            last, wanted, cut = min(first + STEP, width), 0, estimates.dtype.type(bag.cut[0] - bag.error)
+            for c in range(first, last):
+                wanted += estimates[r, c] >= cut
+            for c in range(first, last if wanted else first):
+                if estimates[r, c] >= cut:
+                    _put(bag, first_row + r, first_column + c, number, estimates[r, c], pairs)
 
 
 @dataclass
@@ -170,7 +171,7 @@ class Collector:
         if len(bag.histogram):
             device.fill_histogram(estimates, bag.histogram, bag.origin, bag.scale)
 
-    def found(self) -> tuple[float, Floats, Ints, Ints]:
+    def found(self) -> tuple[float, NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
         """Return the cut from which on nothing is missing, and values, queries and items of the pairs that reach it."""
         cut = max((float(bag.cut[0]) for bag in self._bags), default=self.cut)
         parts = [[getattr(bag, name)[: bag.filled[0]] for bag in self._bags] for name in ("values", "rows", "columns")]

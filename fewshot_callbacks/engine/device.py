@@ -60,6 +60,7 @@ def count(
     estimates: Tensor, first_row: int, first_column: int, side: Side, shared: bool, pairs: Pairs, *work: Any
 ) -> None:
     """Place every candidate of a tile among the thresholds of its query, as `count_tile` does."""
+    estimates = estimates.contiguous()  # which a search in a turned tile warns of otherwise
     rows = np.zeros(1, np.int64) if shared else np.arange(first_row, first_row + len(estimates))
     thresholds, margin = _padded(side, rows, estimates)
     if thresholds.shape[1] == 0:

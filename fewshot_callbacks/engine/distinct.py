@@ -93,8 +93,8 @@ class DistinctRows:
         values, order = self._flat()
         reached = (-np.diff(self._reaching, axis=1) * weight[:, None]).reshape(-1)[order]
         reaching = np.append(np.cumsum(reached[::-1])[::-1], 0)[np.searchsorted(values, scores)]
-        for some in (*self.parts(), self._own[np.isfinite(self._own)]):
-            reaching = reaching - (len(some) - np.searchsorted(np.sort(some), scores))
+        for some in (*self.parts(), np.sort(self._own[np.isfinite(self._own)])):
+            reaching = reaching - (len(some) - np.searchsorted(some, scores))
         return reaching, reaching
 
     def _flat(self) -> tuple[Floats, Ints]:

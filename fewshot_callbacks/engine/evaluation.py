@@ -86,6 +86,7 @@ class Evaluation:
         self.layout = self.layout._replace(kept=all(kept), knots=min(knots), collected=min(collected))
         self._mutual = relevance.mutual and len(self._batches) == 1
         self._made: tuple[Ints, Floats] | None = None
+        self._ascending: Floats | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -99,9 +100,14 @@ class Evaluation:
         return len(pairs.gallery) > 1 and all(bool((twin == twin[:1]).all()) for twin in (pairs.query_twin, pairs.gallery_twin))
 
     def parts(self) -> Iterator[Floats]:
-        """Yield the scores of all relevant pairs of this process, some at a time."""
+        """Yield the scores of all relevant pairs of this process, some at a time, ascending."""
+        if len(self._batches) == 1 and self._ascending is None:
+            self._ascending = np.sort(self._thresholds(self._batches[0])[1])
+        if self._ascending is not None:
+            yield self._ascending
+            return
         for batch in self._batches:
-            yield self._thresholds(batch)[1]
+            yield np.sort(self._thresholds(batch)[1])
 
     def _thresholds(self, batch: slice) -> tuple[Ints, Floats]:
         if self._made is not None:
@@ -157,7 +163,7 @@ class Evaluation:
     def release(self) -> None:
         """Free what only `run` and the counts need."""
         del self._estimates, self.positives, self.negatives
-        self._made = None
+        self._made = self._ascending = None
 
     def relevant_reaching(self, scores: Floats) -> Ints:
         """Return how many relevant pairs reach each of some ascending scores, after `run`."""
@@ -166,7 +172,7 @@ class Evaluation:
             return np.append(held.reach, 0)[np.searchsorted(held.scores, scores)]
         counts = np.zeros(len(scores), np.int64)
         for part in self.parts():
-            counts += len(part) - np.searchsorted(np.sort(part), scores)
+            counts += len(part) - np.searchsorted(part, scores)
         return self.vectors.processes.summed(counts) if self.vectors.processes.count > 1 else counts
 
     def _knots(self) -> Floats:
@@ -176,8 +182,10 @@ class Evaluation:
         room, processes = self.layout.knots, self.vectors.processes
         (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
         thin = max(1, math.ceil(total / room))
-        chosen = [np.sort(part)[::thin] for part in self.parts()]
-        return np.unique(processes.joined(np.concatenate(chosen)))
+        chosen = [part[::thin] for part in self.parts()]
+        if len(chosen) == 1 and processes.count == 1:
+            return _distinct(chosen[0])
+        return _distinct(np.sort(processes.joined(np.concatenate(chosen))))
 
     def _choose(self, knots: Floats) -> Collector | None:
         """Choose the precision and what is collected, by a sample of the queries of the first batch."""
@@ -209,7 +217,13 @@ class Evaluation:
         return collector(self._estimates, self.sample, wanted, some.scores)
 
 
-def rank_of_best(vectors: Vectors, relevance: Relevance, best: tuple[Floats, Ints], memory: float) -> RankBlock:
+def _distinct(ascending: Floats) -> Floats:
+    return ascending[np.append(True, ascending[1:] != ascending[:-1])[: len(ascending)]]
+
+
+def rank_of_best(
+    vectors: Vectors, relevance: Relevance, best: tuple[Floats, Ints], memory: float, precision: Precision = "float32"
+) -> RankBlock:
     """Return the rank of the best match of each query among some items, given its score; collective.
 
     Args:
@@ -217,6 +231,7 @@ def rank_of_best(vectors: Vectors, relevance: Relevance, best: tuple[Floats, Int
         relevance: Of their pairs.
         best: Of each query the highest score of its relevant items, -inf of none, and how many have it.
         memory: Budget in bytes.
+        precision: Of the products.
     """
     scores, tied = best
     some = np.isfinite(scores)
@@ -226,7 +241,9 @@ def rank_of_best(vectors: Vectors, relevance: Relevance, best: tuple[Floats, Int
     )
     if vectors.processes.count > 1:
         layout = layout._replace(kept=all(vectors.processes.gather(layout.kept)))
-    estimates = Estimates(vectors, relevance, "float32", layout, relevance.mutual)
+    if precision == "bytes" and not layout.kept:
+        precision = "float32"
+    estimates = Estimates(vectors, relevance, precision, layout, relevance.mutual)
     counter = RankCounter(estimates, np.append(0, np.cumsum(some)), scores[some])
     estimates.show(counter)
     ranks, tables = counter.ranks(), np.zeros((2, queries), np.int64)

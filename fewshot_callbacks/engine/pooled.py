@@ -30,7 +30,7 @@ from fewshot_callbacks.engine.vectors import Floats
 
 Bools = NDArray[np.bool_]
 Parts = Callable[[], Iterable[Floats]]
-"""Makes the scores of all relevant pairs of this process, some at a time."""
+"""Makes the scores of all relevant pairs of this process, some at a time, ascending."""
 
 SLACK = 1.5
 """A sample may be off by this factor."""
@@ -59,10 +59,9 @@ class Positives(NamedTuple):
         """Count the scores of all relevant pairs at some scores; one that no pair has is left out."""
         counts = np.zeros((2, len(scores) + 1), np.int64)
         for part in parts:
-            ordered = np.sort(part, kind="stable")  # which merges what is sorted already
-            counts[:, -1] += len(ordered)
-            for row, side in enumerate(("left", "right")):
-                counts[row, :-1] += len(ordered) - np.searchsorted(ordered, scores, side=side)
+            counts[:, -1] += len(part)
+            for row, at in enumerate((scores, np.nextafter(scores, np.inf))):
+                counts[row, :-1] += _reaching(part, at)
         if processes.count > 1:
             counts = processes.summed(counts)
         (reach, above), real = counts[:, :-1], counts[0, :-1] > counts[1, :-1]
@@ -83,9 +82,8 @@ class Positives(NamedTuple):
         thin, new = math.ceil(self.between[cells].sum() / room), [self.scores]
         known = np.append(self.scores, np.inf)
         for part in parts():
-            ordered = np.sort(part)
-            cell = np.searchsorted(self.scores, ordered)
-            new.append(np.unique(ordered[cells[cell] & (known[cell] != ordered)])[::thin])
+            cell = np.searchsorted(self.scores, part)
+            new.append(np.unique(part[cells[cell] & (known[cell] != part)])[::thin])
         return Positives.at(np.unique(processes.joined(np.concatenate(new))), parts(), processes)
 
 
@@ -224,6 +222,10 @@ class Negatives:
 
     def close(self, scores: Floats) -> None:
         """Make the bounds at some ascending scores equal."""
+        fewest, most = self.bounds(scores)
+        scores = scores[fewest < most]
+        if not len(scores):
+            return
         reach = self._reach(scores)
         known = scores - reach >= self.cut
         if known.any():

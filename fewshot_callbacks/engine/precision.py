@@ -20,6 +20,8 @@ OPEN_PRICE = 6.0
 20 and 3 for 128 (AMD Zen 4, one core, `close_score` beside `torch.mm` of 256 x 2,048)."""
 ROWS, COLUMNS = 64, 1024
 """Of the product that is timed."""
+LOOKED_AT = 16
+"""Of the sampled queries."""
 SLOW = 4.0
 """A product that takes so many times as long as in float32 at once is not tried again."""
 
@@ -60,7 +62,7 @@ def fastest(
         tried = [precision for precision in tried if precision != "bytes"]
     errors = [estimates.vectors.error(precision) for precision in tried]
     open_pairs, pairs = np.zeros(len(tried)), 0
-    for row, values in zip(rows, sampled, strict=True):
+    for row, values in list(zip(rows, sampled, strict=True))[:: max(1, len(rows) // LOOKED_AT)]:
         own = thresholds[start[row] : start[row + 1]]
         pairs += len(values)
         for number, error in enumerate(of_row[row] for of_row in errors):
@@ -74,5 +76,8 @@ def fastest(
         for precision, opened in zip(tried, totals[:-1], strict=True)
     ]
     everywhere = np.max(vectors.processes.gather(costs), axis=0)  # the slowest process is waited for
-    return tried[int(np.argmin(everywhere))]
+    chosen = tried[int(np.argmin(everywhere))]
+    if chosen != "bytes":
+        vectors.forget_codes()
+    return chosen
 

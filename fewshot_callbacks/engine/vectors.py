@@ -93,14 +93,16 @@ class Vectors:
         self.pairs = exact.Pairs(
             rows[0], rows[-1], squares[0], squares[-1], twins[0], twins[-1], self.kind, not double, codes, self.unit
         )
+        self._centre = np.zeros(self.dim)
         self._longest = tops[-1] * scales[1] * (1 + 1e-9) if self.kind == exact.DOT else 1.0
         if self.kind == exact.EUCLIDEAN:
             # distances do not change when all vectors move; near their centre they round less
             items = rows[-1]
             sums, counts = zip(*processes.gather((items.sum(0, dtype=np.float64), len(items))), strict=True)
-            self._centre = torch.from_numpy(sum(sums) / max(1, sum(counts)))
+            self._centre = sum(sums) / max(1, sum(counts))
             self._longest = processes.largest([float(self._lengths(-1).max(initial=0.0))])[0]
         self._remainders: list[float] = []
+        self._codes: dict[int, tuple[Operand, Floats]] = {}
 
     def _in_range(self, rows: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
         """Divide rows of float64 by powers of two where their squares leave its range; return the factor of a common one."""
@@ -133,13 +135,18 @@ class Vectors:
     def with_gallery(self, values: NDArray[Any], first: int) -> Vectors:
         """Return the same queries with other items, prepared as the own ones; the number of the first sets them apart."""
         other, square = copy(self), self._squares(values, single=self.pairs.single)
+        other._codes = {}
         other.norms, other.one_set = [self.norms[0], np.sqrt(square[:, 0])], False
         other.pairs = self.pairs._replace(gallery=values, gallery_square=square, gallery_twin=first + _twins(values))
         return other
 
     def take(self, queries: NDArray[Any], items: NDArray[Any]) -> Vectors:
         """Return some of the queries and some of the items."""
-        other, pairs = copy(self), self.pairs
+        other, pairs, one = copy(self), self.pairs, self.sides == 1
+        other._codes = {
+            side: (Operand(*(table[items if side or one else queries] for table in made)), left[items if side or one else queries])
+            for side, (made, left) in self._codes.items()
+        }
         other.norms = [self.norms[0][queries], self.norms[-1][items]]
         other.one_set = self.one_set and np.array_equal(queries, items)
         own = {name: getattr(pairs, name)[queries] for name in ("queries", "query_square", "query_twin")}
@@ -172,48 +179,50 @@ class Vectors:
 
     def operand(self, side: int, precision: Precision) -> Operand:
         """Return one whole side (0: queries, -1: gallery) as an operand."""
+        if precision == "bytes":
+            return self._coded(side)[0]
         out = self.new_operand(len(self._values(side)), precision)
         work_off(split(len(out.rows)), lambda some, _: self.fill(side, some, out.part(some)), self.threads)
         return out
 
     def fill(self, side: int, some: slice, out: Operand) -> None:
-        """Make some rows of an operand, few at a time, since they are made in float64."""
-        for part in split(some.stop - some.start, 64):
-            rows = self._placed(side, slice(some.start + part.start, some.start + part.stop))
-            if out.scale is not None:
-                self._fill_bytes(side, rows, out.part(part))
-            elif self.kind == exact.EUCLIDEAN:  # -|q - g|**2 = 2 q.g - |q|**2 - |g|**2 in one product
-                square, one = rows.square().sum(1, keepdim=True), torch.ones(len(rows), 1)
-                out.rows[part] = torch.cat((2 * rows, -square, -one) if side == 0 else (rows, one, square), 1)
-            else:
-                out.rows[part] = rows
+        """Make some rows of an operand."""
+        rows = out.rows if out.rows.dtype != torch.bfloat16 else torch.empty(out.rows.shape)
+        extra = 0 if self.kind != exact.EUCLIDEAN else 1 if side == 0 else 2
+        _place_rows(self._values(side)[some], self._centre, self._divisors(side, some), extra, rows.numpy())
+        if rows is not out.rows:
+            out.rows.copy_(rows)
 
     def _values(self, side: int) -> NDArray[Any]:
         values: NDArray[Any] = (self.pairs.queries, self.pairs.gallery)[side]
         return values
 
-    def _placed(self, side: int, some: slice) -> Tensor:
-        """Return some rows in float64 as they are multiplied."""
-        values = torch.from_numpy(self._values(side)[some]).to(torch.float64, copy=True)
-        if self.kind == exact.COSINE:
-            norms = torch.from_numpy(self.norms[side][some])[:, None]
-            return values.div_(torch.where(norms > 0, norms, 1.0))
-        if self.kind == exact.EUCLIDEAN:
-            return values.sub_(self._centre).mul_(self._scales[side])
-        return values.mul_(self._scales[side])
+    def _divisors(self, side: int, some: slice) -> Floats:
+        """Return what each row is divided by before it is multiplied: its norm for cosines, else a power of two for all."""
+        norms = self.norms[side][some]
+        return np.where(norms > 0, norms, 1.0) if self.kind == exact.COSINE else np.full(len(norms), 1 / self._scales[side])
 
-    def _fill_bytes(self, side: int, rows: Tensor, out: Operand) -> None:
-        """Round rows to integers times a scale."""
-        assert out.scale is not None
-        assert out.offset is not None
-        top = rows.abs().amax(1, keepdim=True)
-        scale = torch.where(top > 0, top / (1 if self.pairs.whole else largest_code()), 1.0)
-        scale = scale.clamp_(min=2.0**-100).float().double()  # which float32 still divides by
-        out.rows[:] = (rows / scale).round_().clamp_(-127, 127)
-        twice = 2 if self.kind == exact.EUCLIDEAN and side == 0 else 1
-        out.scale[:] = twice * scale[:, 0].numpy()
-        if self.kind == exact.EUCLIDEAN:
-            out.offset[:] = -rows.square().sum(1).numpy()
+    def _coded(self, side: int) -> tuple[Operand, Floats]:
+        """Return one whole side in bytes, and the norm of what rounding leaves of each row; made once."""
+        kept = side % self.sides
+        if kept not in self._codes:
+            out, left = self.new_operand(len(self._values(side)), "bytes"), np.empty(len(self._values(side)))
+            assert out.scale is not None
+            assert out.offset is not None
+            tables, most = (out.rows.numpy(), out.scale, out.offset), 1 if self.pairs.whole else largest_code()
+            twice = 2 if self.kind == exact.EUCLIDEAN and side == 0 else 1
+
+            def fill(some: slice, _: None) -> None:
+                own = self._values(side)[some], self._centre, self._divisors(side, some)
+                _code_rows(*own, most, twice, self.kind == exact.EUCLIDEAN, *(table[some] for table in tables), left[some])
+
+            work_off(split(len(left)), fill, self.threads)
+            self._codes[kept] = out, left * (1 + 1e-6) + 2.0**-60
+        return self._codes[kept]
+
+    def forget_codes(self) -> None:
+        """Free what was made in bytes."""
+        self._codes.clear()
 
     def error(self, precision: Precision, side: int = 0) -> Floats:
         """Return for each query, or item, how far any of its estimates can lie from the exact score.
@@ -227,7 +236,11 @@ class Vectors:
         lengths, twice = self._lengths(side), 2 if self.kind == exact.EUCLIDEAN else 1
         sizes = (lengths + self._longest) ** 2 if twice == 2 else lengths * self._longest
         if precision == "bytes":
-            own, other = self._remainder(side), self._largest_remainder()
+            own = self._coded(side)[1]
+            if not self._remainders:  # the largest of the items of all processes
+                left = self._coded(-1)[1]
+                self._remainders.append(self.processes.largest([float(left.max(initial=0.0))])[0])
+            other = self._remainders[0]
             return twice * (own * self._longest + (lengths + own) * other + 2.0**-20 * (sizes + other))
         of_sum = min(ROUNDOFF[precision], 2.0**-24) * (self.columns + 12)  # half precision is summed up in float32
         relative = 1.02 * of_sum / (1 - of_sum) + 2.0**-50
@@ -242,26 +255,13 @@ class Vectors:
             return np.ones(len(self.norms[side]))
         if self.kind == exact.DOT:
             return self.norms[side] * self._scales[side]
-        parts = [self._placed(side, some).norm(dim=1).numpy() for some in split(len(self._values(side)))]
-        return np.concatenate([np.empty(0), *parts]) * (1 + 1e-9)
-
-    def _remainder(self, side: int) -> Floats:
-        """Return the norm of what rounding a row to bytes leaves."""
         out = np.empty(len(self._values(side)))
 
         def fill(some: slice, _: None) -> None:
-            rows, made = self._placed(side, some), self.new_operand(some.stop - some.start, "bytes")
-            self._fill_bytes(-1, rows, made)
-            out[some] = (rows - made.rows.double() * torch.from_numpy(made.scale).double()[:, None]).norm(dim=1).numpy()
+            _lengths(self._values(side)[some], self._centre, self._divisors(side, some), out[some])
 
-        work_off(split(len(out), 64), fill, self.threads)
-        return out * (1 + 1e-6) + 2.0**-60
-
-    def _largest_remainder(self) -> float:
-        """Return the largest remainder of the items of all processes."""
-        if not self._remainders:
-            self._remainders.append(self.processes.largest([float(self._remainder(-1).max(initial=0.0))])[0])
-        return self._remainders[0]
+        work_off(split(len(out)), fill, self.threads)
+        return out * (1 + 1e-9)
 
     # ------------------------------------------------------------------------------------------- what a user reads
 
@@ -330,6 +330,56 @@ def estimates_of(product: Tensor, left: Operand, right: Operand, out: NDArray[An
     else:
         _scale(product.numpy(), left.scale, left.offset, right.scale, right.offset, out)
     return out
+
+
+@kernel
+def _place_rows(values, centre, divisors, extra, out):
+    """Move rows to a centre and divide them; -|q - g|**2 = 2 q.g - |q|**2 - |g|**2 in one product of two more columns.
+
+    Args:
+        values: (rows, dim).
+        centre: (dim,).
+        divisors: (rows,).
+        extra: 0: no more columns; 1: those of a query, 2: those of an item.
+        out: (rows, dim or dim + 2).
+    """
+    dim = values.shape[1]
+    for r in range(values.shape[0]):
+        square, divisor = 0.0, divisors[r]
+        for k in range(dim):
+            value = (np.float64(values[r, k]) - centre[k]) / divisor
+            square += value * value
+            out[r, k] = 2 * value if extra == 1 else value
+        if extra > 0:
+            out[r, dim], out[r, dim + 1] = (-square, -1.0) if extra == 1 else (1.0, square)
+
+
+@kernel
+def _lengths(values, centre, divisors, out):
+    for r in range(values.shape[0]):
+        square = 0.0
+        for k in range(values.shape[1]):
+            value = (np.float64(values[r, k]) - centre[k]) / divisors[r]
+            square += value * value
+        out[r] = np.sqrt(square)
+
+
+@kernel
+def _code_rows(values, centre, divisors, most, twice, squared, codes, scales, offsets, left):
+    """Round rows, moved to a centre and divided, to integers up to `most` times a scale; `left`: the norm of what that leaves."""
+    for r in range(values.shape[0]):
+        top = square = rest = 0.0
+        for k in range(values.shape[1]):
+            value = (np.float64(values[r, k]) - centre[k]) / divisors[r]
+            top, square = max(top, abs(value)), square + value * value
+        scale = np.float64(np.float32(max(top / most, 2.0**-100)))  # which float32 still divides by
+        for k in range(values.shape[1]):
+            value = (np.float64(values[r, k]) - centre[k]) / divisors[r]
+            code = min(max(np.rint(value / scale), -most), most)
+            codes[r, k] = np.int8(code)
+            rest += (value - code * scale) ** 2
+        scales[r], left[r] = twice * scale, np.sqrt(rest)
+        offsets[r] = -square if squared else 0.0
 
 
 @kernel

@@ -273,7 +273,7 @@ def _recalls(
     settings: RetrievalSettings,
 ) -> Float[Tensor, "ks queries"]:
     """Recall@K of each query of this process among the items of its group; NaN without a match, or in no group."""
-    processes, relevance = inputs.processes, done.relevance
+    processes, relevance, memory = inputs.processes, done.relevance, settings.memory_mb * 10**6
     labels, own_items = inputs.own_query_labels.numpy(), inputs.own_gallery_labels.numpy()
     items = everyone(processes, own_items)
     recalls = torch.full((len(settings.grouped_k), len(labels)), torch.nan, dtype=torch.float64)
@@ -286,7 +286,7 @@ def _recalls(
         within = Relevance(Lists.of_labels(labels[rows], items[every]), itself, codes, mutual=relevance.mutual)
         vectors = done.vectors.take(rows, mine)
         vectors.threads = 1
-        ranks = rank_of_best(vectors, within, (best[0][rows], best[1][rows]), settings.memory_mb * 10**6)
+        ranks = rank_of_best(vectors, within, (best[0][rows], best[1][rows]), memory, done.precision)
         for row, k in enumerate(settings.grouped_k):
             recalls[row, torch.from_numpy(rows)] = recall_at_k(ranks, k, settings.ties)
 

@@ -31,7 +31,9 @@ from fewshot_callbacks.engine.pooled import Positives, Wanted
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Holds = Callable[[Ints, Ints, int, float], Bools]
+Counts = Ints | Floats
+"""Exact numbers of pairs, or a sample's estimates of them."""
+Holds = Callable[[Ints, Counts, int, float], Bools]
 """Whether something holds, given how many relevant pairs and how many negatives are accepted, and how many there are of each;
 fewer negatives never hurt."""
 
@@ -44,13 +46,13 @@ CLOSED, SPACED = 2**16, 2**8
 # correctly, and counts below 2**53 are float64 numbers. Rounding is monotone, so fewer false positives never do worse.
 
 
-def precision_of(tp: Ints, fp: Ints) -> Floats:
+def precision_of(tp: Ints, fp: Counts) -> Floats:
     """Share of the accepted pairs that are relevant; 0 where none is accepted."""
     values: Floats = tp / np.maximum(tp + fp, 1)
     return values
 
 
-def false_match_rate(fp: Ints, negatives: float) -> Floats:
+def false_match_rate(fp: Counts, negatives: float) -> Floats:
     """Share of the negatives that are accepted; 0 where there are none."""
     values: Floats = fp / max(negatives, 1)
     return values
@@ -170,7 +172,7 @@ def _at_false_match_rate(rate: float) -> Question:
     return Question(lambda tp, fp, relevant, negatives: false_match_rate(fp, negatives) <= rate)
 
 
-def _equal_error(tp: Ints, fp: Ints, relevant: int, negatives: float) -> Bools:
+def _equal_error(tp: Ints, fp: Counts, relevant: int, negatives: float) -> Bools:
     """Find where no smaller share of the relevant pairs is rejected than of the others accepted."""
     held: Bools = (relevant - tp) / max(relevant, 1) >= fp / max(negatives, 1)
     return held

@@ -1,0 +1,185 @@
+"""Ranks are those of comparing the true scores of all pairs, on every road through the engine."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest
+from tests.cases import sampled_product
+from tests.engine.cases import KINDS, PRECISIONS, SIMILARITIES, cases, engines, labels_of, vectors
+from tests.engine.oracles import Truth, counted, true_scores, truth_of
+
+ROADS = (
+    {"precision": "bytes", "height": 16, "threads": 3},
+    {"precision": "bfloat16", "height": 20, "width": 40, "batch": 45},
+    {"precision": "float32", "height": 5, "threads": 2, "batch": 1},
+    {"precision": "float64", "height": 32, "threads": 2, "memory": 10**5},
+    {"precision": "float32", "memory": 10**4},
+    {"precision": "float32", "plain": True, "height": 16, "width": 48},
+    {"precision": "float64", "plain": True, "batch": 30},
+    {"request": PooledRequest((0.5,)), "collected": 4, "threads": 2},
+)
+
+
+def one_set(kind, n, dim, similarity="cosine", labels="uneven", dtype=np.float32):
+    """A set as a case."""
+    queries = torch.from_numpy(vectors(kind, n, dim).astype(np.int8 if similarity == "hamming" else dtype))
+    return {"queries": queries, "query_labels": torch.from_numpy(labels_of(labels, n)), "similarity": similarity}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cases(), engines())
+def test_counts_are_those_of_the_true_scores(case, road):
+    assert counted(case, **road) == truth_of(case).counts()
+
+
+@pytest.mark.parametrize(
+    ("kind", "similarity", "dtype"), sampled_product(KINDS, SIMILARITIES, (np.float32, np.float64), count=24)
+)
+def test_all_roads_count_alike(kind, similarity, dtype):
+    case = one_set(kind, 60, 24, similarity, dtype=dtype)
+    truth = truth_of(case).counts()
+    for road in ROADS:
+        assert counted(case, **road) == truth, road
+
+
+@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize("bits", [1, 8, 64, 100])
+def test_codes(bits, two):
+    case = one_set("codes", 70, bits, "hamming", "few")
+    if two:
+        gallery = vectors("codes", 50, bits, gallery=True).astype(np.int8)
+        case |= {"gallery": torch.from_numpy(gallery), "gallery_labels": torch.arange(50) % 7}
+    truth = truth_of(case).counts()
+    for road in ROADS:
+        assert counted(case, **road) == truth, road
+
+
+@pytest.mark.parametrize("kind", ["real", "grid"])
+def test_borders_of_runs_of_estimates_are_crossed(kind):
+    """Rows of a tile are counted 256 estimates at a time."""
+    case = one_set(kind, 620, 3, "dot")
+    truth = truth_of(case).counts()
+    for precision in PRECISIONS:
+        assert counted(case, precision=precision, height=300, width=600) == truth
+        assert counted(case, precision=precision, batch=600, threads=2) == truth
+
+
+@pytest.mark.parametrize("relevant", [63, 64, 65, 126, 127, 128, 257])
+def test_many_relevant_items(relevant):
+    """Tables hold numbers of thresholds in 8 bits where they can, and are coarser from 64 thresholds on."""
+    labels = torch.arange(2 * relevant + 2) % 2
+    queries = torch.randn(len(labels), 4) + 0.3 * labels[:, None]
+    case = {"queries": queries, "query_labels": labels, "similarity": "dot"}
+    truth = truth_of(case).counts()
+    for precision in PRECISIONS:
+        assert counted(case, precision=precision, height=100) == truth
+    assert counted(case, plain=True) == truth
+
+
+@pytest.mark.exhaustive
+def test_more_relevant_items_than_16_bits_hold():
+    """A query with 33,000 relevant items, by sorting: its scores are those of one coordinate."""
+    values = np.random.default_rng(0).permutation(66_001).astype(np.float32)
+    labels = (np.arange(66_001) < 33_000).astype(np.int64)
+    case = {
+        "queries": torch.ones(2, 1), "query_labels": torch.tensor([1, 0]), "similarity": "dot",
+        "gallery": torch.from_numpy(values[:, None]), "gallery_labels": torch.from_numpy(labels),
+    }  # fmt: skip
+    found = counted(case)
+    for query, label in enumerate((1, 0)):
+        own, others = np.sort(values[labels == label]), np.sort(values[labels != label])
+        assert found[query][0] == (len(others) - np.searchsorted(others, own)).tolist()
+        assert found[query][2] == list(range(len(own) - 1, -1, -1))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_queries_that_are_alone_do_not_hide_others(precision, plain):
+    """A query without a match has no threshold; the pair still counts for the item on its other side."""
+    case = one_set("real", 80, 8)
+    case["query_labels"] = torch.cat([torch.arange(40), torch.arange(100, 110).repeat(4)])
+    truth = truth_of(case).counts()
+    for road in ({"height": 16}, {}, {"height": 16, "batch": 30}):
+        assert counted(case, precision=precision, plain=plain, **road) == truth
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_lists_of_any_items_with_ignored_ones_and_cameras(similarity, road):
+    rng = np.random.default_rng(SIMILARITIES.index(similarity))
+    queries, items = 40, 130
+    case = {"queries": np.rint(2 * rng.normal(size=(queries, 6))), "gallery": np.rint(2 * rng.normal(size=(items, 6)))}
+    case = {name: torch.from_numpy(rows.astype(np.float32)) for name, rows in case.items()} | {"similarity": similarity}
+    case |= {"query_labels": torch.zeros(queries), "gallery_labels": torch.zeros(items)}  # lists say who is relevant
+    tables = np.zeros((2, queries, items), bool)
+    for table, most in zip(tables, (20, 30), strict=True):
+        for row in table:
+            row[rng.choice(items, rng.integers(0, most), replace=False)] = True
+    cameras, own = (rng.integers(0, 5, queries), rng.integers(0, 5, items)), rng.integers(-1, items, queries)
+    relevant, ignored = (Lists.of([rng.permutation(row.nonzero()[0]).tolist() for row in table]) for table in tables)
+    candidate = ~tables[1] & (cameras[0][:, None] != cameras[1]) & (own[:, None] != np.arange(items))
+    truth = Truth(true_scores(case["queries"], case["gallery"], similarity), tables[0], candidate)
+    relevance = Relevance(relevant, own.astype(np.int32), [cameras], ignored)
+    assert counted(case, relevance=relevance, **road) == truth.counts()
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_mutual_lists_that_are_no_classes(road):
+    """Several labels: who shares one is relevant, and a may be to b, and b to c, but a not to c."""
+    case, rng = one_set("grid", 90, 5), np.random.default_rng(0)
+    tables = np.triu(rng.random((2, 90, 90)) < [[[0.1]], [[0.05]]], 1)
+    relevant, ignored = (table | table.T for table in tables)
+    lists = [Lists.of([row.nonzero()[0].tolist() for row in table]) for table in (relevant, ignored)]
+    relevance = Relevance(lists[0], np.arange(90, dtype=np.int32), (), lists[1], mutual=True)
+    scores = true_scores(case["queries"].numpy(), case["queries"].numpy(), "cosine")
+    truth = Truth(scores, relevant, ~ignored & ~np.eye(90, dtype=bool))
+    assert counted(case, relevance=relevance, **road) == truth.counts()
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_some_queries_of_a_set(road):
+    """Each of them is an item of the gallery, and no candidate for itself."""
+    whole, own = one_set("repeated", 100, 4), np.array([3, 4, 50, 51, 52, 99], np.int32)
+    whole["query_groups"] = torch.arange(100) % 30
+    labels = whole["query_labels"]
+    case = whole | {"queries": whole["queries"][own], "gallery": whole["queries"], "gallery_labels": labels}
+    case |= {"query_labels": labels[own], "query_groups": whole["query_groups"][own]}
+    groups = [(case["query_groups"].numpy(), whole["query_groups"].numpy())]
+    relevance = Relevance(Lists.of_labels(labels[own].numpy(), labels.numpy()), own, groups)
+    truth = truth_of(whole).counts()
+    found = counted(case | {"gallery_groups": whole["query_groups"]}, relevance=relevance, **road)
+    assert found == {number: truth[query] for number, query in enumerate(own.tolist())}
+
+
+@pytest.mark.parametrize("scale", [2.0**-1030, 5e-324 * 2**40, 1e300])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_the_ends_of_float64(scale, similarity):
+    case = one_set("real", 40, 8, similarity, "few", np.float64)
+    case["queries"] = case["queries"] * scale
+    nearer = np.ldexp(case["queries"].numpy(), 1000 if scale < 1 else -1000)  # where products are float64 numbers
+    truth = truth_of(case, true_scores(nearer, nearer, similarity)).counts()
+    for precision in PRECISIONS:
+        assert counted(case, precision=precision, height=16) == truth
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_thresholds_as_far_away_as_an_estimate_can_be_off(precision, similarity):
+    """Candidates at the error of the precision from the one threshold, a little nearer and a little further."""
+    roundoff = {"bytes": 2.0**-7, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}[precision]
+    step = np.array([0.0, 1e-9, 0.25, 0.5, 0.99, 1.0, 1.01, 1.5, 2.0, 2.1, 3.1, 4.0, 8.0, 15.0, 20.0])
+    value = np.concatenate([[0.5, 0.5, 0.125], 0.5 + roundoff * np.concatenate([-step, step])])
+    gallery = np.stack([value, np.sqrt((1 - value * value).clip(0)), 0 * value], 1)
+    case = {
+        "queries": torch.tensor([[1.0, 0.0, 0.0]] * 4, dtype=torch.float64), "similarity": similarity,
+        "query_labels": torch.tensor([0, 0, 0, 1]), "gallery": torch.from_numpy(gallery),
+        "gallery_labels": torch.cat([torch.tensor([0, 1, 0]), torch.full((2 * len(step),), 2)]),
+    }  # fmt: skip
+    for dtype in (torch.float64, torch.float32):
+        case |= {"queries": case["queries"].to(dtype), "gallery": case["gallery"].to(dtype)}
+        truth = truth_of(case).counts()
+        for plain in (False, True):
+            assert counted(case, precision=precision, plain=plain) == truth
