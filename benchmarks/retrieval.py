@@ -30,7 +30,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -181,29 +180,16 @@ def product(dtype: torch.dtype, tf32: bool = False) -> Callable[[Data, Setting],
     return prepare
 
 
-def ours(
-    precision: str | None = None, kernel: str | None = None, two_sets: bool = False
-) -> Callable[[Data, Setting], Ready]:
-    """`evaluate_retrieval` with all its default metrics."""
-
-    def forced() -> AbstractContextManager[object]:
-        if precision is not None:
-            return _engine(first_precision=_precision(precision))
-        if kernel is not None:
-            return _engine(kernel=kernel)
-        return nullcontext()
+def ours(two_sets: bool = False, **engine: Any) -> Callable[[Data, Setting], Ready]:
+    """`evaluate_retrieval` with all its default metrics, and with these `engine_options`."""
 
     def prepare(data: Data, setting: Setting) -> Ready:
         from fewshot_callbacks import evaluate_retrieval  # noqa: PLC0415
-        from fewshot_callbacks.engine.options import compiled_kernels  # noqa: PLC0415
+        from fewshot_callbacks.engine.options import engine_options  # noqa: PLC0415
+        from fewshot_callbacks.engine.vectors import largest_code  # noqa: PLC0415
 
-        if kernel is None and setting.device == "cpu" and compiled_kernels() is None:
-            raise UnavailableError("the compiled kernel cannot be loaded, and so nothing would be measured of it")
-        try:
-            with forced():
-                pass
-        except (ValueError, NotImplementedError) as error:
-            raise UnavailableError(str(error)) from None
+        if engine.get("precision") == "bytes" and not largest_code():
+            raise UnavailableError("torch has no exact products of bytes here")
         options: dict[str, Any] = {}
         if setting.budget_mb is not None:
             options["memory_mb"] = setting.budget_mb
@@ -219,7 +205,7 @@ def ours(
             options |= {"query_ids": ids, "gallery_ids": ids}
 
         def run() -> Values:
-            with forced():
+            with engine_options(**engine):
                 report = evaluate_retrieval(data.embeddings, data.labels, **options)
             return {"mAP": report.mAP, "MAP@R": report.map_at_r}
 
@@ -372,14 +358,14 @@ ROWS = {
         Row("floor-tf32", "the same in TF32", product(torch.float32, tf32=True), cuda=True, cpu=False),
         Row("floor-half", "the same in bfloat16", product(torch.bfloat16), cuda=True),
         Row("ours-auto", "evaluate_retrieval, all metrics", ours(), cuda=True),
-        Row("ours-bytes", "the same, first precision bytes", ours("bytes")),
-        Row("ours-bfloat16", "the same, first precision bfloat16", ours("bfloat16"), cuda=True),
-        Row("ours-float32", "the same, first precision float32", ours("float32"), cuda=True),
-        Row("ours-float64", "the same, first precision float64", ours("float64"), cuda=True),
+        Row("ours-bytes", "the same, products of bytes", ours(precision="bytes")),
+        Row("ours-bfloat16", "the same, products in bfloat16", ours(precision="bfloat16"), cuda=True),
+        Row("ours-float32", "the same, products in float32", ours(precision="float32"), cuda=True),
+        Row("ours-float64", "the same, products in float64", ours(precision="float64"), cuda=True),
         Row("ours-two-sets", "the same, queries and gallery given apart", ours(two_sets=True), cuda=True),
-        Row("ours-pytorch", "the same, counting in plain PyTorch", ours(kernel="pytorch"), cuda=True),
+        Row("ours-plain", "the same, counting by PyTorch operations, as on a GPU", ours(plain=True)),
         Row("grouped", "grouped_recall alone, groups of 10 classes", grouped),
-        Row("codes", "evaluate_retrieval of their signs, packed to bits", binary_codes),
+        Row("codes", "evaluate_retrieval of their signs", binary_codes),
         Row("argsort", "rows sorted in chunks, mAP alone", argsort, cuda=True),
         Row("topk", "the R nearest of each row in chunks, MAP@R alone", topk, cuda=True),
         Row("pml", "pytorch-metric-learning, k=None", metric_learning(None), 95, 20_000),
@@ -395,23 +381,6 @@ GROUPS = {
     "ours": [name for name in ROWS if name.startswith("ours")],
     "peers": ["pml", "pml-torch", "pml-max-bin", "torchmetrics", "sklearn", "oml"],
 }
-
-
-def _engine(**options: Any) -> AbstractContextManager[object]:
-    from fewshot_callbacks.engine.options import engine_options  # noqa: PLC0415
-
-    return engine_options(**options)
-
-
-def _precision(name: str) -> Any:
-    from fewshot_callbacks.engine.precision import Precision  # noqa: PLC0415
-
-    return {
-        "bytes": Precision.BYTES,
-        "bfloat16": Precision.HALF,
-        "float32": Precision.FLOAT32,
-        "float64": Precision.FLOAT64,
-    }[name]
 
 
 def _needed(module: str, package: str) -> Any:
@@ -495,11 +464,8 @@ def measure(
     def placed(data: Data) -> Data:  # ours takes what lies on the CPU, as a user has it after predict
         return data if row.name.startswith("ours") else Data(data.embeddings.to(device), data.labels.to(device))
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for warm in stored["warm"] if row.name.startswith("ours") else stored["warm"][:1]:
-            row.prepare(placed(warm), setting._replace(progress=False))()
-    slower = [str(warning.message) for warning in caught if "falls back to" in str(warning.message)]
+    for warm in stored["warm"] if row.name.startswith("ours") else stored["warm"][:1]:
+        row.prepare(placed(warm), setting._replace(progress=False))()
     warm_seconds = time.perf_counter() - began
     data = placed(stored["data"])
     on_device = data.embeddings.to(device)
@@ -532,7 +498,6 @@ def measure(
         "ratios": ratios,
         "floors": floors,
         "warm_up_seconds": warm_seconds,
-        "note": " ".join(slower[:1]),
     }
 
 

@@ -1,6 +1,9 @@
-"""Imports run one way between the layers of the package, the engine is entered by its door, and tests mirror both."""
+"""Imports run one way between the layers of the package and inside the engine, which stays small; tests mirror both."""
 
 import ast
+import io
+import itertools
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -89,14 +92,17 @@ BEHAVIOURS = {
 
 
 def test_every_test_file_is_named_after_a_module():
-    """`test_module.py` or, for a part of it, `test_module_part.py`, in the folder of the module."""
+    """`test_module.py` or, for a part of it, `test_module_part.py`, in the folder of the module.
+
+    Tests of the engine are named after what it does, whichever of its modules do it.
+    """
     behaviours = {(folder, name) for folder, names in BEHAVIOURS.items() for name in names}
     wrong = []
     for file in TEST_FILES:
         folder, name = file.parent.relative_to(TESTS), file.stem.removeprefix("test_")
         where = PACKAGE / folder if (PACKAGE / folder).is_dir() and folder != Path() else ROOT / folder
         modules = [part.stem.strip("_") for part in where.glob("*.py")] + [part.name for part in where.glob("*/")]
-        if folder == Path() or any(name == module or name.startswith(f"{module}_") for module in modules):
+        if folder in (Path(), Path("engine")) or any(name == module or name.startswith(f"{module}_") for module in modules):
             continue
         if (str(folder), name) not in behaviours:
             wrong.append(str(file.relative_to(ROOT)))
@@ -132,41 +138,14 @@ TESTED_WITH = {
     "data/icons/drawing": "data/icons/test_data_module",
     "data/icons/sheet": "data/icons/test_data_module",
     "data/icons/splits": "data/icons/test_data_module",
-    "distributed/processes": "engine/test_exchange",
-    "engine/blocks": "engine/test_ranking_pass",
-    "engine/codes/hamming_kernel": "engine/codes/test_hamming_pass",
-    "engine/cpu/count_kernels": "engine/cpu/test_tiles",
-    "engine/cpu/counter": "engine/cpu/test_tiles",
-    "engine/cpu/first_precision": "engine/pooled/test_recount",
-    "engine/cpu/products": "engine/cpu/test_tiles",
-    "engine/cuda/counter": "engine/cuda/test_tiles",
-    "engine/matrix": "engine/test_exchange",
-    "engine/open_pass": "engine/test_ranking_pass",
-    "engine/options": "engine/test_ranking_pass",
-    "engine/pooled/bins": "engine/pooled/test_intervals",
-    "engine/pooled/bounds": "engine/pooled/test_recount",
-    "engine/pooled/first_counts": "engine/pooled/test_histogram",
-    "engine/pooled/record": "engine/pooled/test_highest",
-    "engine/pooled/refine": "engine/pooled/test_recount",
-    "engine/pooled/relevant_pairs": "engine/pooled/test_recount",
-    "engine/pooled/tally": "engine/pooled/test_highest",
-    "engine/pytorch/tile": "engine/pytorch/test_count",
-    "engine/pytorch/tiles": "engine/pytorch/test_count",
-    "engine/ranks": "engine/test_exchange",
-    "engine/scores/bounds": "engine/scores/test_products",
-    "engine/scores/compare": "engine/scores/test_exact",
-    "engine/scores/pairs": "engine/scores/test_products_of_pairs",
-    "engine/scores/similarity": "engine/scores/test_exact",
-    "engine/scores/vectors": "engine/scores/test_units",
-    "engine/thresholds": "engine/test_relevant_scores",
-    "engine/tile_maker": "engine/pytorch/test_count",
+    "distributed/processes": "distributed/test_torch_distributed",
+    "functional/_codes": "functional/retrieval/test_settings",
     "functional/_scatter_kernel": "functional/test_variance_ratio",
     "functional/_tensors": "functional/test_inputs",
     "functional/neighbours/inputs": "functional/neighbours/test_nearest",
     "functional/retrieval/label_groups": "functional/retrieval/test_grouped_recall",
     "functional/retrieval/query_metrics": "functional/retrieval/test_evaluate",
     "functional/retrieval/report": "functional/retrieval/test_evaluate",
-    "functional/retrieval/threshold_rules": "functional/retrieval/test_operating_points",
     "functional/retrieval/threshold_search": "functional/retrieval/test_operating_points",
     "losses/histograms": "losses/test_average_precision",
     "metrics/_class_moments": "metrics/test_discriminant_ratio",
@@ -188,7 +167,7 @@ def test_every_module_has_a_test_file():
     without = set()
     for file in PACKAGE.rglob("*.py"):
         folder, name = file.parent.relative_to(PACKAGE), file.stem.strip("_")
-        if file.stem != "__init__" and not list((TESTS / folder).glob(f"test_{name}*.py")):
+        if folder != Path("engine") and file.stem != "__init__" and not list((TESTS / folder).glob(f"test_{name}*.py")):
             without.add(str(folder / file.stem))
     assert without == set(TESTED_WITH)
     assert {test for test in TESTED_WITH.values() if not (TESTS / f"{test}.py").is_file()} == set()
@@ -210,88 +189,97 @@ def test_every_test_file_says_what_it_holds():
     assert [file for file in TEST_FILES if not ast.get_docstring(ast.parse(file.read_text()))] == []
 
 
-DOORS = {
-    "engine": PACKAGE / "engine/__init__.py",
-    "engine.budget": PACKAGE / "engine/budget.py",
-    "engine.codes": PACKAGE / "engine/codes/__init__.py",
-    "engine.neighbours": PACKAGE / "engine/neighbours/__init__.py",
-    "engine.options": PACKAGE / "engine/options.py",
-    "engine.pooled": PACKAGE / "engine/pooled/__init__.py",
-    "engine.scores": PACKAGE / "engine/scores/__init__.py",
-}
-"""What may be imported from the engine outside of it, and where it says which names."""
+ENGINE = PACKAGE / "engine"
+LINE = (
+    *("options", "compiled", "threads", "exact", "vectors", "relevance", "layout", "counting", "visits"),
+    *("device", "tiles", "ranks", "collecting", "pooled", "distinct", "precision", "evaluation", "nearest"),
+)
+"""The modules of the engine in an order in which each imports those before it alone: so it can be read."""
 
-MOST_NAMES = 7
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_ARGUMENTS_OF_A_LOOP = 2600, 60, 10
+"""What the engine had when it was as small as it could be made. Whoever needs more may look first for what can go."""
 
-
-def names_of(door):
-    """The names that a door lists in `__all__`."""
-    for node in ast.parse(DOORS[door].read_text()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
-            return ast.literal_eval(node.value)
-    raise AssertionError(f"{door} lists no names")
+DECORATORS = {"kernel", "inlined", "always_inlined", "allocating", "any_order"}
+"""Of the functions that are compiled."""
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_door_of_the_engine_has_few_names(door):
-    names = names_of(door)
-    assert len(names) <= MOST_NAMES
-    assert not [name for name in names if not any(name in imported_from(door, file) for file in outside())], (
-        "nobody asks"
-    )
+def code_lines(text):
+    """Numbers of the lines with code: no blank lines, no comments and no docstrings of modules, classes and functions."""
+    code, docstrings = set(), set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    layout = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in layout:
+            code |= set(range(token.start[0], token.end[0] + 1))
+    return code - docstrings
 
 
-def outside():
-    """The modules of the package outside the engine, the benchmarks and the tools."""
-    own = [file for file in PACKAGE.rglob("*.py") if file.relative_to(PACKAGE).parts[0] != "engine"]
-    return [*own, *ROOT.glob("benchmarks/*.py"), *ROOT.glob("tools/**/*.py")]
+def functions_of_the_engine():
+    """(file, function, its lines of code) of every function and method."""
+    for file in ENGINE.glob("*.py"):
+        text = file.read_text()
+        code = code_lines(text)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                yield file.stem, node, sum(node.lineno <= line <= node.end_lineno for line in code)
 
 
-def imported_from(door, file):
-    """The names that a file imports from a door."""
-    return [
-        alias.name
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module == f"fewshot_callbacks.{door}"
-        for alias in node.names
-    ]
-
-
-def test_the_engine_is_entered_by_its_doors():
-    inner = [
+def test_modules_of_the_engine_form_a_line():
+    assert {file.stem for file in ENGINE.rglob("*.py")} - {"__init__"} == set(LINE)
+    wrong = [
         f"{file} imports {module}"
         for file, layer, module in imports()
-        if layer != "engine" and module.startswith("engine") and module not in DOORS
-    ]
-    assert not inner
-    wrong = [
-        f"{file} imports {name} from {door}"
-        for door in DOORS
-        for file in outside()
-        if file.is_relative_to(PACKAGE)
-        for name in imported_from(door, file)
-        if name not in names_of(door)
+        if layer == "engine" and module.startswith("engine.")
+        if LINE.index(module.split(".")[1]) >= LINE.index(file.stem)
     ]
     assert not wrong
 
 
-def test_rooms_of_the_engine_do_not_import_the_pass():
-    below = (
-        "engine/pooled/histogram",
-        "engine/pooled/recount",
-        "engine/cpu",
-        "engine/cuda",
-        "engine/pytorch",
-        "engine/scores",
-    )
+def test_nobody_imports_what_is_private_to_a_module_of_the_engine():
     wrong = [
-        f"{file} imports {module}"
-        for file, _, module in imports()
-        if str(file).startswith(below) and module == "engine.ranking_pass"
+        f"{file.relative_to(ROOT)} imports {alias.name} from {node.module}"
+        for file in [*PACKAGE.rglob("*.py"), *TESTS.rglob("*.py"), *ROOT.glob("benchmarks/*.py")]
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fewshot_callbacks.engine")
+        for alias in node.names
+        if alias.name.startswith("_")
     ]
     assert not wrong
 
 
-def test_the_engine_asks_no_protocol_at_run_time():
-    for file in (PACKAGE / "engine").rglob("*.py"):
-        assert "runtime_checkable" not in file.read_text(), file
+def test_the_engine_stays_small():
+    assert sum(len(code_lines(file.read_text())) for file in ENGINE.glob("*.py")) <= MOST_LINES
+
+
+def test_functions_of_the_engine_stay_short():
+    long = [f"{file}.{node.name}: {lines}" for file, node, lines in functions_of_the_engine()]
+    assert not [name for name in long if int(name.split(": ")[1]) > MOST_LINES_OF_A_FUNCTION]
+
+
+def test_compiled_loops_have_few_arguments():
+    compiled = [
+        (file, node)
+        for file, node, _ in functions_of_the_engine()
+        if DECORATORS & {ast.unparse(decorator) for decorator in node.decorator_list}
+    ]
+    assert len(compiled) > 20
+    assert not [f"{file}.{node.name}" for file, node in compiled if len(node.args.args) > MOST_ARGUMENTS_OF_A_LOOP]
+
+
+def test_the_engine_says_why():
+    """Each module says what it is for; each number that somebody chose has its reason beside it."""
+    without = []
+    for file in (ENGINE / f"{name}.py" for name in LINE):
+        text = file.read_text()
+        lines, body = text.split("\n"), ast.parse(text).body
+        assert ast.get_docstring(ast.parse(text)), file
+        for node, following in itertools.pairwise([*body, None]):
+            numbers = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and type(part.value) in (int, float)]
+            if not isinstance(node, ast.Assign) or not numbers or not ast.unparse(node.targets[0]).isupper():
+                continue
+            said = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            if not said and "#" not in lines[node.lineno - 1] and not lines[node.lineno - 2].startswith("#"):
+                without.append(f"{file.stem}: {lines[node.lineno - 1]}")
+    assert not without

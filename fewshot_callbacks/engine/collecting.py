@@ -17,6 +17,7 @@ from fewshot_callbacks.engine.tiles import Estimates, Tile
 from fewshot_callbacks.engine.vectors import Floats
 
 HISTOGRAM_BINS = 2**15
+"""What is not collected is known up to the pairs of a bin or two; so many counters stay in the cache of a core."""
 STEP = 32
 """Estimates of a row that are compared with the cut at once, before they are looked at one by one."""
 

@@ -9,17 +9,17 @@ try:
     import numba
 except Exception as error:  # numba fails in many ways: not installed, or for another Python, NumPy or processor
     raise ImportError(
-        f"fewshot_callbacks counts with loops that numba compiles, and numba cannot be loaded ({type(error).__name__}: {error}). "
-        "Run pip install -U numba."
+        "fewshot_callbacks needs numba, which compiles its loops, and it cannot be loaded "
+        f"({type(error).__name__}: {error}). Run pip install -U numba."
     ) from error
 
-# Without reference counts (`_nrt=False`): numba counts references to the fields of a tuple atomically, which took half of the
-# time of the counting loop. `error_model="numpy"`: a division by zero is checked for nowhere.
+# Without reference counts (`_nrt=False`): numba counts references to the fields of a tuple atomically, which took half
+# of the time of the counting loop. `error_model="numpy"`: a division by zero is checked for nowhere.
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
 
 def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that compiles a function when it is first called, and keeps the result on disk where it can."""
+    """Return a decorator that compiles a function at its first call, and keeps the result on disk where it can."""
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:

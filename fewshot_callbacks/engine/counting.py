@@ -5,18 +5,20 @@
 - `hits[k]` candidates lie above exactly the k lowest thresholds, so `hits[k + 1:].sum()` lie above t[k];
 - `ties` is a difference array: `ties[:k + 1].sum()` candidates tie with t[k].
 
-With thresholds 0.2, 0.5, 0.5 and candidates 0.1, 0.5, 0.6, 0.9: hits = [1, 1, 0, 2] and ties = [0, 1, 0, -1]. Above t[0] lie
-1 + 0 + 2 = 3, above t[1] lie 0 + 2 = 2; with t[0] ties none, with t[1] and t[2] one each.
+With thresholds 0.2, 0.5, 0.5 and candidates 0.1, 0.5, 0.6, 0.9: hits = [1, 1, 0, 2] and ties = [0, 1, 0, -1]. Above
+t[0] lie 1 + 0 + 2 = 3, above t[1] lie 0 + 2 = 2; with t[0] ties none, with t[1] and t[2] one each.
 
-How an estimate is placed without a search: the interval from the lowest to the highest threshold is cut into bins. A table says
-for each bin how many thresholds lie below it, or, as a complement (~k), that some threshold is near, the first of them t[k]:
+How an estimate is placed without a search: the interval from the lowest to the highest threshold is cut into bins. A
+table says for each bin how many thresholds lie below it, or, as a complement (~k), that some threshold is near, the
+first of them t[k]:
 
         bins   |  0  |  1  |  2  |  3  |  4  |  5  |
   thresholds         t0-+-t0       t1 t2               (with the margin of an estimate around each)
        table   |  0  | ~0  |  1  | ~1  | ~1  |  3  |
 
-An estimate and a threshold are put into bins by the same monotone arithmetic, so rounding cannot turn them around. A candidate
-whose estimate lies within its margin of a threshold is placed by its score: in float64, and where that is too close, exactly.
+An estimate and a threshold are put into bins by the same monotone arithmetic, so rounding cannot turn them around. A
+candidate whose estimate lies within its margin of a threshold is placed by its score: in float64, and where that is
+too close, exactly.
 """
 
 from __future__ import annotations
@@ -36,7 +38,10 @@ MARGIN = 1 + 1e-6
 
 
 class Side(NamedTuple):
-    """Thresholds of some queries, and counters; of query i they begin at `start[i]`, of counters and tables at `start[i] + i`."""
+    """Thresholds of some queries, and counters.
+
+    Thresholds of query i begin at `start[i]`, its counters and its table at `start[i] + i`.
+    """
 
     start: Any  # (queries + 1,)
     thresholds: Any  # ascending for each query
@@ -98,7 +103,10 @@ def _below(thresholds, value):
 
 @kernel
 def place_by_score(pairs, i, j, estimate, thresholds, hits, ties, work):
-    """Count a candidate whose estimate lies too close to a threshold; the score of the last equal pair is remembered."""
+    """Count a candidate whose estimate lies too close to a threshold.
+
+    The score of the last pair is remembered, for one of equal rows.
+    """
     last, query, item = work[4], pairs.query_twin[i], pairs.gallery_twin[j]
     score, error = last[2], 0.0
     known = last[0] == query and last[1] == item
@@ -130,7 +138,9 @@ def count_tile(estimates, first_row, first_column, side, shared, pairs, run, bin
         side: Thresholds and counters.
         shared: All queries have the thresholds of query 0.
         pairs: The vectors.
-        run: (RUN,) to work in, like `bins_of` and `work`.
+        run: (RUN,) to work in.
+        bins_of: (RUN,) to work in.
+        work: Of `exact.workspace`.
     """
     height, width = estimates.shape
     opened = 0
@@ -223,12 +233,14 @@ def threshold_scores(part, relevant, rules, queries, offset, once, out, work):
 
 @kernel
 def mirror_scores(relevant, offset, first, last, out):
-    """Copy the scores of one set from where the pair was made for the other item; numbers of items are those of queries."""
+    """Copy the scores of one set from where the pair was made for the other item."""
     for i in range(first, last):
         for p in range(relevant.start[i], relevant.stop[i]):
             j, at = relevant.items[p], offset[i] + p - relevant.start[i]
             if j < i:
-                out[at] = out[offset[j] + place(relevant.items, relevant.start[j], relevant.stop[j], i) - relevant.start[j]]
+                out[at] = out[
+                    offset[j] + place(relevant.items, relevant.start[j], relevant.stop[j], i) - relevant.start[j]
+                ]
 
 
 @allocating

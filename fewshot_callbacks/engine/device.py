@@ -1,7 +1,7 @@
 """What observers do with a tile that is a tensor on a device: the same counts, by PyTorch operations.
 
-Products stay on the device; what comes to the CPU are counters, the pairs whose estimates lie too close to a threshold, which
-the compiled loops decide, and pairs that were collected. Any device of PyTorch will do, the CPU too.
+Products stay on the device; what comes to the CPU are counters, the pairs whose estimates lie too close to a
+threshold, which the compiled loops decide, and pairs that were collected. Any device of PyTorch will do, the CPU too.
 """
 
 from __future__ import annotations
@@ -70,7 +70,11 @@ def count(
     hits = torch.zeros(len(rows), thresholds.shape[1] + 1, dtype=torch.int64, device=estimates.device)
     opened: list[tuple[Tensor, Tensor, Tensor]] = []
     if shared or number * SURVIVING > estimates.numel():
-        low = torch.searchsorted(thresholds, estimates - margin) if not shared else _search(thresholds, estimates - margin)
+        low = (
+            torch.searchsorted(thresholds, estimates - margin)
+            if not shared
+            else _search(thresholds, estimates - margin)
+        )
         high = (
             torch.searchsorted(thresholds, estimates + margin, right=True)
             if not shared
@@ -103,7 +107,7 @@ def _padded(side: Side, rows: NDArray[Any], estimates: Tensor) -> tuple[Tensor, 
     values = np.where(np.arange(width) < sizes[:, None], side.thresholds[at] if width else 0.0, np.inf)
     margin = np.where(sizes > 0, side.margin[rows], 0.0)
     # in float64: thresholds in the precision of the estimates would be moved
-    return tuple(torch.from_numpy(table).to(estimates.device) for table in (values, margin[:, None]))
+    return torch.from_numpy(values).to(estimates.device), torch.from_numpy(margin[:, None]).to(estimates.device)
 
 
 def _search(thresholds: Tensor, values: Tensor, *, right: bool = False) -> Tensor:

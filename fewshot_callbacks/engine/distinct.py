@@ -1,16 +1,14 @@
 """Few distinct rows: every score of two of them is made exactly, once, and stands for all pairs of such rows.
 
-How many negatives score higher is then how many items do, less the relevant items and the query itself, whose scores are known.
-Nothing else of the engine knows that rows are repeated.
+How many negatives score higher is then how many items do, less the relevant items and the query itself, whose scores
+are known. Nothing else of the engine knows that rows are repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.exact import exact_scores, workspace
 from fewshot_callbacks.engine.pooled import Parts
@@ -68,13 +66,10 @@ class DistinctRows:
         """Return the ranks of some queries with these thresholds."""
         reach, above = np.empty((2, len(scores)), np.int64)
 
-        def count(query: int, _: Any) -> None:
-            row, own = self._row[batch.start + query], slice(start[query], start[query + 1])
-            reach[own] = self._reaching[row][np.searchsorted(self._values[row], scores[own])]
-            above[own] = self._reaching[row][np.searchsorted(self._values[row], scores[own], side="right")]
-
-        for query in range(len(start) - 1):
-            count(query, None)
+        for number, row in enumerate(self._row[batch]):
+            some = slice(start[number], start[number + 1])
+            reach[some] = self._reaching[row][np.searchsorted(self._values[row], scores[some])]
+            above[some] = self._reaching[row][np.searchsorted(self._values[row], scores[some], side="right")]
         query = np.repeat(np.arange(len(start) - 1), np.diff(start))
         new = np.append(True, (scores[1:] != scores[:-1]) | (query[1:] != query[:-1]))[: len(scores)]
         first = np.flatnonzero(new)

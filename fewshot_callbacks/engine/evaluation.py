@@ -30,7 +30,8 @@ DISTINCT_SHARE = 0.25
 """Share of the budget that scores of distinct rows may take."""
 
 Foresee = Callable[[Positives, Floats, float], Sequence[Wanted]]
-"""Returns what questions will need, given some relevant pairs, how many negatives reach each, and how many there are."""
+"""Returns what questions will need, given some relevant pairs, how many negatives reach each, and how many there
+are."""
 
 
 @dataclass
@@ -58,7 +59,7 @@ class Evaluation:
     precision: Precision = "float32"
     best: tuple[Floats, Ints] = field(init=False)
     """of each query the highest score of its relevant items, -inf of none, and how many have it, after `run`"""
-    sample: Sample = Sample(np.empty(0), 0.0)
+    sample: Sample = field(init=False)
     """of the negatives"""
 
     def __post_init__(self) -> None:
@@ -85,6 +86,7 @@ class Evaluation:
         self._batches = batches + [slice(len(pairs.queries), len(pairs.queries))] * (max(number) - len(batches))
         self.layout = self.layout._replace(kept=all(kept), knots=min(knots), collected=min(collected))
         self._mutual = relevance.mutual and len(self._batches) == 1
+        self.sample = Sample(np.empty(0), 0.0)
         self._made: tuple[Ints, Floats] | None = None
         self._ascending: Floats | None = None
 
@@ -97,7 +99,9 @@ class Evaluation:
     def collapsed(self) -> bool:
         """Whether all queries are equal, and all items, of which there are several."""
         pairs = self.vectors.pairs
-        return len(pairs.gallery) > 1 and all(bool((twin == twin[:1]).all()) for twin in (pairs.query_twin, pairs.gallery_twin))
+        return len(pairs.gallery) > 1 and all(
+            bool((twin == twin[:1]).all()) for twin in (pairs.query_twin, pairs.gallery_twin)
+        )
 
     def parts(self) -> Iterator[Floats]:
         """Yield the scores of all relevant pairs of this process, some at a time, ascending."""
@@ -142,8 +146,8 @@ class Evaluation:
                 del ranking
             best.append(ranks.best())
             yield from ranks.blocks(batch.start, self.layout.ranked)
-        scores, tied = zip(*best, strict=True)
-        self.best = np.concatenate(scores), np.concatenate(tied)
+        highest, tied = zip(*best, strict=True)
+        self.best = np.concatenate(highest), np.concatenate(tied)
         if self.progress is not None:
             self.progress(*[len(vectors.pairs.queries) * self._estimates.items] * 2)
         if self.foresee is not None:
@@ -200,7 +204,8 @@ class Evaluation:
         if named is None and estimates.pairs >= SAMPLED_FROM:
             start, scores = self._thresholds(batch)
             named = fastest(estimates, start, scores, rows, sampled)
-        if named == "bytes" and "bytes" not in self.vectors.precisions():
+        # products of bytes are made on the CPU, of operands that are kept
+        if named == "bytes" and (self.device or not estimates.layout.kept or "bytes" not in self.vectors.precisions()):
             named = "float32"
         self.precision = named or "float32"
         self._estimates = estimates.in_precision(self.precision)
@@ -218,7 +223,8 @@ class Evaluation:
 
 
 def _distinct(ascending: Floats) -> Floats:
-    return ascending[np.append(True, ascending[1:] != ascending[:-1])[: len(ascending)]]
+    distinct: Floats = ascending[np.append(True, ascending[1:] != ascending[:-1])[: len(ascending)]]
+    return distinct
 
 
 def rank_of_best(
@@ -237,7 +243,14 @@ def rank_of_best(
     some = np.isfinite(scores)
     queries, items = len(scores), len(vectors.pairs.gallery)
     layout = plan_layout(
-        memory, queries, items, vectors.columns, queries, sides=vectors.sides, threads=vectors.threads, options=current_options()
+        memory,
+        queries,
+        items,
+        vectors.columns,
+        queries,
+        sides=vectors.sides,
+        threads=vectors.threads,
+        options=current_options(),
     )
     if vectors.processes.count > 1:
         layout = layout._replace(kept=all(vectors.processes.gather(layout.kept)))

@@ -1,12 +1,13 @@
 """The exact score of a pair: the true cosine, dot product or distance of two rows, rounded once to float64.
 
-A sum of products is kept together with the sum of its rounding errors (Dot2; Ogita, Rump and Oishi, "Accurate sum and dot product",
-2005), which gives about 106 bits and a bound on what is still missing. Where that bound leaves two float64 numbers possible
-(Ziv's test), the sum is made once more without any rounding (Shewchuk 1997). So the score depends on the two rows alone: not on
-the order of summation, the tile, the thread or the process; it is symmetric, and equal rows tie.
+A sum of products is kept together with the sum of its rounding errors (Dot2; Ogita, Rump and Oishi, "Accurate sum and
+dot product", 2005), which gives about 106 bits and a bound on what is still missing. Where that bound leaves two
+float64 numbers possible (Ziv's test), the sum is made once more without any rounding (Shewchuk 1997). So the score
+depends on the two rows alone: not on the order of summation, the tile, the thread or the process; it is symmetric,
+and equal rows tie.
 
-All sums run in `LANES` interleaved lanes, which the compiler turns into vector instructions: any pair costs the same, wherever
-its rows lie, and nothing is transposed or batched.
+All sums run in `LANES` interleaved lanes, which the compiler turns into vector instructions: any pair costs the same,
+wherever its rows lie, and nothing is transposed or batched.
 
 | bound | where it comes from |
 | --- | --- |
@@ -29,7 +30,9 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.compiled import any_order, inlined, kernel
 
 COSINE, DOT, EUCLIDEAN = 0, 1, 2
+"""Kinds of a score, as the compiled loops read them."""
 LANES = 32
+"""Eight vector registers of AVX2, four of AVX-512: enough additions at once that none waits for the one before."""
 PARTIALS = 64
 """Room for an exact sum: float64 spans 2,100 bits, which are at most 40 numbers that do not overlap."""
 
@@ -274,7 +277,10 @@ def _plain_sum(left, right, distance):
 
 @kernel
 def close_score(pairs, i, j):
-    """Return the score by a sum in float64, and a bound on its error (Higham, section 3.1; 16 roundings beside the sum)."""
+    """Return the score by a sum in float64, and a bound on its error.
+
+    The bound is that of Higham, section 3.1, with 16 roundings beside those of the sum.
+    """
     total = _plain_sum(pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN)
     relative = (pairs.queries.shape[1] + 16) * 2.0**-53
     if pairs.kind == EUCLIDEAN:  # all terms have one sign: the error is relative to the sum
@@ -301,7 +307,10 @@ def exact_scores_of(pairs, row, out, work):
 
 @kernel
 def exact_squares(values, single, out, work):
-    """Make the squared norm of each row: rounded, and the rest; nothing cancels, so the error is below dim**2 2**-105 of it."""
+    """Make the squared norm of each row: rounded to float64, and the rest.
+
+    Nothing cancels, so that the error is below dim**2 2**-105 of it.
+    """
     for i in range(values.shape[0]):
         out[i, 0], out[i, 1], _ = _sum(values[i], values[i], False, single, work)
 

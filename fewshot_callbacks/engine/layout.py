@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,8 @@ PAIR_BYTES = 48
 RANKED_BYTES = 200
 """Of a relevant pair whose metrics are being made."""
 COLLECTED_BYTES, KNOT_BYTES = 40, 120
-"""Of a collected pair, while pairs are gathered and sorted; of a score at which all pairs are counted, with its bounds."""
+"""Of a collected pair, while pairs are gathered and sorted; of a score at which all pairs are counted, with its
+bounds."""
 HEIGHT, WIDTH = 256, 2048
 """Queries and items of a tile: its estimates, 2 MB, stay in the cache of a core."""
 LEAST = 64
@@ -56,7 +58,7 @@ class Layout(NamedTuple):
             fitting = int(np.searchsorted(before, before[ends[-1]] + self.batch, side="right")) - 1
             fitting = fitting if fitting == len(sizes) else fitting // self.height * self.height
             ends.append(min(len(sizes), max(fitting, ends[-1] + self.height)))
-        return [slice(*span) for span in zip(ends[:-1], ends[1:], strict=True)]
+        return [slice(*span) for span in pairwise(ends)]
 
 
 def plan_layout(

@@ -120,7 +120,7 @@ class Nearest:
                 _keep_highest(view.estimates, view.row, view.column, view.pairs, self.k, error, self._kept, space)
 
     def found(self) -> tuple[Ints, Floats, Ints]:
-        """Return items and scores, the nearest first, -1 and -inf where there are fewer candidates; and how many are left out.
+        """Return items and scores, the nearest first, and how many are left out; -1 and -inf for missing candidates.
 
         Those left out have the score of the last one listed.
         """
@@ -237,7 +237,10 @@ def _all_pairs(vectors: Vectors, relevance: Relevance, memory: float, *, mutual:
     )
     tried: list[Precision] = [*vectors.precisions(), "float32"] if queries * items >= 2**22 else ["float32"]
     tried = [precision for precision in tried if precision != "bytes" or layout.kept]
-    precision = options.precision or min(tried, key=lambda some: seconds_of_a_pair(some, vectors.columns))
+    quickest = min(tried, key=lambda some: seconds_of_a_pair(some, vectors.columns))
+    precision: Precision = options.precision or quickest
+    if precision == "bytes" and not (layout.kept and "bytes" in vectors.precisions()):
+        precision = "float32"
     return Estimates(vectors, relevance, precision, layout, mutual)
 
 

@@ -14,9 +14,11 @@ Progress = Callable[[int, int], None]
 """Called with the number of pairs that are done and the number that there are."""
 
 Precision = Literal["bytes", "bfloat16", "float32", "float64"]
-"""Of the products that estimate scores, the fastest first: products of small integers, or of numbers with 8, 24 or 53 bits."""
+"""Of the products that estimate scores, the fastest first: products of small integers, or of numbers with 8, 24 or 53
+bits."""
 
 _DENORMAL = 5e-324
+"""The smallest number above 0: it becomes 0 where numbers too small to be normal are flushed."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,14 @@ def computing() -> Iterator[int]:
     if flushing:
         torch.set_flush_denormal(False)
     try:
-        with torch.inference_mode(False), torch.no_grad(), _default_device():
-            with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-                yield current_options().threads or threads
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+            _default_device(),
+        ):
+            yield current_options().threads or threads
     finally:
         if flushing:
             torch.set_flush_denormal(True)
@@ -95,5 +102,8 @@ def computing() -> Iterator[int]:
 
 
 def _default_device() -> AbstractContextManager[Any]:
-    """Make tensors on the CPU, whatever `torch.set_default_device` says; its context slows each call, so only where it has to."""
+    """Make tensors on the CPU, whatever `torch.set_default_device` says.
+
+    Its context slows each call, and is entered only where it has to be.
+    """
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")

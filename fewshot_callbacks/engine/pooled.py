@@ -1,10 +1,11 @@
 """Counts of all pairs together, one threshold for all queries: bounds at any score, closed where they matter.
 
-The scores of all relevant pairs are known. Of the negatives the highest are collected during the pass for the ranks, as many as
-a sample says will matter; for what lies below, a histogram of the estimates gives bounds. `Negatives.bounds` turns both into
-bounds of the counts at any score; `Negatives.close` makes them equal at given scores, by exact scores of the collected pairs near
-them or by one more pass that counts all pairs. So `fewest <= truth <= most` always, the sample, the cut and the histogram cost
-time and never a result, and a search that closes what it finds open ends.
+The scores of all relevant pairs are known. Of the negatives the highest are collected during the pass for the ranks,
+as many as a sample says will matter; for what lies below, a histogram of the estimates gives bounds.
+`Negatives.bounds` turns both into bounds of the counts at any score; `Negatives.close` makes them equal at given
+scores, by exact scores of the collected pairs near them or by one more pass that counts all pairs. So `fewest <=
+truth <= most` always, the sample, the cut and the histogram cost time and never a result, and a search that closes
+what it finds open ends.
 
 In several processes what is collected, bins and knots are those of each; bounds are the sums of all.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,12 +71,14 @@ class Positives(NamedTuple):
     @property
     def most(self) -> Ints:
         """Relevant pairs that reach the lowest score between each knot and the one below; the last lie above all."""
-        return np.append(self.total, self.above)
+        most: Ints = np.append(self.total, self.above)
+        return most
 
     @property
     def between(self) -> Ints:
         """Relevant pairs in there."""
-        return self.most - np.append(self.reach, 0)
+        inside: Ints = self.most - np.append(self.reach, 0)
+        return inside
 
     def opened(self, cells: Bools, parts: Parts, room: int, processes: Processes = ALONE) -> Positives:
         """Return more knots: the scores in some of these cells, or as many as there is room for."""
@@ -88,14 +91,15 @@ class Positives(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Estimates of the negatives of some queries of all processes, ascending, each of which stands for `each` negatives."""
+    """Estimates of the negatives of some queries of all processes, ascending; each stands for `each` negatives."""
 
     estimates: Floats
     each: float
 
     def reaching(self, scores: Floats) -> Floats:
         """Estimate how many negatives reach some scores."""
-        return self.each * (len(self.estimates) - np.searchsorted(self.estimates, scores))
+        missed: Ints = np.searchsorted(self.estimates, scores)
+        return np.asarray(self.each * (len(self.estimates) - missed), np.float64)
 
 
 class Wanted(NamedTuple):
@@ -200,16 +204,30 @@ class Negatives:
     @property
     def highest(self) -> Floats:
         """The values of the collected pairs of this process, ascending."""
-        return self._values.astype(np.float64) if len(self._values) < FEWEST else self._values[:: len(self._values) // FEWEST]
+        return (
+            self._values.astype(np.float64)
+            if len(self._values) < FEWEST
+            else self._values[:: len(self._values) // FEWEST]
+        )
 
     def span(self, others: Floats) -> tuple[float, float]:
         """Return scores below and above all negatives that are known, and some others."""
-        known = np.concatenate([others, self._values[:1] - self.error, self._values[-1:] + self.error, self._exact[[0, -1][: len(self._exact)]]])
+        known = np.concatenate(
+            [
+                others,
+                self._values[:1] - self.error,
+                self._values[-1:] + self.error,
+                self._exact[[0, -1][: len(self._exact)]],
+            ]
+        )
         low, high = self.processes.largest([-float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))])
         return -low, high
 
     def estimate(self, scores: Floats, sample: Sample) -> Ints:
-        """Estimate how many negatives reach each of some ascending scores: from the cut on as `error` allows, else by a sample."""
+        """Estimate how many negatives reach each of some ascending scores.
+
+        From the cut on the counts are those of scores that differ by at most `error`; below it they come from a sample.
+        """
         fewest, most = self.bounds(scores)
         counted = self._summed(self.each * (_reaching(self._values, scores) + _reaching(self._exact, scores)))
         if math.isinf(self.cut):
@@ -252,7 +270,7 @@ class Negatives:
         self._add_knots(np.nextafter(scores, np.inf), above, above)
 
     def _closer(self, scores: Floats) -> Estimates:
-        """Return estimates in float32, or in float64 where these would leave more than a few pairs open between dense scores."""
+        """Return estimates in float32, or in float64 where dense scores would leave many pairs open."""
         estimates = self.estimates.in_precision("float32")
         if self.estimates.precision == "float64":
             return self.estimates
@@ -281,7 +299,7 @@ class Negatives:
             self._count(np.unique(np.linspace(low, high, SPACED)))
 
     def _bracket(self, rank: int, low: float, high: float) -> tuple[float, float]:
-        """Return the closest scores known, of which the lower one is reached by so many negatives, and the other is not."""
+        """Return the closest scores known of which so many negatives reach the lower one, and not the upper one."""
         while True:
             known = self._knots[0][slice(*np.searchsorted(self._knots[0], [low, high]))]
             ends = np.nextafter([low, high], [high, low])
@@ -340,7 +358,7 @@ def _reaching(values: NDArray[Any], scores: Floats) -> Ints:
 
 def _inside_any(values: NDArray[Any], low: Floats, high: Floats) -> Bools:
     """Find the values in some intervals, which may overlap."""
-    inside = (values >= low[0]) & (values <= high[-1])
+    inside: Bools = (values >= low[0]) & (values <= high[-1])
     some = values[inside].astype(np.float64)
     inside[inside] = np.searchsorted(low, some, side="right") != np.searchsorted(high, some)
     return inside

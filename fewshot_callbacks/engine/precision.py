@@ -16,8 +16,8 @@ from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Floats
 
 OPEN_PRICE = 6.0
-"""What a pair whose estimate is too close to a threshold costs, in float32 products of a pair: 72 and 12 ns for 512 components,
-20 and 3 for 128 (AMD Zen 4, one core, `close_score` beside `torch.mm` of 256 x 2,048)."""
+"""What a pair whose estimate is too close to a threshold costs, in float32 products of a pair: 72 and 12 ns for 512
+components, 20 and 3 for 128 (AMD Zen 4, one core, `close_score` beside `torch.mm` of 256 x 2,048)."""
 ROWS, COLUMNS = 64, 1024
 """Of the product that is timed."""
 LOOKED_AT = 16
@@ -44,7 +44,11 @@ def seconds_of_a_pair(precision: Precision, columns: int) -> float:
 
 
 def fastest(
-    estimates: Estimates, start: NDArray[np.int64], thresholds: Floats, rows: Sequence[int], sampled: Sequence[NDArray[Any]]
+    estimates: Estimates,
+    start: NDArray[np.int64],
+    thresholds: Floats,
+    rows: Sequence[int],
+    sampled: Sequence[NDArray[Any]],
 ) -> Precision:
     """Return the precision whose products, and the closer look at what they leave open, take the least time; collective.
 
@@ -57,10 +61,14 @@ def fastest(
     """
     vectors = estimates.vectors
     sides = 2 if estimates.mutual else 1
-    tried: list[Precision] = ["float32", "float64"] if estimates.on is not None else [*vectors.precisions(), "float32", "float64"]
+    tried: list[Precision] = (
+        ["float32", "float64"] if estimates.on is not None else [*vectors.precisions(), "float32", "float64"]
+    )
     if not estimates.layout.kept:  # bytes and their scales are made once, not for each tile
         tried = [precision for precision in tried if precision != "bytes"]
-    errors = [estimates.vectors.error(precision) for precision in tried]
+    able = vectors.processes.gather(tried)  # processors may differ
+    tried = [precision for precision in tried if all(precision in others for others in able)]
+    errors = [vectors.error(precision) for precision in tried]
     open_pairs, pairs = np.zeros(len(tried)), 0
     for row, values in list(zip(rows, sampled, strict=True))[:: max(1, len(rows) // LOOKED_AT)]:
         own = thresholds[start[row] : start[row + 1]]
@@ -80,4 +88,3 @@ def fastest(
     if chosen != "bytes":
         vectors.forget_codes()
     return chosen
-

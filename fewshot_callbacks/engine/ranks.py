@@ -133,7 +133,7 @@ class Ranks(NamedTuple):
 
 
 def relevant_scores(estimates: Estimates, queries: slice) -> tuple[Ints, Floats]:
-    """Return the exact scores of the relevant items of some queries, ascending for each, and where each begins; collective."""
+    """Return where the thresholds of each query begin, and these: its relevant scores, ascending; collective."""
     relevance, threads, first = estimates.relevance, estimates.vectors.threads, queries.start
     lists = relevance.relevant
     offset = np.append(0, np.cumsum(lists.sizes[queries]))
@@ -219,6 +219,7 @@ class RankCounter:
     def see(self, tile: Tile, space: Any) -> None:
         """Count a tile."""
         side, work = space
+        counted: Side | None
         count = count_tile if self.estimates.on is None else device.count
         if self.shared:
             count(tile.estimates, tile.row, tile.column, side, True, tile.part.vectors.pairs, *work)
@@ -229,6 +230,7 @@ class RankCounter:
                 own = slice(first, None)
                 names = ("queries", "query_square", "query_twin")
                 pairs = pairs._replace(**{name: getattr(pairs, name)[own] for name in names})
+            assert counted is not None
             with view.lock:
                 count(view.estimates, view.row - first, view.column, counted, False, pairs, *work)
 

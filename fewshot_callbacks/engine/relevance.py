@@ -1,8 +1,8 @@
 """Who is relevant to whom, and who is no candidate: lists of gallery items, one for each query.
 
-This is all that the engine knows of labels, several labels, judgements, junk, captions, identities or cameras. Lists are
-parts of one array: the items of query i are `items[start[i] : stop[i]]`, ascending. The queries of a class share one part.
-Nothing is taken out of a list for an item that is no candidate: that is found out while scores are made.
+This is all that the engine knows of labels, several labels, judgements, junk, captions, identities or cameras. Lists
+are parts of one array: the items of query i are `items[start[i] : stop[i]]`, ascending. The queries of a class share
+one part. Nothing is taken out of a list for an item that is no candidate: that is found out while scores are made.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Lists(NamedTuple):
     @classmethod
     def none(cls, queries: int) -> Lists:
         """Return empty lists."""
-        return cls(*np.zeros((2, queries), np.int64), np.empty(0, np.int32))
+        return cls(np.zeros(queries, np.int64), np.zeros(queries, np.int64), np.empty(0, np.int32))
 
     @property
     def sizes(self) -> Ints:

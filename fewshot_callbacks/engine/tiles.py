@@ -53,8 +53,9 @@ class View(NamedTuple):
 class Observer(Protocol):
     """What is told of every tile, by several threads at once."""
 
-    once: bool
-    """a pair of one set is to be seen once, not for each of its items"""
+    @property
+    def once(self) -> bool:
+        """Whether a pair of one set is to be seen once, not for each of its items."""
 
     def space(self) -> Any:
         """Return what one thread works in."""
@@ -92,7 +93,7 @@ class Estimates:
     def __post_init__(self) -> None:
         self.threads, self.processes = self.vectors.threads if self.on is None else 1, self.vectors.processes
         self.shape = len(self.vectors.pairs.queries), len(self.vectors.pairs.gallery)
-        queries, items = sum(np.array(sizes) for sizes in self.processes.gather(self.shape)).tolist()
+        queries, items = np.sum(self.processes.gather(self.shape), axis=0).tolist()
         self.items, self.pairs = items, queries * items // (2 if self.mutual else 1)
         self.height, self.width = self.layout.height, self.layout.width
         if self.width % self.height and self.height % self.width:  # a turned tile has the lock of one block of queries
@@ -175,7 +176,7 @@ class Estimates:
     def _show_part(
         self, part: Part, observers: Sequence[Observer], queries: slice, spaces: list[Any], *, once: bool, told: bool
     ) -> None:
-        """Show the tiles of one part; threads work in `spaces`, those of the part before, to which they add missing ones."""
+        """Show the tiles of one part; threads take the `spaces` of the part before, and add missing ones."""
         vectors, idle = part.vectors, list(spaces)
         columns = self._kept.get(-1) if vectors is self.vectors else None
         if columns is None and self.layout.kept:

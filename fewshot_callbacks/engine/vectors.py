@@ -1,8 +1,8 @@
 """Two sets of vectors prepared for one similarity: exact scores, operands of products, and the proved error of these.
 
-A score in this package is the exact similarity times a power of two, `unit`, so that products stay in the range of float32; of a
-distance it is minus the square of the rounded distance, and of codes the number of bits less twice the distance. All scores lie
-in [-1, 1]. Nothing else here knows which similarity it serves.
+A score in this package is the exact similarity times a power of two, `unit`, so that products stay in the range of
+float32; of a distance it is minus the square of the rounded distance, and of codes the number of bits less twice the
+distance. All scores lie in [-1, 1]. Nothing else here knows which similarity it serves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _KINDS = {"cosine": exact.COSINE, "dot": exact.DOT, "euclidean": exact.EUCLIDEAN
 ROUNDOFF: dict[str, float] = {"bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 _DTYPES = {"bytes": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 _SAFE = 300
-"""Binary exponents up to which float64 holds squares of its numbers, and sums and quotients of these, with room to spare."""
+"""Binary exponents up to which float64 holds squares of its numbers, and sums and quotients of these, with room to
+spare."""
 
 
 def check_similarity(similarity: str) -> None:
@@ -48,9 +49,11 @@ class Operand(NamedTuple):
     scale: NDArray[np.float32] | None = None  # (items,) of bytes
     offset: NDArray[np.float32] | None = None  # (items,)
 
-    def part(self, some: slice) -> Operand:
+    def part(self, some: Any) -> Operand:
         """Return some of its rows."""
-        return Operand(*(None if table is None else table[some] for table in self))
+        if self.scale is None or self.offset is None:
+            return Operand(self.rows[some])
+        return Operand(self.rows[some], self.scale[some], self.offset[some])
 
 
 class Vectors:
@@ -105,18 +108,18 @@ class Vectors:
         self._codes: dict[int, tuple[Operand, Floats]] = {}
 
     def _in_range(self, rows: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
-        """Divide rows of float64 by powers of two where their squares leave its range; return the factor of a common one."""
+        """Divide rows of float64 by powers of two where squares leave its range; return the common factor."""
         tops = [np.abs(side).max(1, initial=0.0) for side in rows]
         if self.kind == exact.COSINE:
             exponents = [np.frexp(top)[1] for top in tops]
             far = max((float(np.abs(exponent).max(initial=0)) for exponent in exponents), default=0.0)
             if self.processes.largest([far])[0] <= _SAFE:
                 return rows, 1.0
-            return [
-                np.ldexp(side, -exponent[:, None]) for side, exponent in zip(rows, exponents, strict=True)
-            ], 1.0
+            return [np.ldexp(side, -exponent[:, None]) for side, exponent in zip(rows, exponents, strict=True)], 1.0
         top = self.processes.largest([max(float(top.max(initial=0.0)) for top in tops)])[0]
-        exponent = int(np.frexp(top)[1])
+        exponent = max(
+            -1000, int(np.frexp(top)[1])
+        )  # float64 does not hold 2**1024, by which the smallest would be multiplied
         if top == 0.0 or abs(exponent) <= _SAFE:
             return rows, 1.0
         return [np.ldexp(side, -exponent) for side in rows], math.ldexp(1.0, -exponent)
@@ -133,7 +136,7 @@ class Vectors:
     # --------------------------------------------------------------------------------------------------- other vectors
 
     def with_gallery(self, values: NDArray[Any], first: int) -> Vectors:
-        """Return the same queries with other items, prepared as the own ones; the number of the first sets them apart."""
+        """Return the same queries with other items, whose equal rows are numbered from `first` on."""
         other, square = copy(self), self._squares(values, single=self.pairs.single)
         other._codes = {}
         other.norms, other.one_set = [self.norms[0], np.sqrt(square[:, 0])], False
@@ -142,10 +145,10 @@ class Vectors:
 
     def take(self, queries: NDArray[Any], items: NDArray[Any]) -> Vectors:
         """Return some of the queries and some of the items."""
-        other, pairs, one = copy(self), self.pairs, self.sides == 1
+        other, pairs = copy(self), self.pairs
+        chosen = {0: items if self.sides == 1 else queries, 1: items}
         other._codes = {
-            side: (Operand(*(table[items if side or one else queries] for table in made)), left[items if side or one else queries])
-            for side, (made, left) in self._codes.items()
+            side: (made.part(chosen[side]), left[chosen[side]]) for side, (made, left) in self._codes.items()
         }
         other.norms = [self.norms[0][queries], self.norms[-1][items]]
         other.one_set = self.one_set and np.array_equal(queries, items)
@@ -164,11 +167,12 @@ class Vectors:
     @property
     def columns(self) -> int:
         """Components of an operand."""
-        return self.dim + (2 if self.kind == exact.EUCLIDEAN else 0)
+        return int(self.dim) + (2 if self.kind == exact.EUCLIDEAN else 0)
 
     def precisions(self) -> list[Precision]:
         """Return what products can be made in, beside float32 and float64: sums of bytes have to fit 32 bits."""
-        fast: list[Precision] = ["bytes"] if 0 < self.dim < 2**31 // 127**2 and largest_code() else []
+        # of one column each, torch 2.14 multiplies what lies beside the rows
+        fast: list[Precision] = ["bytes"] if 1 < self.dim < 2**31 // 127**2 and largest_code() else []
         return fast if self.pairs.whole else [*fast, "bfloat16"]
 
     def new_operand(self, rows: int, precision: Precision) -> Operand:
@@ -198,9 +202,13 @@ class Vectors:
         return values
 
     def _divisors(self, side: int, some: slice) -> Floats:
-        """Return what each row is divided by before it is multiplied: its norm for cosines, else a power of two for all."""
+        """Return what each row is divided by before it is multiplied: its norm for cosines, else a power of two."""
         norms = self.norms[side][some]
-        return np.where(norms > 0, norms, 1.0) if self.kind == exact.COSINE else np.full(len(norms), 1 / self._scales[side])
+        return (
+            np.where(norms > 0, norms, 1.0)
+            if self.kind == exact.COSINE
+            else np.full(len(norms), 1 / self._scales[side])
+        )
 
     def _coded(self, side: int) -> tuple[Operand, Floats]:
         """Return one whole side in bytes, and the norm of what rounding leaves of each row; made once."""
@@ -214,7 +222,9 @@ class Vectors:
 
             def fill(some: slice, _: None) -> None:
                 own = self._values(side)[some], self._centre, self._divisors(side, some)
-                _code_rows(*own, most, twice, self.kind == exact.EUCLIDEAN, *(table[some] for table in tables), left[some])
+                _code_rows(
+                    *own, most, twice, self.kind == exact.EUCLIDEAN, *(table[some] for table in tables), left[some]
+                )
 
             work_off(split(len(left)), fill, self.threads)
             self._codes[kept] = out, left * (1 + 1e-6) + 2.0**-60
@@ -267,12 +277,15 @@ class Vectors:
 
     def to_user(self, scores: Floats) -> Floats:
         """Return the similarities that scores stand for, in the units of the data."""
+        found: Floats
         if self.similarity == "hamming":
-            return (scores / self.unit - self.dim) / 2
-        if self.kind == exact.EUCLIDEAN:
-            return -np.sqrt(np.maximum(-scores / self.unit, 0.0)) / self._factor
-        with np.errstate(over="ignore"):
-            return scores / self.unit / self._factor / self._factor + 0.0
+            found = (scores / self.unit - self.dim) / 2
+        elif self.kind == exact.EUCLIDEAN:
+            found = -np.sqrt(np.maximum(-scores / self.unit, 0.0)) / self._factor
+        else:
+            with np.errstate(over="ignore"):
+                found = scores / self.unit / self._factor / self._factor + 0.0
+        return found
 
     def from_user(self, scores: Any) -> Any:
         """Return the scores of similarities; an infinite one stays as it is."""
@@ -307,7 +320,10 @@ class Vectors:
 
     @property
     def longest_item(self) -> tuple[int, float]:
-        """Which item is the longest, and how many times as long as the median; (-1, 1.0) for cosines, or if that is zero."""
+        """Return the longest item, and how many times as long as the median it is.
+
+        (-1, 1.0) for cosines, and where the median is zero.
+        """
         norms = self.norms[-1]
         median = np.sort(norms)[(len(norms) - 1) // 2] if len(norms) else 0.0
         if self.kind == exact.COSINE or median == 0.0 or self.pairs.whole:
@@ -366,7 +382,20 @@ def _lengths(values, centre, divisors, out):
 
 @kernel
 def _code_rows(values, centre, divisors, most, twice, squared, codes, scales, offsets, left):
-    """Round rows, moved to a centre and divided, to integers up to `most` times a scale; `left`: the norm of what that leaves."""
+    """Round rows, moved to a centre and divided, to integers times a scale.
+
+    Args:
+        values: (rows, dim).
+        centre: (dim,).
+        divisors: (rows,).
+        most: Largest integer.
+        twice: 2 for a side whose products count twice.
+        squared: Whether minus the squared norm is added to each estimate.
+        codes: (rows, dim) the integers.
+        scales: (rows,).
+        offsets: (rows,).
+        left: (rows,) norm of what rounding leaves.
+    """
     for r in range(values.shape[0]):
         top = square = rest = 0.0
         for k in range(values.shape[1]):

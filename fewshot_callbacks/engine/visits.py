@@ -1,11 +1,11 @@
 """How the gallery travels between processes: every part visits every other process, chunk by chunk.
 
-Each process numbers all items: its own first, then those of the next process, and so on. What is known of an item beside its
-row (labels, identities) is known everywhere, by these numbers; rows are known of the own part and of one visiting chunk. With one
-process there is one part, and nothing travels.
+Each process numbers all items: its own first, then those of the next process, and so on. What is known of an item
+beside its row (labels, identities) is known everywhere, by these numbers; rows are known of the own part and of one
+visiting chunk. With one process there is one part, and nothing travels.
 
-Two rules keep processes together. Whatever steers a collective call comes from numbers that all have. Whatever a score is made
-of is that of all.
+Two rules keep processes together. Whatever steers a collective call comes from numbers that all have. Whatever a
+score is made of is that of all.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ def compiled_ratios(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]] | None:
     """Compute J and the variance ratio of a batch on the CPU by a compiled kernel; None where it does not apply.
 
-    It does not apply to float64 (whose squares may overflow), to tensors that hold no values, such as those of
-    a compiled graph, nor where numba cannot be loaded.
+    It does not apply to float64 (whose squares may overflow), nor to tensors that hold no values, such as those of
+    a compiled graph.
     """
     plain = type(embeddings) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
     if not plain or embeddings.device.type != "cpu" or embeddings.dtype == torch.float64:

@@ -9,14 +9,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.engine.vectors import Floats, Similarity, Vectors, check_similarity
 from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import check_embeddings, computable
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.engine.vectors import Floats, Similarity, Vectors, check_similarity
 from fewshot_callbacks.functional.retrieval.settings import check_memory, memory_or_default
 
 
-def compared_sets(call: str, names: tuple[str, str], a: Any, b: Any, similarity: Similarity) -> tuple[Tensor, Tensor | None]:
+def compared_sets(
+    call: str, names: tuple[str, str], a: Any, b: Any, similarity: Similarity
+) -> tuple[Tensor, Tensor | None]:
     """Check two sets of vectors, or codes; None for b stays None.
 
     Args:

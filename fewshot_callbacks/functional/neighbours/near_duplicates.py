@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional.neighbours.inputs import budget, compared_sets, positive_whole, scores_of
 from fewshot_callbacks.engine.nearest import pairs_from
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.functional.neighbours.inputs import budget, compared_sets, positive_whole, scores_of
 
 _CALL = "near_duplicates"
 

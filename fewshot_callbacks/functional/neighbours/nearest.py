@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional._inputs import exclusion_codes
-from fewshot_callbacks.functional._labels import Labels, check_labels, numbered, read_labels
-from fewshot_callbacks.functional.neighbours.inputs import budget, chosen, compared_sets, positive_whole, scores_of
 from fewshot_callbacks.engine.nearest import nearest_items
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.functional._inputs import exclusion_codes
+from fewshot_callbacks.functional._labels import Labels, check_labels, numbered, read_labels
+from fewshot_callbacks.functional.neighbours.inputs import budget, chosen, compared_sets, positive_whole, scores_of
 
 _CALL = "nearest"
 
@@ -153,7 +153,9 @@ def nearest(
         gallery_rows = gallery_rows[order]
     codes_in_order = [(of_query, of_item[order]) for of_query, of_item in exclusions]
     with computing() as threads:
-        chosen_rows, searched = (rows, gallery_rows) if every else (rows[index], rows if gallery_rows is None else gallery_rows)
+        chosen_rows, searched = (
+            (rows, gallery_rows) if every else (rows[index], rows if gallery_rows is None else gallery_rows)
+        )
         vectors = Vectors(chosen_rows, searched, similarity, threads=threads)
         found, scores, left_out = nearest_items(vectors, own, codes_in_order, k, memory)
     if not bool((found >= 0).any()):

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fewshot_callbacks.engine.vectors import Similarity
 from fewshot_callbacks.functional._labels import read_labels
 from fewshot_callbacks.functional.neighbours.nearest import Neighbours, nearest
-from fewshot_callbacks.engine.vectors import Similarity
 
 _CALL = "suspects"
 

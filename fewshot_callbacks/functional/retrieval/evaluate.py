@@ -14,6 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.engine.evaluation import Evaluation
+from fewshot_callbacks.engine.options import Progress, computing
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,
@@ -39,10 +43,6 @@ from fewshot_callbacks.functional.statistics.intervals import (
     clustered_mean_interval,
     macro_mean_interval,
 )
-from fewshot_callbacks.engine.evaluation import Evaluation
-from fewshot_callbacks.engine.options import Progress, computing
-from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.engine.vectors import Vectors
 
 LONGEST_RATIO = 1000.0
 """Ratio to the median length from which a note names the longest embedding."""

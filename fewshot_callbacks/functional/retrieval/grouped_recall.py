@@ -19,6 +19,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE
+from fewshot_callbacks.engine.evaluation import Evaluation, rank_of_best
+from fewshot_callbacks.engine.options import computing
+from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
+from fewshot_callbacks.engine.threads import work_off
+from fewshot_callbacks.engine.vectors import Floats, Vectors
+from fewshot_callbacks.engine.visits import everyone
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
@@ -42,12 +48,6 @@ from fewshot_callbacks.functional.statistics.intervals import (
     independent_difference_interval,
     mean_interval,
 )
-from fewshot_callbacks.engine.evaluation import Evaluation, rank_of_best
-from fewshot_callbacks.engine.options import computing
-from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
-from fewshot_callbacks.engine.threads import work_off
-from fewshot_callbacks.engine.vectors import Floats, Vectors
-from fewshot_callbacks.engine.visits import everyone
 
 
 @dataclass(frozen=True)
@@ -282,8 +282,8 @@ def _recalls(
         rows, mine, every = (np.flatnonzero(np.isin(some, group.numpy())) for some in (labels, own_items, items))
         codes = [(of_queries[rows], of_items[every]) for of_queries, of_items in relevance.codes]
         itself = np.searchsorted(every, relevance.own[rows])  # own items stand first in all numbers
-        itself = np.where(relevance.own[rows] >= 0, itself, -1).astype(np.int32)
-        within = Relevance(Lists.of_labels(labels[rows], items[every]), itself, codes, mutual=relevance.mutual)
+        own = np.where(relevance.own[rows] >= 0, itself, -1).astype(np.int32)
+        within = Relevance(Lists.of_labels(labels[rows], items[every]), own, codes, mutual=relevance.mutual)
         vectors = done.vectors.take(rows, mine)
         vectors.threads = 1
         ranks = rank_of_best(vectors, within, (best[0][rows], best[1][rows]), memory, done.precision)

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes, ShardIndex
+from fewshot_callbacks.engine.relevance import Lists, Relevance
+from fewshot_callbacks.engine.visits import everyone
 from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import (
     check_matrix,
@@ -23,8 +25,6 @@ from fewshot_callbacks.functional._inputs import (
 )
 from fewshot_callbacks.functional._labels import CodeBook, Labels, check_labels, merged_books, numbered, read_labels
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.engine.relevance import Lists, Relevance
-from fewshot_callbacks.engine.visits import everyone
 
 
 @dataclass(frozen=True)

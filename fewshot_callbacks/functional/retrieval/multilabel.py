@@ -16,6 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from fewshot_callbacks.engine.options import Progress, computing
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import check_embeddings, exclusion_codes
 from fewshot_callbacks.functional._tensors import as_tensor
@@ -29,9 +32,6 @@ from fewshot_callbacks.functional.retrieval.settings import (
 )
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
 from fewshot_callbacks.functional.statistics.intervals import Interval, clustered_mean_interval
-from fewshot_callbacks.engine.options import Progress, computing
-from fewshot_callbacks.engine.ranks import RankBlock
-from fewshot_callbacks.engine.vectors import Similarity, Vectors
 
 Gain = Literal["exponential", "linear"]
 """Gain of nDCG for a grade: 2^grade - 1 (Burges et al., 2005), or the grade itself (Järvelin and Kekäläinen, 2002)."""

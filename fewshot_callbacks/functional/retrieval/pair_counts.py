@@ -91,19 +91,25 @@ def thinned(done: Evaluation, known: Sequence[tuple[float, int, int]] = ()) -> P
         known: Thresholds that a user reads, with their true and false positives, which are among those counted.
     """
     vectors, negatives, sample, relevant = done.vectors, done.negatives, done.sample, done.positives
-    low, high = negatives.span(np.concatenate([sample.estimates[[0, -1]] if sample.each else [], relevant.scores[[0, -1]]]))
+    low, high = negatives.span(
+        np.concatenate([sample.estimates[[0, -1]] if sample.each else [], relevant.scores[[0, -1]]])
+    )
     user_low, user_high = vectors.to_user(np.array([low, high]))
     beyond = user_high + 1e-6 * max(user_high - user_low, abs(user_high), 1e-30)  # an edge above all
     edges = np.unique(np.linspace(user_low, beyond, BINS + 1))
     even = vectors.from_user(edges)
     even[0] = min(even[0], low)  # reading a score and writing it again may move it
-    dense = [values[:: max(1, len(values) // DENSE)] for values in (relevant.scores, sample.estimates, negatives.highest)]
+    dense = [
+        values[:: max(1, len(values) // DENSE)] for values in (relevant.scores, sample.estimates, negatives.highest)
+    ]
     fine = np.unique(np.concatenate([even, *dense]))
     tp, fp = done.relevant_reaching(fine), negatives.estimate(fine, sample)
     fp[0] = negatives.total
     asked = np.linspace(0, relevant.total, RECALL_STEPS + 1)
     matches = np.geomspace(1, max(negatives.total, 1), MATCH_STEPS)
-    more = [np.searchsorted(-counts, -wanted).clip(max=len(fine) - 1) for counts, wanted in ((tp, asked), (fp, matches))]
+    more = [
+        np.searchsorted(-counts, -wanted).clip(max=len(fine) - 1) for counts, wanted in ((tp, asked), (fp, matches))
+    ]
     bins = np.searchsorted(fine, even)
     chosen = np.unique(np.concatenate([bins, *more]))
     points = np.array(known, dtype=np.float64).reshape(-1, 3)

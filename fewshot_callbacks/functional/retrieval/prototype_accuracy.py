@@ -24,11 +24,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.functional._inputs import computable
 from fewshot_callbacks.engine.evaluation import rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.vectors import Similarity, Vectors, check_similarity
+from fewshot_callbacks.functional._inputs import computable
 
 NUMBERS_PER_COMPONENT = 16
 """Float64 numbers that a component of a prototype or of an item takes while means are made, with room to spare."""
@@ -96,7 +96,12 @@ def prototype_accuracy(
     known = (classes[query_class] == query_labels) & (means.counts[query_class] > int(same_set))
     with computing() as threads:
         better, equal = _count_others(
-            computable(queries), torch.where(known, query_class, -1), means, memory_bytes // 2, threads, same_set=same_set
+            computable(queries),
+            torch.where(known, query_class, -1),
+            means,
+            memory_bytes // 2,
+            threads,
+            same_set=same_set,
         )
     return ((better == 0).double() / (1 + equal)).masked_fill(~known, torch.nan)
 

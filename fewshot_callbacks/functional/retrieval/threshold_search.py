@@ -1,11 +1,12 @@
 """The search for the operating points: at which relevant score something holds, given how many negatives reach it.
 
-Bounds of the counts leave a question one answer, or some scores at which it may lie; these are closed, and it is asked again.
-Where not all relevant scores fit the memory, it is first found out between which of those that are held the answer may lie.
+Bounds of the counts leave a question one answer, or some scores at which it may lie; these are closed, and it is
+asked again. Where not all relevant scores fit the memory, it is first found out between which of those that are held
+the answer may lie.
 
-Recall at a precision needs one step more: the smallest threshold may be the score of a negative. The true positives are fixed by
-the smallest relevant score with the precision, so at most m false positives fit, and the threshold is the lowest score above the
-negative of rank m + 1.
+Recall at a precision needs one step more: the smallest threshold may be the score of a negative. The true positives
+are fixed by the smallest relevant score with the precision, so at most m false positives fit, and the threshold is
+the lowest score above the negative of rank m + 1.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from fewshot_callbacks.engine.evaluation import Evaluation
+from fewshot_callbacks.engine.pooled import Positives, Wanted
 from fewshot_callbacks.functional.retrieval.operating_points import (
     Enclosure,
     ErrorRatePoint,
@@ -25,8 +28,6 @@ from fewshot_callbacks.functional.retrieval.operating_points import (
     PooledDecisions,
 )
 from fewshot_callbacks.functional.retrieval.pair_counts import thinned
-from fewshot_callbacks.engine.evaluation import Evaluation
-from fewshot_callbacks.engine.pooled import Positives, Wanted
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -34,12 +35,13 @@ Floats = NDArray[np.float64]
 Counts = Ints | Floats
 """Exact numbers of pairs, or a sample's estimates of them."""
 Holds = Callable[[Ints, Counts, int, float], Bools]
-"""Whether something holds, given how many relevant pairs and how many negatives are accepted, and how many there are of each;
-fewer negatives never hurt."""
+"""Whether something holds, given how many relevant pairs and how many negatives are accepted, and how many there are
+of each; fewer negatives never hurt."""
 
 CURVE_POINTS = 200
 CLOSED, SPACED = 2**16, 2**8
-"""Of the open scores of a question the most likely ones are closed first, and a few spaced ones: as a rule these settle all."""
+"""Of the open scores of a question the most likely ones are closed first, and a few spaced ones: as a rule these
+settle all."""
 
 # A rate is compared with the requested one as the correctly rounded quotient of two counts: the number that a report
 # shows, and so 14 of 25 reaches 0.56, though this float64 number is a little more than 14/25. Float64 division rounds
@@ -95,7 +97,7 @@ class PooledRequest:
 
 @dataclass(frozen=True)
 class Question:
-    """A threshold that is sought: the lowest relevant score at which something holds, or (None) the highest with the best F1."""
+    """The threshold that is sought: the lowest relevant score at which something holds, or that of the best F1."""
 
     holds: Holds | None = None
     low: float = -math.inf
@@ -104,7 +106,7 @@ class Question:
     above: bool = False
     """what lies above the threshold is counted, not what reaches it; then fewer relevant pairs do not hurt either"""
 
-    def answer(self, positives: Positives, fewest: Ints, most: Ints, negatives: int) -> int | None | Ints:
+    def answer(self, positives: Positives, fewest: Ints, most: Ints, negatives: int) -> int | Ints | None:
         """Return the position of the score, None if there is none, or the positions that are open, the likely ones first.
 
         Args:
@@ -120,7 +122,9 @@ class Question:
             return unsure[np.argsort(-(low + high)[unsure], kind="stable")] if len(unsure) else int(possible[-1])
         tp = positives.above if self.above else positives.reach
         allowed = (positives.scores >= self.low) & (positives.scores <= self.high)
-        possible, certain = (np.flatnonzero(allowed & self.holds(tp, fp, positives.total, negatives)) for fp in (fewest, most))
+        possible, certain = (
+            np.flatnonzero(allowed & self.holds(tp, fp, positives.total, negatives)) for fp in (fewest, most)
+        )
         if len(possible) == 0:
             return None
         if len(certain) and certain[0] == possible[0]:
@@ -141,7 +145,8 @@ class Question:
             allowed = (positives.scores >= self.low) & (positives.scores <= self.high)
             certain = np.flatnonzero(allowed & self.holds(held, most, positives.total, negatives))
             possible[certain[0] + 1 if len(certain) else len(tp) :] = False
-        return possible & (positives.between > 0)
+        may_hold: Bools = possible & (positives.between > 0)
+        return may_hold
 
     def wanted(self, positives: Positives, fp: Floats, negatives: float) -> Wanted:
         """Return how many negatives will matter, by a sample, and how many prove that no lower score is the answer."""
@@ -190,7 +195,7 @@ class ThresholdSearch:
         self.vectors, self.processes, self.room = done.vectors, done.vectors.processes, done.layout.knots
 
     def answers(self, questions: Sequence[Question]) -> list[tuple[float, int, int] | None]:
-        """Return for each question the score, the relevant pairs and the negatives that reach it; None if there is none."""
+        """Return the score of each answer, and the relevant pairs and the negatives that reach it; None if there is none."""
         found: list[tuple[float, int, int] | None] = [None] * len(questions)
         waiting = list(range(len(questions))) if self.positives.total else []
         while waiting:
@@ -298,7 +303,11 @@ class ThresholdSearch:
         if found is None or not self.negatives.total:
             return math.nan
         score, tp, fp = found
-        at, total, negatives = int(np.searchsorted(self.positives.scores, score)), self.positives.total, self.negatives.total
+        at, total, negatives = (
+            int(np.searchsorted(self.positives.scores, score)),
+            self.positives.total,
+            self.negatives.total,
+        )
         before = (total - tp) / total
         after = before + (tp - int(self.positives.above[at])) / total
         match_before, match_after = fp / negatives, self.reached(float(np.nextafter(score, np.inf))) / negatives
@@ -308,12 +317,14 @@ class ThresholdSearch:
         return before + step * (after - before)
 
     def area(self, *, exact: bool) -> Enclosure:
-        """Return the area under the precision-recall curve: the mean of the precisions at the relevant pairs, or its bounds."""
+        """Return the area under the precision-recall curve, the mean of the precisions at the relevant pairs."""
         knots, negatives = self.positives, self.negatives
         if not exact:
             return _area(knots, *negatives.bounds(knots.scores), negatives.total)
         low = high = 0.0
-        ends = np.append(-1, knots.total - knots.above) // max(1, self.room)  # knots with at most so many pairs between them
+        ends = np.append(-1, knots.total - knots.above) // max(
+            1, self.room
+        )  # knots with at most so many pairs between them
         for chunk in np.unique(ends[1:]):
             some = np.flatnonzero(ends[1:] == chunk)
             cells = np.zeros(len(knots.scores) + 1, bool)
@@ -346,7 +357,10 @@ class ThresholdSearch:
 
 
 def _area(knots: Positives, fewest: Ints, most: Ints, negatives: int) -> Enclosure:
-    """Return bounds of the area: what lies between two scores accepts no fewer pairs than the upper one, and no more than the lower."""
+    """Return bounds of the area.
+
+    What lies between two scores accepts no fewer pairs than the upper one, and no more than the lower.
+    """
     pairs, between = knots.reach - knots.above, knots.between
     low = (pairs * knots.reach / np.maximum(knots.reach + most, 1)).sum()
     high = (pairs * knots.reach / np.maximum(knots.reach + fewest, 1)).sum()
@@ -374,7 +388,8 @@ def decide(done: Evaluation, request: PooledRequest) -> PooledDecisions:
     at_rate = {asked: search.at_rate(next(rest)) for asked in request.false_match_rates}
     equal_error = search.equal_error_rate(next(rest)) if request.equal_error_rate else None
     at_threshold = {
-        asked: search.point(asked, *search.accepted(float(done.vectors.from_user(asked)))) for asked in request.thresholds
+        asked: search.point(asked, *search.accepted(float(done.vectors.from_user(asked))))
+        for asked in request.thresholds
     }
     points = [best_f1, *at_precision.values(), *at_threshold.values()]
     known = [(point.threshold, point.true_positives, point.false_positives) for point in points]

@@ -7,10 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.engine.budget import choose_layout, item_bytes, least_bytes
-from fewshot_callbacks.engine.candidates import find_candidates
-from fewshot_callbacks.engine.open_pass import open_pass
-from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.functional.retrieval.cost import plan_evaluation
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 
@@ -39,22 +35,18 @@ def test_tiles_cover_every_pair_once(queries, gallery, dim, memory_mb, relevant)
     assert plan.tiles * rows * columns >= plan.pairs
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 2**34), sizes, st.integers(1, 4096), st.integers(0, 500), st.integers(1, 16))
-def test_a_layout_keeps_to_its_budget_or_to_the_least_that_is_possible(memory_bytes, items, dim, relevant, threads):
-    shape = items, items, dim, relevant
-    least = least_bytes(*shape, threads=threads)
-    layout = choose_layout(max(memory_bytes, least), *shape, threads=threads)
-    assert layout.bytes <= max(memory_bytes, least)
-    assert layout.bytes > item_bytes(items, items)
-    assert layout.rows <= max(layout.columns, 16)
+@settings(max_examples=200, deadline=None)
+@given(sizes, sizes, st.integers(1, 4096), st.floats(-2, 4), st.integers(0, 5000))
+def test_a_plan_keeps_to_its_budget_or_to_the_least_that_is_possible(queries, gallery, dim, power, relevant):
+    plan = plan_evaluation(queries, gallery, dim, memory_mb=10**power, relevant=relevant)
+    assert plan.needed_bytes <= max(plan.memory_bytes, plan.least_bytes)
+    assert plan.least_bytes <= plan_evaluation(queries, gallery, dim, memory_mb=1e-6, relevant=relevant).needed_bytes
 
 
 def test_the_least_budget_by_hand():
-    # 4 MB; 600 bytes for each item that is both query and gallery item, and half of that at least for everything else
-    assert item_bytes(1000, 1000) == 4_600_000
+    # 1 MB for a product and 200 bytes for each query and each item at least
     plan = plan_evaluation(1000, 1000, 64, memory_mb=0.001)
-    assert plan.least_bytes == least_bytes(1000, 1000, 64, 64) > 4_900_000
+    assert 1_400_000 < plan.least_bytes < 10_000_000
     assert plan_evaluation(1000, 1000, 64).least_bytes == plan.least_bytes
     assert plan.needed_bytes <= plan.least_bytes
 
@@ -65,15 +57,13 @@ def test_more_memory_means_fewer_tiles():
     assert tiles[0] > tiles[-1]
 
 
-@pytest.mark.parametrize("memory_mb", [24, 64])
+@pytest.mark.parametrize("memory_mb", [0.1, 24, 64])
 def test_every_pair_is_counted_once(memory_mb):
     labels, embeddings = torch.arange(600) % 60, torch.randn(600, 8)
-    tiles = ScoreTiles.from_rows(embeddings, embeddings, "cosine")
     seen = []
-    candidates = find_candidates(labels, labels, same_set=True)
-    walk = open_pass(tiles, candidates, memory_mb * 10**6, progress=lambda *now: seen.append(now))
-    ranks = list(walk.run())
-    assert sum(len(block.queries) for block in ranks) == 600
+    report = evaluate_retrieval(embeddings, labels, memory_mb=memory_mb, progress=lambda *now: seen.append(now))
+    assert (report.pair_counts.relevant, report.pair_counts.irrelevant) == (600 * 9, 600 * 590)
+    assert seen == sorted(seen)
     assert seen[-1] == (360_000, 360_000)
     assert len(seen) >= 3
 

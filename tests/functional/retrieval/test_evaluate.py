@@ -12,10 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_curve
 
-from fewshot_callbacks.engine.duplicates import row_numbers
-from fewshot_callbacks.engine.precision import Precision
-from fewshot_callbacks.engine.scores import products as similarity_module
-from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional.retrieval.evaluate import _drawn, evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.query_metrics import metric_names
 from fewshot_callbacks.functional.retrieval.rank_metrics import check_ties
@@ -200,54 +197,19 @@ def test_coarse_groups_are_refined_until_exact(capacity_mb):
 
 class TestScores:
     @pytest.mark.parametrize("similarity", SIMILARITIES)
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e12])
-    def test_error_bound_holds(self, similarity, dtype, scale):
-        queries, gallery = torch.randn(40, 48, dtype=dtype) * scale, torch.rand(70, 48, dtype=dtype) * scale
-        gallery[:5] = queries[:5]
-        gallery[5:10] *= 1e-6
-        tiles = ScoreTiles.from_rows(queries, gallery, similarity)
-        rows, columns = torch.arange(40), torch.arange(70)
-        keys = tiles.exact_scores(rows, columns)
-        for precision in (Precision.FLOAT32, Precision.FLOAT64):
-            estimates, error = tiles.tile(rows, columns, precision)
-            assert bool(((estimates.double() - keys).abs() <= error[:, None]).all())
-            assert bool((error < (1e-3 if precision == Precision.FLOAT32 else 1e-8)).all())
-
-    @pytest.mark.parametrize("similarity", SIMILARITIES)
-    def test_keys_equal_the_true_value(self, similarity):
-        queries, gallery = torch.randn(6, 33), torch.randn(9, 33)
-        tiles = ScoreTiles.from_rows(queries, gallery, similarity)
-        keys = tiles.exact_scores(torch.arange(6), torch.arange(9))
-        reference = BruteForce(queries.numpy(), np.zeros(6), gallery.numpy(), np.zeros(9), similarity=similarity).scores
-        for i in range(6):
-            for j in range(9):
-                assert tiles.to_user_score(float(keys[i, j])) == pytest.approx(reference[i][j], rel=1e-12, abs=1e-12)
-
-    @pytest.mark.parametrize("similarity", SIMILARITIES)
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_keys_are_the_same_bits_by_every_road(self, similarity, dtype):
-        queries, gallery = torch.randn(30, 100, dtype=dtype), torch.randn(50, 100, dtype=dtype)
-        tiles = ScoreTiles.from_rows(queries, gallery, similarity)
-        rows, columns = torch.arange(30), torch.arange(50)
-        whole = tiles.exact_scores(rows, columns)
-        assert torch.equal(whole[3:7, 11:12], tiles.exact_scores(rows[3:7], columns[11:12]))
-        assert torch.equal(whole, tiles.batched_scores(rows.view(3, 10), columns.expand(3, 50)).flatten(0, 1))
-        pairs = torch.cartesian_prod(rows, columns)
-        assert torch.equal(whole.flatten(), tiles.pair_scores(pairs[:, 0], pairs[:, 1]))
-
-    def test_rungs_agree_on_counts(self, monkeypatch):
+    @pytest.mark.parametrize("precision", ["bytes", "bfloat16", "float64"])
+    def test_the_precision_of_products_changes_nothing(self, similarity, precision):
         embeddings, labels = made(200, 10, 12, noise=3.0)
-        report = evaluate_retrieval(embeddings, labels)
-        for precision in (Precision.FLOAT64, Precision.EXACT):
-            original = similarity_module.ScoreTiles.tile
-            monkeypatch.setattr(
-                similarity_module.ScoreTiles,
-                "tile",
-                lambda self, r, c, _, up=precision, do=original: do(self, r, c, up),
-            )
-            assert evaluate_retrieval(embeddings, labels).mAP == report.mAP
-            monkeypatch.undo()
+        report = evaluate_retrieval(embeddings, labels, similarity=similarity)
+        with engine_options(precision=precision):
+            assert evaluate_retrieval(embeddings, labels, similarity=similarity) == report
+
+    @pytest.mark.parametrize("similarity", SIMILARITIES)
+    def test_zeros_of_either_sign_are_equal(self, similarity):
+        queries = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1e-30]])
+        labels = torch.tensor([0, 1, 0, 1, 0])
+        report = evaluate_retrieval(queries, labels, similarity=similarity, group_size=None)
+        assert report == evaluate_retrieval(queries + 0.0, labels, similarity=similarity, group_size=None)
 
     def test_a_zero_vector_is_similar_to_nothing_and_counted(self):
         embeddings, labels = made(60, 6, 8)
@@ -266,13 +228,6 @@ class TestScores:
             assert torch.get_float32_matmul_precision() == "medium"
         finally:
             torch.set_float32_matmul_precision(before)
-
-
-def test_row_numbers_of_equal_rows():
-    rows = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1e-30]])
-    number = row_numbers(rows).tolist()
-    assert number[0] == number[1] == number[3]
-    assert len(set(number)) == 3
 
 
 class TestInput:
@@ -326,9 +281,9 @@ class TestInput:
         with pytest.raises(ValueError, match=message):
             evaluate_retrieval(**({"embeddings": embeddings, "labels": labels} | change))
 
-    def test_refuses_unknown_choices(self):
+    def test_refuses_unknown_choices(self, as_users_run_it):
         with pytest.raises(ValueError, match=r"similarity='cosin' is unknown. Choose one of cosine, dot, euclidean"):
-            similarity_module.check_similarity("cosin")
+            evaluate_retrieval(*made(40, 4, 8), similarity="cosin")
         with pytest.raises(ValueError, match=r"ties='random' is unknown. Choose one of expected"):
             check_ties("random")
 

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall
@@ -410,15 +409,14 @@ class TestValue:
 
     def test_neither_autocast_nor_a_loose_matmul_reaches_the_scores(self, monkeypatch):
         embeddings, labels = made()
-        seen, operand = [], ScoreTiles.operand
+        seen, mm = [], torch.mm
 
-        def spy(self, *arguments, **kwargs):
-            seen.append(torch.get_float32_matmul_precision())
-            rows = operand(self, *arguments, **kwargs)
-            seen.append((rows @ rows.T).dtype)
-            return rows
+        def spy(left, right, **kwargs):
+            made_here = mm(left, right, **kwargs)
+            seen.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu"), made_here.dtype))
+            return made_here
 
-        monkeypatch.setattr(ScoreTiles, "operand", spy)
+        monkeypatch.setattr(torch, "mm", spy)
         before = torch.get_float32_matmul_precision()
         try:
             torch.set_float32_matmul_precision("medium")
@@ -427,7 +425,7 @@ class TestValue:
             assert torch.get_float32_matmul_precision() == "medium"
         finally:
             torch.set_float32_matmul_precision(before)
-        assert {"highest"} < set(seen) <= {"highest", torch.float32, torch.float64}
+        assert set(seen) == {("highest", False, torch.float32)}
 
 
 @pytest.mark.usefixtures("as_users_run_it")
@@ -538,8 +536,8 @@ def test_an_evaluation_finds_the_same(form, similarity):
     elif form == "distractors":
         case["gallery_labels"] = torch.where(torch.arange(115) % 6 == 0, 99, labels[1::2])
     grouped = grouped_recall(**case, similarity=similarity, group_size=5, k=(1, 3), seed=4)
-    for kernel in ("compiled", "pytorch"):
-        with engine_options(kernel=kernel):
+    for plain in (False, True):
+        with engine_options(plain=plain):
             report = evaluate_retrieval(
                 **case, similarity=similarity, group_size=5, grouped_k=(1, 3), group_seed=4, **extra
             )

@@ -1,6 +1,5 @@
 """Operating points of all pairs against their definitions: every threshold is tried, in float64 and with loops."""
 
-import itertools
 import math
 
 import numpy as np
@@ -9,12 +8,9 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.engine.options import EngineOptions, engine_options
-from fewshot_callbacks.engine.pooled.intervals import spaced
-from fewshot_callbacks.engine.pooled.tally import ThresholdCounts
+from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.threshold_rules import false_match_rate, most_false_positives, precision_of
-from tests.engine.cases import ALL, engine
+from fewshot_callbacks.functional.retrieval.threshold_search import false_match_rate, most_false_positives, precision_of
 from tests.functional.brute_force import BruteForce
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
@@ -64,17 +60,21 @@ PAIRS = st.lists(
 )
 
 
-@pytest.mark.parametrize("kernel", ["compiled", "pytorch"])
+FEW = {"knots": 2, "collected": 2}
+"""Room for so little that pairs are counted and listed again."""
+
+
+@pytest.mark.parametrize("options", [{}, {"plain": True}, FEW, {"precision": "bfloat16", **FEW}], ids=str)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=PAIRS, low=BOUNDS, high=BOUNDS)
 @example(pairs=[(4, True), (3, False), (2, True), (2, False), (1, False), (0, False)], low=0.0, high=math.inf)
 @example(pairs=[(5, True)] * 3 + [(4, False)] * 2 + [(-1, True)], low=-math.inf, high=math.inf)
-def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(kernel, pairs, low, high):
+def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(options, pairs, low, high):
     scores, relevant = zip(*pairs, strict=True)
     low, high = min(low, high), max(low, high)
     if not any(relevant):
         return
-    with engine_options(kernel=kernel):
+    with engine_options(**options):
         report = one_query(scores, relevant, precisions=PRECISIONS, threshold_bounds=(low, high))
     for precision in PRECISIONS:
         expected = lowest_point(scores, relevant, precision, low, high)
@@ -84,13 +84,18 @@ def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(kernel, p
 
 
 @settings(max_examples=40, deadline=None)
-@given(pairs=PAIRS, rates=st.lists(st.fractions(0, 1, max_denominator=30).filter(lambda r: 0 < r < 1), max_size=4))
-def test_false_match_rates_are_compared_as_they_are_reported(pairs, rates):
+@given(
+    pairs=PAIRS,
+    rates=st.lists(st.fractions(0, 1, max_denominator=30).filter(lambda r: 0 < r < 1), max_size=4),
+    options=st.sampled_from([{}, FEW]),
+)
+def test_false_match_rates_are_compared_as_they_are_reported(pairs, rates, options):
     scores, relevant = zip(*pairs, strict=True)
     if not any(relevant) or all(relevant):
         return
     rates = tuple(float(rate) for rate in rates)
-    report = one_query(scores, relevant, false_match_rates=rates)
+    with engine_options(**options):
+        report = one_query(scores, relevant, false_match_rates=rates)
     for rate in rates:
         threshold, reached = lowest_relevant(scores, relevant, rate)
         point = report.at_false_match_rate[rate]
@@ -156,12 +161,12 @@ def all_scores(case):
 
 
 @settings(max_examples=80, deadline=None)
-@given(case=embedding_cases(), kernel=st.sampled_from(["compiled", "pytorch"]))
-def test_points_of_embeddings_have_the_counts_of_the_smallest_threshold(case, kernel):
+@given(case=embedding_cases(), options=st.sampled_from([{}, {"plain": True}, FEW]))
+def test_points_of_embeddings_have_the_counts_of_the_smallest_threshold(case, options):
     scores, relevant = all_scores(case)
     if not relevant.any():
         return
-    with engine_options(kernel=kernel):
+    with engine_options(**options):
         report = evaluate_retrieval(
             torch.from_numpy(case["queries"]), torch.from_numpy(case["query_labels"]), similarity=case["similarity"],
             group_size=None, precisions=PRECISIONS, threshold_bounds=(-math.inf, math.inf),
@@ -175,21 +180,21 @@ def test_points_of_embeddings_have_the_counts_of_the_smallest_threshold(case, ke
         assert point.threshold == pytest.approx(threshold, abs=1e-7, nan_ok=True)
 
 
-@pytest.mark.parametrize("bins", [EngineOptions.bins, 8])
+@pytest.mark.parametrize("room", [{}, {"collected": 2000}, {"collected": 60, "knots": 20}], ids=str)
 @pytest.mark.parametrize(
-    "setting",
+    "options",
     [
         {},
-        {"pilot": True, "layout": (64, 64, ALL)},
-        {"precision": "bfloat16", "pilot": True, "layout": (64, 64, 90)},
-        {"precision": "float64", "pilot": True},
-        {"kernel": "pytorch"},
-        {"kernel": "pytorch", "precision": "bfloat16", "layout": (64, 64, 90)},
+        {"precision": "bytes", "height": 64, "width": 64},
+        {"precision": "bfloat16", "height": 64, "width": 64, "batch": 90},
+        {"precision": "float64", "threads": 3},
+        {"plain": True},
+        {"plain": True, "precision": "float64", "height": 64, "width": 64, "batch": 90},
     ],
     ids=str,
 )
 @pytest.mark.parametrize("values", ["real", "few"])
-def test_every_way_to_the_threshold_ends_at_the_same(setting, bins, values):
+def test_every_way_to_the_threshold_ends_at_the_same(options, room, values):
     generator = torch.Generator().manual_seed(7)
     labels = torch.arange(160) % 10
     embeddings = torch.nn.functional.one_hot(labels, 12).float() + 0.5 * torch.randn(160, 12, generator=generator)
@@ -198,7 +203,7 @@ def test_every_way_to_the_threshold_ends_at_the_same(setting, bins, values):
     case = {"queries": embeddings.numpy(), "query_labels": labels.numpy(), "similarity": "dot"}
     scores, relevant = all_scores(case)
     scores = np.round(scores, 9)
-    with engine(**setting, bins=bins, collected_share=0.4):
+    with engine_options(**options, **room):
         report = evaluate_retrieval(embeddings, labels, similarity="dot", group_size=None, precisions=PRECISIONS)
     for precision in PRECISIONS:
         threshold, tp, fp = lowest_point_fast(scores, relevant, precision)
@@ -213,47 +218,3 @@ def lowest_point_fast(scores, relevant, precision):
     tp, fp = (len(s) - np.searchsorted(np.sort(s), thresholds) for s in (scores[relevant], scores[~relevant]))
     reaching = np.flatnonzero(tp / (tp + fp) >= precision)
     return (thresholds[reaching[0]], tp[reaching[0]], fp[reaching[0]]) if len(reaching) else (math.nan, 0, 0)
-
-
-FINITE = st.floats(-1e300, 1e300)
-
-
-@given(FINITE, FINITE, st.integers(2, 2000))
-@example(-1.0, 1.0, 50)
-@example(-0.0, 0.0, 3)
-@example(-1e300, 1e300, 5)
-def test_spaced_keys_lie_in_between_and_leave_few_numbers(low, high, count):
-    low, high = min(low, high), max(low, high)
-    keys = spaced(low, high, count)
-    assert (np.diff(keys) > 0).all()
-    assert keys[0] == low
-    assert keys[-1] == high
-    assert len(keys) <= 2 * count
-    numbers = [int(np.abs(key).view(np.int64)) * (-1 if key < 0 else 1) for key in keys]
-    widest = max((b - a for a, b in itertools.pairwise(numbers)), default=0)
-    assert widest <= (numbers[-1] - numbers[0]) / (count - 1) * (1 + 1e-9) + 2
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 20), st.integers(1, 3)), min_size=1, max_size=30),
-    st.sets(st.integers(0, 20), min_size=1),
-    st.sampled_from(["all", "none", "some"]),
-)
-def test_the_place_of_a_rank(pairs, edges, noted):
-    """What is said of the negative of each rank holds, and all is said where all keys were listed."""
-    keys, weights = np.array(pairs).T
-    edges = np.array(sorted(edges), float)
-    tally = ThresholdCounts(edges, np.array([[edges[0], edges[-1]]]), 100)
-    tally.add(keys.astype(float), weights)
-    if noted != "none":
-        some = slice(None) if noted == "all" else slice(0, len(keys) // 2)
-        tally.note(keys[some].astype(float), weights[some])
-    descending = np.sort(np.repeat(keys, weights))[::-1]
-    for rank, key in enumerate(descending, start=1):
-        place = tally.locate(rank)
-        assert place.low <= key <= place.high
-        if noted == "all" and edges[0] <= key <= edges[-1]:
-            assert place.reached is not None
-        if place.reached is not None:
-            assert place.low == place.high
-            assert (place.reached, place.above) == ((descending >= key).sum(), (descending > key).sum())

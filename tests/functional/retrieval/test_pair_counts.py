@@ -34,10 +34,10 @@ def reaching(scores, thresholds):
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
-@pytest.mark.parametrize("kernel", ["compiled", "pytorch"])
-def test_counts_are_those_of_all_pairs(similarity, kernel):
+@pytest.mark.parametrize("plain", [False, True])
+def test_counts_are_those_of_all_pairs(similarity, plain):
     vectors, labels = embeddings()
-    with engine_options(kernel=kernel):
+    with engine_options(plain=plain):
         counts = evaluate_retrieval(vectors, labels, similarity=similarity).pair_counts
     relevant, irrelevant = scores_of_pairs(vectors, labels, similarity)
     assert (counts.relevant, counts.irrelevant) == (len(relevant), len(irrelevant))

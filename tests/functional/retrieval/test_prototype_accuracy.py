@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.scores.products import ScoreTiles
 from fewshot_callbacks.functional.retrieval import prototype_accuracy as module
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy
 from tests.cases import sampled_product
@@ -116,19 +115,12 @@ def test_tiles_and_layout_change_nothing(similarity, kind):
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_exact_scores_agree_with_the_product(similarity, monkeypatch):
+def test_threads_and_the_size_of_tiles_change_nothing(similarity):
     items, labels = torch.randn(300, 10), torch.randint(40, (300,))
     found = one_set(items, labels, similarity)
-    tile = ScoreTiles.tile
-
-    def vague(self, rows, columns, precision):
-        estimates, error = tile(self, rows, columns, precision)
-        return estimates, error + 1e9
-
-    with engine_options(kernel="pytorch"):
-        same(one_set(items, labels, similarity), found)
-        monkeypatch.setattr(ScoreTiles, "tile", vague)  # every pair is decided exactly
-        same(one_set(items, labels, similarity), found)
+    for options in ({"threads": 3}, {"height": 16, "width": 48}, {"height": 1, "width": 1}):
+        with engine_options(**options):
+            same(one_set(items, labels, similarity), found)
 
 
 BITS = 40

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fewshot_callbacks import GeneralizationGapMonitor, RetrievalEvaluation, RetrievalMonitor
-from fewshot_callbacks.engine.codes.packing import pack_codes
 from fewshot_callbacks.functional import (
     discriminant_ratio,
     evaluate_retrieval,
@@ -173,12 +172,12 @@ def test_codes_of_0_and_255_are_refused_with_both_meanings():
             evaluate_retrieval(given, LABELS[:6], similarity="hamming", group_size=None)
         assert "Pass embeddings > 0 if each value is a bit" in str(refused.value)
         assert "np.unpackbits(embeddings, axis=1) if each is a byte of 8 bits" in str(refused.value)
-    packed = np.packbits(codes.numpy(), axis=1)
-    expected = pack_codes(codes, "codes", "test")
-    assert torch.equal(pack_codes(codes * 255 > 0, "codes", "test").words, expected.words)
-    with pytest.raises(ValueError, match=re.escape("np.unpackbits(codes, axis=1)")):
-        pack_codes(torch.from_numpy(packed), "codes", "test")
-    unpacked = torch.from_numpy(np.unpackbits(packed, axis=1))
-    assert torch.equal(pack_codes(unpacked, "codes", "test").words, expected.words)
-    with pytest.raises(ValueError, match="hold 1 and 255"):  # -1 as a byte: it was taken for -1
-        pack_codes(torch.tensor([[1, 255]], dtype=torch.uint8), "codes", "test")
+    packed, labels = np.packbits(codes.numpy(), axis=1), LABELS[:6] // 2
+    expected = evaluate_retrieval(codes, labels, similarity="hamming", group_size=None)
+    for given in (codes * 255 > 0, np.unpackbits(packed, axis=1)):
+        assert evaluate_retrieval(given, labels, similarity="hamming", group_size=None) == expected
+    with pytest.raises(ValueError, match=re.escape("np.unpackbits(embeddings, axis=1)")):
+        evaluate_retrieval(packed, labels, similarity="hamming")
+    minus_one = torch.tensor([[1, 255]] * 6, dtype=torch.uint8)  # -1 as a byte: it was taken for -1
+    with pytest.raises(ValueError, match="hold 1 and 255"):
+        evaluate_retrieval(minus_one, labels, similarity="hamming")
