@@ -188,4 +188,5 @@ class Collector:
         (low, high), nothing = self.bins, np.zeros(HISTOGRAM_BINS, np.int64)
         counts = sum((bag.histogram for bag in self._bags), nothing)
         edges = low + np.arange(-1, HISTOGRAM_BINS - 1) * ((high - low) / (HISTOGRAM_BINS - 3))
-        return edges, np.cumsum(counts[::-1])[::-1]
+        reaching: Ints = np.cumsum(counts[::-1])[::-1]
+        return np.asarray(edges, np.float64), reaching

@@ -228,8 +228,8 @@ def _root(high, low):
 @inlined
 def _round(pairs, i, j, high, low, error, finish):
     """Return the score of a sum known up to `error`; NaN where two are possible, unless it is to `finish`."""
-    if pairs.kind == DOT:
-        return _nearest(high, low, error) * pairs.unit
+    if pairs.kind == DOT:  # to finish, `high` is the nearest already; `low` may look like a half of its last place
+        return (high if finish else _nearest(high, low, error)) * pairs.unit
     if pairs.kind == EUCLIDEAN:
         root, rest = _root(high, low)
         bound = root * 2.0**-98 + (0.6 * error / root if root > 0.0 else 0.0)

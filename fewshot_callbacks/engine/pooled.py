@@ -182,10 +182,15 @@ class Negatives:
 
     def _reach(self, scores: Floats) -> Floats:
         """Return how far a value may lie from some scores that it has to be compared with exactly; 2**-50: rounding."""
-        return self.error + np.abs(scores) * 2.0**-50
+        return self.error + np.minimum(np.abs(scores), 2.0) * 2.0**-50  # infinite ones are asked for as well
 
     def bounds(self, scores: Floats) -> tuple[Ints, Ints]:
         """Return how many negatives at least, and at most, reach each of some ascending scores."""
+        fewest, most = self._summed(np.stack(self._own_bounds(scores)))
+        return fewest, most
+
+    def _own_bounds(self, scores: Floats) -> tuple[Ints, Ints]:
+        """Return the bounds of the negatives of this process."""
         reach = self._reach(scores)
         fewest, most = _reaching(self._values, scores + reach), _reaching(self._values, scores - reach)
         if len(self._exact):
@@ -198,7 +203,6 @@ class Negatives:
             after, before = np.searchsorted(at, scores), np.searchsorted(at, scores, side="right") - 1
             fewest = np.maximum(fewest, np.append(low, 0)[after])
             most = np.minimum(most, np.where(before >= 0, high[before], self._own))
-        fewest, most = self._summed(np.stack((fewest, most)))
         return fewest, most
 
     @property
@@ -331,7 +335,13 @@ class Negatives:
         if self.processes.largest([cut])[0] > low - near.error:
             return None
         made = self.estimates.exact(rows, columns)
-        return self._joined(made[(made >= low) & (made < high)])
+        made = np.sort(made[(made >= low) & (made < high)])
+        listed, beyond = self._joined(made), int(self._own_bounds(ends)[0][1])
+        scores = np.unique(listed)  # now all that reach these are counted
+        for at in (scores, np.nextafter(scores, np.inf)):
+            counts = beyond + self.each * _reaching(made, at)
+            self._add_knots(at, counts, counts)
+        return listed
 
     def _joined(self, scores: Floats) -> Floats:
         return np.sort(self.processes.joined(scores))

@@ -31,8 +31,8 @@ Similarity = Literal["cosine", "dot", "euclidean", "hamming"]
 _KINDS = {"cosine": exact.COSINE, "dot": exact.DOT, "euclidean": exact.EUCLIDEAN, "hamming": exact.DOT}
 ROUNDOFF: dict[str, float] = {"bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 _DTYPES = {"bytes": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-_SAFE = 300
-"""Binary exponents up to which float64 holds squares of its numbers, and sums and quotients of these, with room to
+_SAFE = 100
+"""Binary exponents up to which float64 holds products of four numbers, and what rounding leaves of them, with room to
 spare."""
 
 
@@ -146,12 +146,13 @@ class Vectors:
     def take(self, queries: NDArray[Any], items: NDArray[Any]) -> Vectors:
         """Return some of the queries and some of the items."""
         other, pairs = copy(self), self.pairs
-        chosen = {0: items if self.sides == 1 else queries, 1: items}
-        other._codes = {
-            side: (made.part(chosen[side]), left[chosen[side]]) for side, (made, left) in self._codes.items()
-        }
         other.norms = [self.norms[0][queries], self.norms[-1][items]]
         other.one_set = self.one_set and np.array_equal(queries, items)
+        other._codes = {}
+        for side, some in ((1, items), (0, queries)):  # one set may become two
+            if side % self.sides in self._codes:
+                made, left = self._codes[side % self.sides]
+                other._codes[side % other.sides] = made.part(some), left[some]
         own = {name: getattr(pairs, name)[queries] for name in ("queries", "query_square", "query_twin")}
         others = {name: getattr(pairs, name)[items] for name in ("gallery", "gallery_square", "gallery_twin")}
         other.pairs = pairs._replace(**own, **others)
@@ -235,7 +236,7 @@ class Vectors:
         self._codes.clear()
 
     def error(self, precision: Precision, side: int = 0) -> Floats:
-        """Return for each query, or item, how far any of its estimates can lie from the exact score.
+        """Return for each query, or item of one set, how far any of its estimates can lie from the exact score.
 
         `columns` products are summed in any order (Higham, section 3.1); 12 more roundings are for the operands, their norms
         and this formula. Operands in bfloat16 add their own rounding and that of the result, 3.1 units; bytes what rounding

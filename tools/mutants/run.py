@@ -53,13 +53,12 @@ TESTS = (
     "tests/test_defaults.py",
     *(f"tests/{part}" for part in ("distributed", "engine", "functional", "callbacks", "metrics")),
 )
-KERNELS = {
-    "fewshot_callbacks/engine/cpu/count_kernels.py": "fewshot_callbacks/engine/cpu/tiles.py",
-    "fewshot_callbacks/engine/cpu/byte_kernels.py": "fewshot_callbacks/engine/cpu/counter.py",
-    "fewshot_callbacks/engine/codes/hamming_kernel.py": "fewshot_callbacks/engine/codes/hamming_pass.py",
-    "fewshot_callbacks/engine/cpu/exact_kernels.py": "fewshot_callbacks/engine/scores/pairs.py",
+ENGINE = "fewshot_callbacks/engine"
+KERNELS = {f"{ENGINE}/{name}.py": f"{ENGINE}/{name}.py" for name in ("collecting", "device", "nearest", "relevance")} | {
+    f"{ENGINE}/counting.py": f"{ENGINE}/ranks.py",
+    f"{ENGINE}/exact.py": f"{ENGINE}/vectors.py",
 }
-"""Compiled files, of which coverage sees nothing, and who calls them: what runs these lines runs the kernel."""
+"""Files with compiled functions, of which coverage sees nothing, and the file whose lines call them."""
 
 HARMLESS = ("equivalent", "speed", "bound", "text")
 """Kinds of survivors that change no result; see `tools/mutants/README.md`."""
@@ -67,7 +66,7 @@ HARMLESS = ("equivalent", "speed", "bound", "text")
 FOR_ALL = ("tests/test_defaults",)
 """Tests that look at all files without running their lines."""
 
-UNSEEN = {"/callbacks/": "tests/callbacks/test_distributed.py", "/engine/cuda/": "tests/engine/cuda/"}
+UNSEEN = {"/callbacks/": "tests/callbacks/test_distributed.py"}
 """Tests that start other processes, which coverage does not look into, and the folder that they test."""
 
 MEMORY = 24 * 2**30
@@ -167,9 +166,7 @@ class Excluded(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._add(node.returns)
         for decorator in node.decorator_list:
-            if any(
-                word in ast.unparse(decorator) for word in ("numba", "_kernel", "_inlined", "_any_order", "intrinsic")
-            ):
+            if any(word in ast.unparse(decorator) for word in ("numba", "kernel", "inlined", "allocating", "any_order")):
                 start, end = (decorator.lineno, 0), (decorator.lineno + 1, 0)
                 self.spans.append((start, end))
         self.generic_visit(node)
@@ -301,7 +298,7 @@ class TestMap:
         if not self.lines:
             return set(self.seconds)
         lines = self.lines.get(KERNELS.get(path, path), {})
-        places = set() if path in KERNELS else set(lines.get(str(line), ()))
+        places = set(lines.get(str(line), ())) if KERNELS.get(path, path) == path else set()
         names = list(self.seconds)
         return {names[place] for place in places or {place for some in lines.values() for place in some}}
 

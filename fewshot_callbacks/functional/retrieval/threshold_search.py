@@ -92,7 +92,13 @@ class PooledRequest:
 
     def foresee(self, positives: Positives, fp: Floats, negatives: float) -> list[Wanted]:
         """Estimate, by a sample, how many negatives each question will need."""
-        return [question.wanted(positives, fp, negatives) for question in self.questions()]
+        wanted = [question.wanted(positives, fp, negatives) for question in self.questions()]
+        for precision in self.precisions:  # below the smallest such relevant score, more until the precision is lost
+            reaching = np.flatnonzero(precision_of(positives.reach, fp) >= precision)
+            if len(reaching):
+                more = min(float(positives.reach[reaching[0]]) * (1 / precision - 1), negatives)
+                wanted.append(Wanted(more + 1, 0.0))
+        return wanted
 
 
 @dataclass(frozen=True)
