@@ -120,6 +120,7 @@ methods = {
     "softmax": Method("softmax head", lambda classes, dim: EpisodeLoss(SoftmaxHead())),
     "dr": Method("DR head", lambda classes, dim: EpisodeLoss(DistanceRatioHead())),
     "triplet": mined("triplet, distance-weighted", losses.TripletMarginLoss(0.2), miners.DistanceWeightedMiner()),
+    "triplet-unmined": Method("triplet, all triplets of the batch", lambda classes, dim: losses.TripletMarginLoss(0.2)),
     "multi-similarity": mined("multi-similarity", losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner()),
     "arcface": Method("ArcFace", losses.ArcFaceLoss),
     "fastap": Method("FastAP", lambda classes, dim: losses.FastAPLoss()),
