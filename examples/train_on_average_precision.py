@@ -6,7 +6,7 @@ A part of it:       python examples/train_on_average_precision.py --data glyphs 
 
 Every method trains the same small network on as many images, with the learning rate, out of three, that gives the highest
 mAP on the validation classes with the first seed; then it is tested with each seed on classes never seen. Batches hold 4
-images of each of their classes. Other losses are those of pytorch-metric-learning (`pip install -e ".[dev]"`). It writes to
+images of each of their classes. Other losses are those of pytorch-metric-learning (`pip install -e ".[test]"`). It writes to
 runs/average_precision:
 
     results.jsonl    a line for each network; what stands there is not trained again

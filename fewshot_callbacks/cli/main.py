@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 COMMANDS = {
-    "demo": "train both heads and soft AP on the glyphs, and compare them; two minutes on a laptop",
+    "demo": "train both heads and soft AP on the glyphs, and compare them",
     "compare": "compare two runs of fit: results on the test set, and how their steps moved the embeddings",
     "evaluate": "retrieval metrics of embeddings stored in an .npz file",
     "report": "the same with failures, suspects, near duplicates and images, as one HTML file",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fewshot_callbacks
+from fewshot_callbacks._compiling import WORDS
 from fewshot_callbacks.cli import main as command
 from fewshot_callbacks.cli.main import COMMANDS, main
 from fewshot_callbacks.cli.plan import _bytes, _duration
@@ -141,7 +142,7 @@ def test_a_command_imports_what_it_needs(words, not_needed, tmp_path):
     )
     start = f"import sys; sys.argv = {[not_needed, *words]!r}\n"
     run = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert run.stderr.split() == ["True"]
+    assert [line for line in run.stderr.splitlines() if line != WORDS] == ["True"]  # the first run compiles
     assert run.stdout
 
 

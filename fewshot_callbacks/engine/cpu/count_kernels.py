@@ -20,6 +20,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from fewshot_callbacks._compiling import announce_compiling
 from fewshot_callbacks.engine.cpu.exact_kernels import (  # noqa: F401 - one door to all compiled kernels
     UNCOUNTED,
     Pairs,
@@ -30,6 +31,8 @@ from fewshot_callbacks.engine.cpu.exact_kernels import (  # noqa: F401 - one doo
     pair_scores,
     squares,
 )
+
+announce_compiling()
 
 SCANNED = 96
 """Up to this many thresholds are scanned faster than searched."""

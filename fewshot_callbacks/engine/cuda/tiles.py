@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -181,7 +182,8 @@ def _largest_tile(device: torch.device) -> int:
     """Return how many rows and columns a tile may have: 128 of each take 128 KB of shared memory, 64 take half of that."""
     if device.type != "cuda":
         return 128
-    return 128 if torch.cuda.get_device_properties(device).shared_memory_per_block_optin > 2**17 else 64
+    properties: Any = torch.cuda.get_device_properties(device)  # some releases' type stubs lack the field
+    return 128 if properties.shared_memory_per_block_optin > 2**17 else 64
 
 
 def _draw(matrix: ScoreMatrix, thresholds: Thresholds) -> ScoreRectangle:
