@@ -31,8 +31,6 @@ class EvaluationMonitor(Callback, ABC):
         strict: See `FailurePolicy`.
     """
 
-    prefix: str | None = None
-    """first part of the keys; None for the stage, `val` or `test`"""
     _remedy_for_two = "Keep one of them."
     _remedy_for_repeats = "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
 
@@ -137,8 +135,12 @@ class EvaluationMonitor(Callback, ABC):
 
     # ---------------------------------------------------------------------------------------------------- private helpers
 
+    def _prefix(self, stage: str) -> str:
+        """Return the first part of the keys in a stage."""
+        return stage
+
     def _prefixes(self) -> set[str]:
-        return {"val", "test"} if self.prefix is None else {self.prefix}
+        return {self._prefix(stage) for stage in STEPS}
 
     def _begin(self) -> None:
         self._failed, self._seen, self._batches = {}, {}, {}

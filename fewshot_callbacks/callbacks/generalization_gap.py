@@ -99,7 +99,6 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     """
 
     gap: GeneralizationGap | None
-    prefix: str
     _latest: Tensor | None
     """embeddings of the batch that is compared with `embed`"""
     _remedy_for_two = "Give them different prefixes."
@@ -156,6 +155,9 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def state_key(self) -> str:
         """Key of the state in a checkpoint; two monitors in one Trainer differ in their prefix."""
         return self._generate_state_key(prefix=self.prefix)
+
+    def _prefix(self, stage: str) -> str:
+        return self.prefix
 
     # ----------------------------------------------------------------------------------------------------------------- when
 

@@ -48,6 +48,7 @@ from fewshot_callbacks.functional.retrieval import (
     metric_names,
     shows_settings,
 )
+from fewshot_callbacks.functional.retrieval.settings import UnknownSettingError
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
 
@@ -91,7 +92,8 @@ class RetrievalMonitor(EvaluationMonitor):
             dropped without ids.
         ndcg_gain: Gain of a candidate that shares n labels, for multi-label targets: `exponential`, 2^n - 1, or `linear`, n,
             logged as `ndcg@10_linear`. If `ndcg_k` is empty, nDCG@10 is logged for multi-label targets.
-        prefix: First part of the keys; by default `val` or `test`.
+        name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
+            monitors in one Trainer need different names; one of them may have none.
         prog_bar: Show mAP in the progress bar.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
@@ -104,7 +106,7 @@ class RetrievalMonitor(EvaluationMonitor):
             first evaluation.
 
     Raises:
-        ValueError: If a setting is unknown or out of range, both gallery arguments are given, or `prefix` is empty.
+        ValueError: If a setting is unknown or out of range, both gallery arguments are given, or `name` is empty.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -114,7 +116,7 @@ class RetrievalMonitor(EvaluationMonitor):
     """
 
     reports: dict[str, RetrievalReport | MultilabelReport]
-    _remedy_for_two = "Give them different prefixes."
+    _remedy_for_two = "Give them different names, such as name='t2i' for val/t2i/mAP."
     _remedy_for_repeats = (
         "Pass ids='key', an entry of the batch or of the step's output that names each item, or let Lightning make the "
         "sampler (Trainer(use_distributed_sampler=True))."
@@ -130,7 +132,7 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
         ids: str | Callable[[Any, Any], Any] | None = None,
         ndcg_gain: Gain = "exponential",
-        prefix: str | None = None,
+        name: str | None = None,
         prog_bar: bool = True,
         strict: bool | None = None,
         **settings: Unpack[RetrievalOptions],
@@ -141,16 +143,18 @@ class RetrievalMonitor(EvaluationMonitor):
                 "RetrievalMonitor: gallery_loader and gallery_flag both choose the gallery. Pass one of them."
             )
         self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
+        if "prefix" in settings:
+            raise UnknownSettingError(
+                "RetrievalMonitor: there is no setting 'prefix' any more. Pass name='t2i' for val/t2i/mAP and test/t2i/mAP."
+            )
         self._settings = RetrievalSettings.checked(RetrievalMonitor, settings)
         check_gain("RetrievalMonitor", ndcg_gain)
         self.ndcg_gain, self._has_targets = ndcg_gain, False
         self._reader.number_targets = self._number_targets
-        if prefix == "":
-            raise ValueError(
-                "RetrievalMonitor(prefix=''): the keys need a first part. Leave out prefix for val and test."
-            )
+        if name is not None and not name.strip("/"):
+            raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         self.gallery_loader, self.gallery_flag, self.ids = gallery_loader, gallery_flag, ids
-        self.prefix, self.prog_bar = prefix, prog_bar
+        self.name, self.prog_bar = name, prog_bar
         self.reports = {}
         self._forget()
 
@@ -161,8 +165,11 @@ class RetrievalMonitor(EvaluationMonitor):
 
     @property
     def state_key(self) -> str:
-        """Key of the state in a checkpoint; two monitors in one Trainer differ in their prefix."""
-        return self._generate_state_key(prefix=self.prefix)
+        """Key of the state in a checkpoint; two monitors in one Trainer differ in their name."""
+        return self._generate_state_key(name=self.name)
+
+    def _prefix(self, stage: str) -> str:
+        return stage if self.name is None else f"{stage}/{self.name}"
 
     # ----------------------------------------------------------------------------------------------------------- collecting
 
@@ -177,7 +184,7 @@ class RetrievalMonitor(EvaluationMonitor):
         start = self._seen.get(loader, 0)
         super()._read(trainer, outputs, batch, loader, step)
         positions = range(start, self._seen.get(loader, 0))
-        prefix = self.prefix or next(stage for stage, name in STEPS.items() if name == step)
+        prefix = self._prefix(next(stage for stage, name in STEPS.items() if name == step))
         for viewer in viewers_of(trainer, prefix) if positions else ():
             viewer.see_batch(prefix, loader, positions, batch)
 
@@ -220,7 +227,7 @@ class RetrievalMonitor(EvaluationMonitor):
     # ------------------------------------------------------------------------------------------------------------ measuring
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        prefix = stage if self.prefix is None else self.prefix
+        prefix = self._prefix(stage)
         self.reports = {}
         self._has_targets = any(gather_objects(self._has_targets))  # a process without items has seen none
         ends = suffixes(trainer)

@@ -130,7 +130,12 @@ def _run_of(module: str, *, owns_process: bool) -> Callable[[Sequence[str]], int
 
 
 def _show_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
 ) -> None:
     """Write a warning without the file and the line, which are nobody's own in a command; those of developers with them."""
     if category is UserWarning:
