@@ -20,6 +20,9 @@ from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, C
 from fewshot_callbacks.functional.variance_ratio import batch_ratios, variance_ratio_of_set
 from fewshot_callbacks.metrics._words import refuse_another_form
 
+VARIANCE_RATIO_ENDS = ("", "_low", "_high")
+"""Ends of the keys of the variance ratio of a set: its value and the ends of its interval."""
+
 
 class DiscriminantRatioMonitor(EvaluationMonitor):
     """Logs the discriminant ratio J (scatter between classes over scatter within them) while a model trains.
@@ -217,6 +220,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             if self.variance_ratio:
                 self._log_variance_ratio(pl_module, f"{stage}/variance_ratio", suffix, scatter)
 
+    def _keys(self, trainer: Trainer) -> set[str]:
+        names = ("J", *(f"variance_ratio{end}" for end in VARIANCE_RATIO_ENDS if self.variance_ratio))
+        return {f"val/{name}{suffix}" for name in names for suffix in suffixes(trainer)}
+
     def _log_variance_ratio(
         self, pl_module: LightningModule, name: str, suffix: str, scatter: ClassScatter | None
     ) -> None:
@@ -227,7 +234,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             values = [found.value, *found.interval]
             if found.undefined is not None:
                 self._policy.warn(f"{name}{suffix} is NaN. {found.undefined} (Shown once.)", kind=name + suffix)
-        for end, value in zip(("", "_low", "_high"), values, strict=True):
+        for end, value in zip(VARIANCE_RATIO_ENDS, values, strict=True):
             self._log(pl_module, f"{name}{end}{suffix}", value)
 
     def _ratio(self, mine: ClassMoments | None) -> tuple[float, ClassScatter]:

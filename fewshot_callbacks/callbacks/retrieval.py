@@ -23,6 +23,7 @@ from fewshot_callbacks.callbacks._targets import (
     target_names,
 )
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, viewers_of
+from fewshot_callbacks.callbacks._watched import watched
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingSource,
@@ -50,6 +51,9 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.functional.retrieval.settings import UnknownSettingError
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
+
+UNMATCHED = "queries_without_match"
+"""Name of the number of queries without a match, which is logged beside the metrics."""
 
 
 @shows_settings()
@@ -177,6 +181,7 @@ class RetrievalMonitor(EvaluationMonitor):
         """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
         self._has_targets = False
+        self._left_out: dict[str, set[str]] = {}
         if self.embed is not None:
             self.embed.check_name(pl_module)
 
@@ -230,16 +235,11 @@ class RetrievalMonitor(EvaluationMonitor):
         prefix = self._prefix(stage)
         self.reports = {}
         self._has_targets = any(gather_objects(self._has_targets))  # a process without items has seen none
-        ends = suffixes(trainer)
         try:
             gallery = self._gallery_index(trainer)
         except ValueError as error:
-            failed, gallery = dict.fromkeys(range(len(ends)), error), None
-        single = gallery is not None and len(ends) == 2
-        for loader, end in enumerate(ends):
-            if loader == gallery:
-                continue
-            suffix = "" if single else end
+            failed, gallery = dict.fromkeys(range(len(suffixes(trainer))), error), None
+        for loader, suffix in _query_sets(trainer, gallery).items():
             failure = failed.get(loader) or (failed.get(gallery) if gallery is not None else None)
             outcome = failure or self._evaluate(trainer, prefix, suffix, loader, gallery)
             self._publish(pl_module, prefix, suffix, outcome if isinstance(outcome, Exception) else outcome.report)
@@ -250,6 +250,14 @@ class RetrievalMonitor(EvaluationMonitor):
 
     def _check_loaders(self, trainer: Trainer) -> None:
         self._gallery_index(trainer)
+
+    def _keys(self, trainer: Trainer) -> set[str]:
+        try:
+            sets = _query_sets(trainer, self._gallery_index(trainer))
+        except UsageError:  # of which the validation says more
+            return set()
+        names = {*metric_names(self._settings), *target_names(self._settings, self.ndcg_gain), UNMATCHED}
+        return {f"{self._prefix('val')}/{name}{suffix}" for name in names for suffix in sets.values()}
 
     def _gallery_index(self, trainer: Trainer) -> int | None:
         if self.gallery_loader is None:
@@ -324,14 +332,23 @@ class RetrievalMonitor(EvaluationMonitor):
         names: Sequence[str] = metric_names(self._settings)
         if self._has_targets:
             names = target_names(self._settings, self.ndcg_gain)
-        values = dict.fromkeys((*names, "queries_without_match"), math.nan)
-        if not isinstance(outcome, Exception):
-            self.reports[suffix] = outcome
-            values |= outcome.metrics()
-            values["queries_without_match"] = float(outcome.queries_without_match)
-            self._warn_of_notes(outcome, prefix + suffix)
-        else:
+        if isinstance(outcome, Exception):
             self._policy.handle(outcome, f"{prefix}/mAP{suffix} and the other values of this set are NaN.")
+            left_out = self._left_out.get(prefix + suffix, set())
+            values = {name: math.nan for name in (*names, UNMATCHED) if name not in left_out}
+        else:
+            self.reports[suffix] = outcome
+            self._warn_of_notes(outcome, prefix + suffix)
+            values = outcome.metrics() | {UNMATCHED: float(outcome.queries_without_match)}
+            self._left_out[prefix + suffix] = left_out = set(names) - values.keys()
+        keys = {f"{prefix}/{name}{suffix}": name for name in left_out}
+        for key, who in watched(pl_module.trainer).items():
+            if key in keys:
+                error = UsageError(
+                    f"{who}(monitor={key!r}): this set has too few classes for it. Monitor another value."
+                )
+                self._policy.handle(error, f"{key} is NaN.")
+                values[keys[key]] = math.nan
         for name, value in values.items():
             self._log(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=self.prog_bar and name == "mAP")
 
@@ -339,3 +356,10 @@ class RetrievalMonitor(EvaluationMonitor):
         """Warn of each kind of note once in a training."""
         for note in report.messages:
             self._policy.warn(f"{where}: {note}", kind=without_digits(note))
+
+
+def _query_sets(trainer: Trainer, gallery: int | None) -> dict[int, str]:
+    """List the loaders that hold queries, each with the end of its keys."""
+    ends = suffixes(trainer)
+    single = gallery is not None and len(ends) == 2
+    return {loader: "" if single else end for loader, end in enumerate(ends) if loader != gallery}
