@@ -107,6 +107,20 @@ def test_missing_embeddings_name_what_was_there_and_the_argument_that_fixes_it(o
         reader().read(outputs, (E, L), "training_step")
 
 
+@pytest.mark.parametrize(
+    ("asked", "outputs", "meant"),
+    [
+        (("emb", "labels"), {"loss": 1, "embeddings": E, "labels": L}, ("embeddings", "labels")),
+        (("embeddings", "labels"), {"loss": 1, "embedding": E, "label": L}, ("embedding", "label")),
+        (("embeddings", "labels"), {"emb": E}, ("emb", "labels")),
+        (("feature", "target"), {"features": E, "targets": L}, ("features", "targets")),
+    ],
+)
+def test_a_key_that_is_near_is_proposed(asked: Any, outputs: Any, meant: Any) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"expected {asked[0]!r}. Did you mean source={meant!r}?")):
+        reader(asked).read(outputs, (E, L), "validation_step")
+
+
 def test_the_example_in_the_message_names_the_keys_that_were_asked_for() -> None:
     with pytest.raises(ValueError, match=r'\{"loss": loss, "z": embeddings, "y": labels\}'):
         reader(("z", "y")).read(None, None, "training_step")
@@ -234,6 +248,7 @@ def test_labels_under_another_key() -> None:
         ({"x": E, "y": L}, "a mapping with the keys 'x', 'y'"),
         (None, "None"),
         ("ab", "a str"),
+        ((E, E + 1), "two tensors of one shape, such as two views of each item"),
         (3, "a int"),
     ],
 )
