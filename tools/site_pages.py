@@ -29,7 +29,7 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(#[^)\s]*)?(?=\))")
 """The address in a Markdown link to a file: path and anchor."""
 
 TEST = re.compile(r"\| `(tests/[^`]+)::(\w+)` \|$", re.M)
-"""The test of a guarantee, in the last column of a table. On the site it is a link: its name is longer than the guarantee."""
+"""The test of a guarantee, in the last column of a table. It is longer than the guarantee: on the site it is a link."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
