@@ -115,6 +115,7 @@ TESTED_WITH = {
     "callbacks/_targets": "callbacks/test_multilabel",
     "callbacks/_training_classes": "callbacks/test_generalization_gap",
     "callbacks/_viewers": "callbacks/test_pictures",
+    "callbacks/_watched": "callbacks/test_fit",
     "cli/_checkpoint": "cli/test_mistakes",
     "cli/_options": "cli/test_mistakes",
     "cli/curves": "cli/test_demo",

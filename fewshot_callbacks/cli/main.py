@@ -6,10 +6,12 @@ import argparse
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
 
 COMMANDS = {
     "demo": "train both heads and soft AP on the glyphs, and compare them",
@@ -117,6 +119,7 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
 def _run_of(module: str, *, owns_process: bool) -> Callable[[Sequence[str]], int | None]:
     """Import a command; in a separate process without garbage collections, which cost 0.5 s there and find nothing."""
     if owns_process:
+        warnings.showwarning = _show_warning
         gc.disable()
     try:
         run: Callable[[Sequence[str]], int | None] = import_module(f"fewshot_callbacks.cli.{module}").run
@@ -124,6 +127,21 @@ def _run_of(module: str, *, owns_process: bool) -> Callable[[Sequence[str]], int
         if owns_process:
             gc.enable()
     return run
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """Write a warning without the file and the line, which are nobody's own in a command; those of developers with them."""
+    if category is UserWarning:
+        print(f"Warning: {message}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def one_line(error: Exception) -> str:

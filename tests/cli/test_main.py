@@ -4,6 +4,7 @@ import json
 import platform
 import subprocess
 import sys
+import textwrap
 from importlib.metadata import version
 
 import numpy as np
@@ -49,6 +50,26 @@ def test_version_says_what_a_bug_report_asks_for(capsys, monkeypatch):
     assert own == f"fewshot_callbacks {fewshot_callbacks.__version__}"
     assert system == f"Python {platform.python_version()}, {platform.platform()}"
     assert others == f"torch {version('torch')}, no-such-package not installed"
+
+
+def test_a_warning_is_its_words_alone():
+    """Which line of which file of the package warns is of no use to who types a command."""
+    program = """
+        import sys, types, warnings
+        def run(words):
+            warnings.warn("Mind the gap.")
+            warnings.warn("Old.", DeprecationWarning)
+        sys.modules["fewshot_callbacks.cli.plan"] = types.SimpleNamespace(run=run)
+        from fewshot_callbacks.cli import main
+        sys.argv = ["fewshot", "plan"]
+        sys.exit(main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    first, second = done.stderr.strip().splitlines()
+    assert first == "Warning: Mind the gap."
+    assert "DeprecationWarning: Old." in second
 
 
 def test_an_interrupt_says_so(monkeypatch, capsys):

@@ -318,6 +318,20 @@ def test_no_width_scrolls_sideways(page, width):
     assert wide <= room
 
 
+def test_no_name_of_a_metric_breaks(page):
+    """`recall@10` in two lines would read as `recall@1`."""
+    resize(page, 400, 844)
+    time.sleep(0.3)
+    lines = """return [...document.querySelectorAll('table.plain tbody th')].map(cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return [cell.textContent, new Set([...range.getClientRects()].map(line => Math.round(line.top))).size];
+    })"""
+    found = dict(page.execute_script(lines))
+    assert "recall@10" in found
+    assert set(found.values()) == {1}
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_can_be_read(page, scheme):
     emulate(page, scheme)

@@ -63,7 +63,7 @@ def test_one_value_and_numpys_numbers_are_what_they_mean(name, given, meant):
     found = in_one_form(name, given)
     assert found == meant
     assert type(found) is type(meant)
-    metric = RetrievalEvaluation(options | {name: given})
+    metric = RetrievalEvaluation(**options | {name: given})
     metric.update(*made())
     assert list(metric.compute()) == list(expected.metrics())
     assert getattr(RetrievalMonitor(**({"group_size": 4} | {name: given}))._settings, name) == meant
@@ -108,7 +108,7 @@ def test_settings_that_mean_nothing(settings, message):
     with pytest.raises(ValueError, match=f"^RetrievalMonitor: {message}"):
         RetrievalMonitor(**settings)
     with pytest.raises(ValueError, match=f"^RetrievalEvaluation: {message}"):
-        RetrievalEvaluation(settings)
+        RetrievalEvaluation(**settings)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_settings_that_mean_nothing(settings, message):
 )
 def test_a_wrong_setting_of_the_metric_is_found_at_construction(settings, message):
     with pytest.raises(ValueError, match=message):
-        RetrievalEvaluation(settings)
+        RetrievalEvaluation(**settings)
 
 
 # ---------------------------------------------------------------------------------------------------------------- inputs
