@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
+from fewshot_callbacks._image_files import to_8_bits
 from fewshot_callbacks.report.items import Items
 
 LONGEST_TEXT = 160
@@ -79,8 +80,9 @@ def data_uri(shown: object, side: int) -> str:
         shown: An image of Pillow, a tensor or an array.
         side: Pixels of the longer side, if it is larger.
     """
-    if isinstance(shown, Image.Image):
-        image = shown.convert("RGBA" if "A" in shown.getbands() or "transparency" in shown.info else "RGB")
+    if isinstance(shown, Image.Image) and shown.mode not in ("I", "F"):
+        image = to_8_bits(shown)
+        image = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
         if image.mode == "RGBA":
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     else:

@@ -33,6 +33,13 @@ def test_small_images_are_kept_to_the_pixel(image):
     assert picture.getpixel((3, 3)) == (200, 200, 200)
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_images_of_more_than_8_bits_keep_their_greys(kind):
+    levels = np.linspace(0, 65535, num=64).reshape(8, 8).astype(kind)
+    picture = np.asarray(decoded(data_uri(Image.fromarray(levels), 96)))[..., 0]
+    assert np.abs(picture - levels / 257).max() <= 1
+
+
 def test_large_images_keep_their_shape():
     assert decoded(data_uri(Image.new("RGB", (1000, 500)), 96)).size == (96, 48)
 
