@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fewshot_callbacks._terminal import printable
+
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Those of torchvision's ImageFolder."""
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
@@ -106,7 +108,7 @@ class FoundFiles:
             return ""
         named = [f"{ending} {count:,}" for ending, count in self.skipped.most_common(_NAMED_AT_MOST)]
         more = ", ..." if len(self.skipped) > _NAMED_AT_MOST else ""
-        return f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(named)}{more}"
+        return printable(f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(named)}{more}")
 
 
 def images_below(

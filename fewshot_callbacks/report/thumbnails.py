@@ -53,7 +53,8 @@ class Thumbnails:
                 shown = items.picture(index)
                 content = shown[:LONGEST_TEXT] if isinstance(shown, str) else data_uri(shown, self.side)
             except Exception as error:  # one image must not take the others with it
-                file = f" ({items.files[index]})" if items.files is not None else ""
+                # between the characters that give a name a direction of its own
+                file = f" (\u2068{items.files[index]}\u2069)" if items.files is not None else ""
                 self.failures.append(f"{items.name} {index}{file}: {type(error).__name__}: {error}")
                 continue
             self.room -= len(content) + len(name) + 8

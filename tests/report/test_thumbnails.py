@@ -67,4 +67,4 @@ def test_texts_are_shortened_and_failures_named():
     thumbnails = Thumbnails([Items(None, [0, 0], "queries", shown, ["a.txt", "b.txt"])], 96, 10_000)
     thumbnails.add([(0, 0), (0, 1)])
     assert len(thumbnails.texts["0-0"]) == LONGEST_TEXT
-    assert thumbnails.failures == ["queries 1 (b.txt): OSError: gone"]
+    assert thumbnails.failures == ["queries 1 (\u2068b.txt\u2069): OSError: gone"]  # its own direction
