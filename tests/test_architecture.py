@@ -104,6 +104,7 @@ def test_every_test_file_is_named_after_a_module():
 
 
 TESTED_WITH = {
+    "_terminal": "cli/test_evaluate",
     "_trainer": "callbacks/test_training_dynamics",
     "callbacks/_chosen_queries": "callbacks/test_panels",
     "callbacks/_embedder": "callbacks/test_generalization_gap",

@@ -13,6 +13,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
+from fewshot_callbacks._terminal import printable
+
 COMMANDS = {
     "demo": "train both heads and soft AP on the glyphs, and compare them",
     "compare": "compare two runs of fit: results on the test set, and how their steps moved the embeddings",
@@ -107,12 +109,12 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt as stop:
-        print(f"\nInterrupted. {stop}".rstrip(), file=sys.stderr)
+        print(f"\nInterrupted. {printable(stop)}".rstrip(), file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError) as error:
         if os.environ.get(DEBUG):
             raise
-        print(f"fewshot {command}: {one_line(error)}", file=sys.stderr)
+        print(f"fewshot {command}: {printable(one_line(error))}", file=sys.stderr)
         return 1
 
 
