@@ -21,6 +21,7 @@ from rich.table import Table
 
 from fewshot_callbacks.cli._options import (
     NUMBER_LIST,
+    NUMBER_OR_NONE,
     WHOLE,
     WHOLE_LIST,
     WHOLE_OR_NONE,
@@ -121,6 +122,7 @@ AS_PEOPLE_WRITE = {
     OPTIONS["map_k"]: AP_LIST,
     OPTIONS["group_size"]: WHOLE_OR_NONE,
     OPTIONS["group_seed"]: WHOLE,
+    OPTIONS["memory_mb"]: NUMBER_OR_NONE,
 }
 """Type of a setting -> how a word of the command line is read."""
 

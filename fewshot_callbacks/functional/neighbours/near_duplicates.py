@@ -96,7 +96,7 @@ def near_duplicates(
         >>> near_duplicates(train, torch.tensor([[0.0, 2.0]]), at_least=1.0).first
         tensor([1])
     """
-    most = positive_whole(_CALL, "most", most, "Pass 0 to only count pairs.", least=0)
+    most = positive_whole(_CALL, "most", most, "Pass 0 to only count pairs.", least=0, most=None)
     memory = budget(_CALL, memory_mb)
     compared = compared_sets(_CALL, ("a", "b"), a, b, similarity)
     threshold = _threshold(at_least, similarity)

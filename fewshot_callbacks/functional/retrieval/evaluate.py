@@ -33,6 +33,7 @@ from fewshot_callbacks.functional.retrieval.report import RetrievalReport, notes
 from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalOptions,
     RetrievalSettings,
+    bytes_of,
     compute_device,
     shows_settings,
 )
@@ -379,9 +380,9 @@ def _by_class(
 def memory_bytes(device: torch.device, memory_mb: float, device_memory_mb: float | None) -> int:
     """Budget of the pass: main memory on the CPU, else memory of the device (by default half of what is free)."""
     if device.type == "cpu":
-        return int(memory_mb * 10**6)
+        return bytes_of(memory_mb)
     if device_memory_mb is not None:
-        return int(device_memory_mb * 10**6)
+        return bytes_of(device_memory_mb)
     free, _ = torch.cuda.mem_get_info(device)
     return int(free // 2)
 
@@ -438,7 +439,7 @@ def _prototype_accuracy(
     options: dict[str, Any] = {
         "similarity": settings.similarity,
         "same_set": inputs.same_set,
-        "memory_bytes": int(settings.memory_mb * 10**6),
+        "memory_bytes": bytes_of(settings.memory_mb),
         "processes": inputs.processes,
     }
     if asked.drawn is not None and inputs.same_set:  # a drawn query is left out of its own class's mean, too

@@ -35,6 +35,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
     GROUPED_NAMES,
     GroupedOptions,
     RetrievalSettings,
+    bytes_of,
     shows_settings,
 )
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
@@ -248,7 +249,7 @@ def search_groups(
             first = splits[0][0]
             raise _without_match(0, int(torch.isin(inputs.query_labels, first).sum()), first, inputs.label_names)
         scores = compare(inputs.queries, inputs.gallery, settings.similarity, device, inputs.processes)
-        begin = partial(open_pass, scores, memory_bytes=int(settings.memory_mb * 10**6))
+        begin = partial(open_pass, scores, memory_bytes=bytes_of(settings.memory_mb))
     query_labels, gallery_labels = inputs.query_labels.to(device), inputs.gallery_labels.to(device)
     codes = {name: None if code is None else code.to(device) for name, code in inputs.codes.items()}
     distinct = inputs.query_labels.unique()

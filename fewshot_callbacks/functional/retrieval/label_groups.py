@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional._labels import Labels, as_labels, joined_labels, word_code
 
 Unmatched = Literal["exclude", "miss"]
@@ -36,7 +37,7 @@ def label_groups(
 
     Raises:
         ValueError: If there are fewer labels than a group needs, `group_size` is below 2, `repeats` is below 1, or
-            labels are words.
+            labels are words, or the seed has more than 64 bits.
 
     Examples:
         >>> import torch
@@ -58,7 +59,7 @@ def label_groups(
         raise ValueError(
             f"{len(distinct)} labels are too few for a group of {group_size}. Use group_size <= {len(distinct)}."
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed("label_groups", "seed", seed))
     groups = len(distinct) // group_size
     splits = [torch.randperm(len(distinct), generator=generator)[: groups * group_size] for _ in range(repeats)]
     grouped: Tensor = distinct.cpu()[torch.stack(splits)]

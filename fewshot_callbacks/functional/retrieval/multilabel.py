@@ -28,6 +28,7 @@ from fewshot_callbacks.functional.retrieval.report import QueryMeans, notes_on, 
 from fewshot_callbacks.functional.retrieval.settings import (
     RankOptions,
     RetrievalSettings,
+    bytes_of,
     shows_settings,
 )
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
@@ -216,7 +217,7 @@ def _measure(
     metrics = multilabel_metrics(settings, ndcg_gain)
     values = {name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in metrics}
     tied = 0
-    rows = int(max(1, min(1024, settings.memory_mb * 10**6 // (BYTES_PER_PAIR * items))))
+    rows = int(max(1, min(1024, bytes_of(settings.memory_mb) // (BYTES_PER_PAIR * items))))
     with computing_on(None):
         is_binary = settings.similarity == "hamming"
         tiles = None if is_binary else ScoreTiles.from_rows(sets.queries, sets.items, settings.similarity)
