@@ -10,8 +10,10 @@ from torch import Tensor
 
 from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._torch_mode import default_mode
 
 
+@default_mode()
 def class_subset(
     labels: Any,
     classes: int | None = None,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._torch_mode import default_mode
 
 ClassNames = Sequence[str] | Mapping[int, str]
 
@@ -87,13 +88,14 @@ class EpisodeList:
             >>> one.hash == same.hash, one.hash == one.first(8).hash
             (True, False)
         """
-        sizes = torch.tensor([len(self), self.ways, self.shots, self.queries])
+        sizes = torch.tensor([len(self), self.ways, self.shots, self.queries], device="cpu")
         digest = hashlib.sha256()
         for part in (sizes, self.indices):
             digest.update(part.cpu().contiguous().numpy().astype("<i8").tobytes())
         return digest.hexdigest()[:12]
 
 
+@default_mode()
 def sample_episodes(
     labels: Any,
     *,

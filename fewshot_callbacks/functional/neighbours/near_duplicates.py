@@ -12,6 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.neighbours import find_pairs_above
 from fewshot_callbacks.engine.options import computing_on
 from fewshot_callbacks.engine.scores import Similarity
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.neighbours.inputs import budget, compared_sets, positive_whole
 
 _CALL = "near_duplicates"
@@ -56,6 +57,7 @@ class NearDuplicates:
         return self.total - len(self)
 
 
+@default_mode()
 def near_duplicates(
     a: Any,
     b: Any | None = None,

@@ -17,6 +17,7 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine import PairCounts, Pass, RankBlock, find_candidates, open_pass, pair_counts
 from fewshot_callbacks.engine.options import Progress, computing_on
 from fewshot_callbacks.engine.scores import compare
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,
@@ -114,7 +115,7 @@ def evaluate_retrieval(
         (True, 0)
     """
     started = time.perf_counter()
-    with processes.together():
+    with default_mode(), processes.together():
         checked = RetrievalSettings.checked(evaluate_retrieval, settings)
         ids_and_groups = {
             "query_ids": query_ids,

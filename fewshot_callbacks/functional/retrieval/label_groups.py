@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional._labels import Labels, as_labels, joined_labels, word_code
+from fewshot_callbacks.functional._torch_mode import default_mode
 
 Unmatched = Literal["exclude", "miss"]
 """What a query without a relevant candidate in its group is: left out of the mean, or a query whose search failed."""
@@ -19,6 +20,7 @@ Splits = list[list[Tensor]]
 """The labels of each group of each split."""
 
 
+@default_mode()
 def label_groups(
     labels: Any, group_size: int, seed: int = 0, repeats: int = 1
 ) -> Int[Tensor, "repeats groups group_size"]:

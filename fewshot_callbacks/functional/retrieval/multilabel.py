@@ -22,6 +22,7 @@ from fewshot_callbacks.engine.options import Progress, computing_on
 from fewshot_callbacks.engine.scores import ScoreTiles, Similarity
 from fewshot_callbacks.functional._inputs import check_embeddings, exclusion_codes
 from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.retrieval.query_metrics import query_metrics
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, depends_on_ties
 from fewshot_callbacks.functional.retrieval.report import QueryMeans, notes_on, or_none
@@ -108,6 +109,7 @@ class MultilabelReport(QueryMeans):
 
 
 @shows_settings(RankOptions, ndcg_k=(10,))
+@default_mode()
 def evaluate_multilabel(
     embeddings: Any,
     targets: Any,
