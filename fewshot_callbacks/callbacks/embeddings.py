@@ -416,7 +416,7 @@ def read_flag(
     """
     flag = _entry("gallery_flag", where, outputs, batch, owner)
     if isinstance(flag, np.ndarray | list) and all(isinstance(entry, bool | np.bool_) for entry in flag):
-        flag = torch.tensor(flag, dtype=torch.bool)
+        flag = torch.tensor(flag, dtype=torch.bool, device="cpu")
     if not isinstance(flag, Tensor) or flag.ndim != 1:
         raise UsageError(f"{owner}: gallery_flag gave {describe(flag)}; expected one boolean for each item.")
     mask = flag.detach().cpu().bool()

@@ -204,7 +204,7 @@ class RetrievalMonitor(EvaluationMonitor):
     def _collect(
         self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
     ) -> None:
-        places = torch.arange(positions.start, positions.stop)
+        places = torch.arange(positions.start, positions.stop, device="cpu")
         of_batch = (outputs, batch, len(labels), self._policy.owner, self._reader.shared.views)
         names = None if self.ids is None else read_ids(self.ids, *of_batch)
         if self.gallery_flag is None:

@@ -22,6 +22,7 @@ from rich.table import Table
 from fewshot_callbacks._terminal import as_text, note
 from fewshot_callbacks.cli._options import (
     NUMBER_LIST,
+    NUMBER_OR_NONE,
     WHOLE,
     WHOLE_LIST,
     WHOLE_OR_NONE,
@@ -122,6 +123,7 @@ AS_PEOPLE_WRITE = {
     OPTIONS["map_k"]: AP_LIST,
     OPTIONS["group_size"]: WHOLE_OR_NONE,
     OPTIONS["group_seed"]: WHOLE,
+    OPTIONS["memory_mb"]: NUMBER_OR_NONE,
 }
 """Type of a setting -> how a word of the command line is read."""
 

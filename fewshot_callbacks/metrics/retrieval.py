@@ -140,7 +140,10 @@ class RetrievalEvaluation(Metric):
         if book is not None:
             refuse_other_codes("RetrievalEvaluation.compute", labels, book)
         self.report = evaluate_retrieval(embeddings, Labels(labels, book), **self.settings)
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.report.metrics().items()}
+        return {
+            name: torch.tensor(value, dtype=torch.float64, device="cpu")
+            for name, value in self.report.metrics().items()
+        }
 
     def plot(
         self, val: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None, ax: Any | None = None

@@ -19,6 +19,7 @@ import jinja2
 
 from fewshot_callbacks import __version__
 from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.functional.retrieval.settings import bytes_of
 from fewshot_callbacks.report import content
 from fewshot_callbacks.report.findings import Findings, Model, find
 from fewshot_callbacks.report.items import Items
@@ -96,7 +97,7 @@ def write_report(
     findings = find(model, other, train, settings, sets)
     shown = content.page_data(model, other, findings, sets, settings)
     bare = len(_json(shown.data))
-    most = int(settings.max_mb * 1e6)
+    most = bytes_of(settings.max_mb)
     thumbnails = Thumbnails(sets, settings.thumbnail, most - bare - 120_000)
     thumbnails.add(shown.wanted)
     left_out = _left_out(model, findings, thumbnails, settings)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.neighbours import find_pairs_above
 from fewshot_callbacks.engine.options import computing_on
 from fewshot_callbacks.engine.scores import Similarity
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.neighbours.inputs import budget, compared_sets, positive_whole
 
 _CALL = "near_duplicates"
@@ -56,6 +57,7 @@ class NearDuplicates:
         return self.total - len(self)
 
 
+@default_mode()
 def near_duplicates(
     a: Any,
     b: Any | None = None,
@@ -96,7 +98,7 @@ def near_duplicates(
         >>> near_duplicates(train, torch.tensor([[0.0, 2.0]]), at_least=1.0).first
         tensor([1])
     """
-    most = positive_whole(_CALL, "most", most, "Pass 0 to only count pairs.", least=0)
+    most = positive_whole(_CALL, "most", most, "Pass 0 to only count pairs.", least=0, most=None)
     memory = budget(_CALL, memory_mb)
     compared = compared_sets(_CALL, ("a", "b"), a, b, similarity)
     threshold = _threshold(at_least, similarity)

@@ -14,6 +14,7 @@ from fewshot_callbacks.engine.options import computing_on
 from fewshot_callbacks.engine.scores import Similarity
 from fewshot_callbacks.functional._inputs import exclusion_codes
 from fewshot_callbacks.functional._labels import Labels, check_labels, numbered, read_labels
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.neighbours.inputs import budget, chosen, compared_sets, positive_whole
 
 _CALL = "nearest"
@@ -67,6 +68,7 @@ class Neighbours:
         return torch.where(self.relevant.any(dim=1), rank, 0)
 
 
+@default_mode()
 def nearest(
     embeddings: Any,
     labels: Any | None = None,
@@ -159,6 +161,7 @@ def nearest(
     return Neighbours(index, indices, scores, _tied(scores, found.left_out), found.left_out, relevant)
 
 
+@default_mode()
 def merged(*parts: Neighbours) -> Neighbours:
     """Merge the neighbours of the same queries that several processes have found, each in its own part of a gallery.
 

@@ -22,6 +22,7 @@ from fewshot_callbacks.distributed.processes import ALONE
 from fewshot_callbacks.engine import Pass, find_candidates, open_pass
 from fewshot_callbacks.engine.options import computing_on
 from fewshot_callbacks.engine.scores import compare
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
@@ -35,6 +36,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
     GROUPED_NAMES,
     GroupedOptions,
     RetrievalSettings,
+    bytes_of,
     shows_settings,
 )
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
@@ -181,22 +183,23 @@ def grouped_recall(
         )
     if given is not None and repeats != 1:
         raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
-    inputs = collect_inputs(
-        _CALL,
-        ALONE,
-        embeddings,
-        labels,
-        gallery,
-        gallery_labels,
-        query_ids=query_ids,
-        gallery_ids=gallery_ids,
-        query_groups=query_groups,
-        gallery_groups=gallery_groups,
-        as_codes=checked.similarity == "hamming",
-    )
-    splits = choose_groups(_CALL, "groups", inputs, checked, repeats)
-    with computing_on(torch.device("cpu")):
-        return search_groups(inputs, splits, checked)
+    with default_mode():
+        inputs = collect_inputs(
+            _CALL,
+            ALONE,
+            embeddings,
+            labels,
+            gallery,
+            gallery_labels,
+            query_ids=query_ids,
+            gallery_ids=gallery_ids,
+            query_groups=query_groups,
+            gallery_groups=gallery_groups,
+            as_codes=checked.similarity == "hamming",
+        )
+        splits = choose_groups(_CALL, "groups", inputs, checked, repeats)
+        with computing_on(torch.device("cpu")):
+            return search_groups(inputs, splits, checked)
 
 
 def choose_groups(
@@ -248,7 +251,7 @@ def search_groups(
             first = splits[0][0]
             raise _without_match(0, int(torch.isin(inputs.query_labels, first).sum()), first, inputs.label_names)
         scores = compare(inputs.queries, inputs.gallery, settings.similarity, device, inputs.processes)
-        begin = partial(open_pass, scores, memory_bytes=int(settings.memory_mb * 10**6))
+        begin = partial(open_pass, scores, memory_bytes=bytes_of(settings.memory_mb))
     query_labels, gallery_labels = inputs.query_labels.to(device), inputs.gallery_labels.to(device)
     codes = {name: None if code is None else code.to(device) for name, code in inputs.codes.items()}
     distinct = inputs.query_labels.unique()

@@ -32,6 +32,9 @@ CURVE_POINTS = 200
 EARLY_RANKS = 2**14
 """Negatives whose scores are asked for early, since one of them will matter; more cost more than another pass may."""
 
+MOST_RECOUNTS = 1000
+"""Recounts after which the search gives up, instead of going on for ever: one or two are the rule."""
+
 
 @dataclass(frozen=True)
 class Open:
@@ -92,7 +95,15 @@ def decide(first: PairCounts, request: PooledRequest) -> PooledDecisions:
     coarse = asked.decisive & (bins.low < bins.high) if asked is not None else np.zeros(0, bool)
     if coarse.any() and not request.average_precision:  # each relevant score in a bin leaves less open than the bin
         asked = _ask(Known(first, bins, first, first.bins(bins.of(coarse))), questions, answers)
+    recounts = 0
     while asked is not None:
+        recounts += 1
+        if recounts > MOST_RECOUNTS:
+            raise RuntimeError(
+                f"evaluate_retrieval: {MOST_RECOUNTS} recounts of the pairs have not settled the thresholds. Does something "
+                "flush denormal numbers to zero while it runs, such as torch.set_flush_denormal(True) in a callback? If "
+                "not, please report this error."
+            )
         counts, scanned = first.count_exactly(asked)
         passes += scanned
         asked = _ask(Known(first, bins, counts, counts.bins()), questions, answers)
