@@ -1,59 +1,84 @@
-# Each target does everything on a fresh machine: it makes .venv and installs what it needs.
+# Each target does everything on a fresh machine: it makes .venv, and installs there what it needs and no more, in the
+# versions of constraints.txt. `make test CONSTRAINTS=.github/oldest.txt` takes the oldest that are supported, and
+# `make test CONSTRAINTS=` the newest that there are; either replaces the .venv of other versions.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.installed
+MADE := $(VENV)/.made-with-$(or $(notdir $(CONSTRAINTS)),newest)
+INSTALL := $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-all docs format notebook bench figures mutants clean
+.PHONY: demo test test-all check format docs notebook bench figures mutants lock clean
+.NOTPARALLEL: # two installations into one environment
 
-demo: $(READY)
+demo: $(VENV)/.for-demo
 	$(BIN)/fewshot demo
 
-test: $(READY)
+test: $(VENV)/.for-test
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not exhaustive"
+
+# also every case of the long sweeps, and property tests on new random examples each time
+test-all: $(VENV)/.for-test
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --hypothesis-profile random
+
+# format, lint, spelling and types
+check: $(VENV)/.for-check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/typos
 	$(BIN)/mypy
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not exhaustive"
 
-# also every case of the long sweeps, and property tests on new random examples each time
-test-all: $(READY)
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --hypothesis-profile random
-
-# the documentation site in build/site; a warning or a broken link is an error
-docs: $(READY)
-	$(BIN)/python -m pip install --quiet --editable ".[docs]"
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "build/site/index.html"
-
-format: $(READY)
+format: $(VENV)/.for-check
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-notebook: $(READY)
+# the documentation site in build/site; a warning or a broken link is an error
+docs: $(VENV)/.for-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+notebook: $(VENV)/.for-test
 	$(BIN)/python examples/run_notebook.py
 
-bench: $(READY)
+bench: $(VENV)/.for-bench
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/episodes.py
 	$(BIN)/python benchmarks/retrieval.py --rows floor ours argsort
 
 # every figure of the documentation, from docs/figures/data; --measure repeats the trainings behind them
-figures: $(READY)
+figures: $(VENV)/.for-test
 	$(BIN)/python tools/figures.py
 
 # mistakes put into the code, SAMPLE of them drawn by SEED, and whether a test fails: tools/mutants/README.md; it takes hours
-mutants: $(READY)
-	$(BIN)/python -m pip install --quiet --editable ".[dev,mutants]"
+mutants: $(VENV)/.for-test $(VENV)/.for-mutants
 	OMP_NUM_THREADS=1 $(BIN)/python tools/mutants/run.py --sample $(SAMPLE) --seed $(SEED)
 
-$(READY): pyproject.toml
+# constraints.txt with the newest versions that pyproject.toml and tools/lock.in allow, for all Pythons and systems
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --upgrade uv
+	build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --annotation-style line \
+		--custom-compile-command "make lock" --output-file constraints.txt pyproject.toml tools/lock.in
+
+# .unfinished stands while something is installed. pip takes a package whose files it has half written for an installed
+# one, so that an environment in which an installation was interrupted is made anew; one that failed, as without a
+# network, has changed nothing.
+$(MADE): $(wildcard $(VENV)/.unfinished)
+	rm -rf $(VENV)
+	mkdir $(VENV)
+	touch $(VENV)/.unfinished
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[dev]"
-	touch $(READY)
+	$(INSTALL) --upgrade pip
+	mv $(VENV)/.unfinished $@
+
+# the package with an extra; the demo needs none
+$(VENV)/.for-%: $(MADE) pyproject.toml $(CONSTRAINTS)
+	touch $(VENV)/.unfinished
+	trap 'exit 130' INT TERM HUP; $(INSTALL) $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS)) \
+		--editable ".$(if $(filter-out demo,$*),[$*])" || { rm $(VENV)/.unfinished; exit 1; }
+	mv $(VENV)/.unfinished $@
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .mutants

@@ -2,15 +2,16 @@
 
     python benchmarks/feasibility.py
 
-It prints the figures of docs/feasibility.md that need no long run: the floating-point operations of J of one batch (counted
-as PyTorch carries them out), its time beside that of the scatter matrices of d x d, the operations and the memory of two
-evaluations, what the whole matrix of similarities takes if it is sorted at once (measured, per pair), and what a T4 and
-its link would need at their peak rates. Runs of the two evaluations: benchmarks/retrieval.py.
+It prints the figures of docs/feasibility.md that need no long run: the floating-point operations of J of one batch, by a
+formula and counted while it runs, its time beside that of the scatter matrices of d x d, the operations and the memory of
+two evaluations, what the whole matrix of similarities takes if it is sorted at once (measured, per pair), and what a T4
+and its link would need at their peak rates. Runs of the two evaluations: benchmarks/retrieval.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import math
 import statistics
 import sys
@@ -18,8 +19,11 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numba
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +34,8 @@ from _embeddings import make
 from retrieval import PeakMemory
 
 from fewshot_callbacks import discriminant_ratio
+from fewshot_callbacks.engine.options import engine_options
+from fewshot_callbacks.functional import _scatter_kernel
 from fewshot_callbacks.functional.retrieval import plan_evaluation
 
 T4_OPERATIONS = 8.1e12
@@ -43,33 +49,121 @@ SCENARIOS = {"A": 158_652, "B": 31_730}
 
 MOVES = frozenset({
     "_to_copy", "alias", "as_strided", "clone", "constant_pad_nd", "copy_", "detach", "empty", "expand", "fill_", "full",
-    "gather", "index", "index_select", "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute",
-    "select", "slice", "sort", "squeeze", "t", "transpose", "unsqueeze", "view", "zero_", "zeros", "zeros_like",
+    "gather", "index", "index_select", "lift_fresh", "new_empty", "new_full", "new_ones", "new_zeros", "ones",
+    "ones_like", "permute", "select", "slice", "sort", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view",
+    "zero_", "zeros", "zeros_like",
 })  # fmt: skip
 """What moves numbers, compares them or makes constants, and computes nothing."""
 
 
 class CountOperations(TorchDispatchMode):
-    """Counts the floating-point operations of what PyTorch carries out inside the `with`, from above.
+    """Counts the floating-point operations inside the `with`: those of PyTorch, and those of the compiled kernel of J.
 
-    One for each element of the result; for a sum, a mean or an `index_add_`, one for each element that is added; two
-    for each multiply-add of a matrix product. Anything but arithmetic is not counted.
+    Of PyTorch, one for each element of the result; for a sum, a mean or an `index_add_`, one for each element that is
+    added; two for each multiply-add of a matrix product, and for each element of a length. Anything but arithmetic is not
+    counted.
+
+    PyTorch does not see inside a compiled kernel. Its source is therefore run uncompiled, on numbers that count each
+    addition, subtraction, multiplication, division and power of theirs; comparisons and indices are not counted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations = 0
 
+    def __enter__(self) -> CountOperations:
+        self._compiled = _scatter_kernel.ratios
+        _scatter_kernel.ratios = self._count_kernel
+        super().__enter__()
+        return self
+
+    def __exit__(self, *of_error: Any) -> None:
+        _scatter_kernel.ratios = self._compiled
+        super().__exit__(*of_error)
+
     def __torch_dispatch__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name in {"mm", "bmm"}:
+        if name in {"mm", "bmm", "mv"}:
             self.operations += 2 * result.numel() * args[0].shape[-1]
         elif name not in MOVES and isinstance(result, Tensor) and result.is_floating_point():
-            self.operations += max(tensor.numel() for tensor in (result, *args) if isinstance(tensor, Tensor))
+            largest = max(tensor.numel() for tensor in (result, *args) if isinstance(tensor, Tensor))
+            self.operations += largest * (2 if name == "linalg_vector_norm" else 1)
         return result
+
+    def _count_kernel(self, *given: Any) -> tuple[float, ...]:
+        with np.errstate(over="ignore"):  # the hash of a label is computed modulo 2^64
+            return tuple(float(value) for value in uncompiled(_scatter_kernel, self).ratios(*given))
+
+
+def uncompiled(kernels: ModuleType, counter: CountOperations) -> ModuleType:
+    """Return the module anew, without numba, whose float64 numbers count what is done with them."""
+    assert kernels.__spec__ is not None
+    spec = importlib.util.spec_from_file_location("uncompiled_kernels", kernels.__spec__.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    before, numba.config.DISABLE_JIT = numba.config.DISABLE_JIT, True
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        numba.config.DISABLE_JIT = before
+    module.np = CountingNumpy(counter)
+    return module
+
+
+class CountingNumpy:
+    """NumPy, but for float64: numbers and arrays of them count."""
+
+    def __init__(self, counter: CountOperations) -> None:
+        self.float64 = counting_float(counter)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def zeros(self, shape: int | tuple[int, ...]) -> Any:
+        array = np.empty(shape, dtype=object)
+        array.fill(self.float64(0.0))  # `np.full` would make plain numbers of them
+        return array
+
+
+def counting_float(counter: CountOperations) -> type[float]:
+    """Return a type of numbers that add one to the counter with each operation, whose result is of this type, too."""
+
+    def counted(name: str) -> Callable[..., float]:
+        plain = getattr(float, name)
+
+        def operate(self: float, other: float) -> float:
+            counter.operations += 1
+            return Counting(plain(self, float(other)))
+
+        return operate
+
+    operators = ("add", "sub", "mul", "truediv", "pow")
+    Counting: type[float] = type(
+        "Counting",
+        (float,),
+        {name: counted(name) for one in operators for name in (f"__{one}__", f"__r{one}__")},
+    )
+    return Counting
+
+
+def operations_of_j(items: int, dim: int, classes: int, alone: int = 0) -> int:
+    """Return the floating-point operations of J and the variance ratio of a batch, which one kernel computes together.
+
+    For each component of each item: two for the mean of its class, four for the scatter within. For each component of a
+    class: one for its mean (unless it has a single item), and for the scatter between five for the centre and eight for
+    the distance to it. The rest does not grow with the dimension: three for each item, one for each class, eleven in all.
+
+    Args:
+        items: Items of the batch.
+        dim: Their dimension.
+        classes: Classes of the batch.
+        alone: Classes that have a single item.
+    """
+    return 6 * items * dim + (14 * classes - alone) * dim + 3 * items + classes + 11
 
 
 def by_scatter_matrices(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -107,19 +201,31 @@ def processor_seconds(run: Callable[[], object], repeats: int = 50) -> float:
 def batch_table(batch: int, dim: int) -> str:
     embeddings = torch.randn(batch, dim, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(batch) % max(batch // 4, 1)  # four items of a class
+    classes = int(labels.max()) + 1
+
+    def by_pytorch(embeddings: Tensor, labels: Tensor) -> Tensor:
+        with engine_options(kernel="pytorch"):
+            return discriminant_ratio(embeddings, labels)
+
     rows = []
-    for name, run in (("ours", discriminant_ratio), ("by matrices of d x d", by_scatter_matrices)):
+    ways = {
+        "ours, the compiled kernel, with the variance ratio": discriminant_ratio,
+        "ours by PyTorch, as on a GPU": by_pytorch,
+        "by matrices of d x d": by_scatter_matrices,
+    }
+    for name, run in ways.items():
         with CountOperations() as counter:
             value = float(run(embeddings, labels))
         spent = processor_seconds(lambda run=run: run(embeddings, labels))
         rows.append(
-            f"| {name} | {value:.6f} | {counter.operations:.3g} | {counter.operations / (batch * dim):.1f} "
+            f"| {name} | {value:.6f} | {counter.operations:,} | {counter.operations / (batch * dim):.1f} "
             f"| {1e6 * spent:.0f} | {1e6 * counter.operations / T4_OPERATIONS:.2f} |"
         )
-    classes = int(labels.max()) + 1
+    formula = operations_of_j(batch, dim, classes)
     return "\n".join([
-        f"J of B = {batch} items of {classes} classes, d = {dim}: B d = {batch * dim:,}, B d^2 = {batch * dim**2:.3g}\n",
-        "| | J | operations | in B d | processor, microseconds | a T4 at its peak, microseconds (calculated) |",
+        f"J of B = {batch} items of C = {classes} classes, d = {dim}: B d = {batch * dim:,}, B d^2 = {batch * dim**2:.3g}",
+        f"The kernel by formula: 6 B d + 14 C d + 3 B + C + 11 = {formula:,}\n",
+        "| | J | operations, counted | in B d | processor, microseconds | a T4 at its peak, microseconds (calculated) |",
         "| --- | --- | --- | --- | --- | --- |",
         *rows,
     ])  # fmt: skip

@@ -23,6 +23,7 @@ import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
@@ -188,6 +189,12 @@ def with_ends(value: float, interval: Interval) -> str:
     return f"{percent(value)} ({percent(interval.low)} to {percent(interval.high)})"
 
 
+def normal_error(grouped: GroupedRecall) -> float:
+    """The standard error over groups, of which the source's interval is 1.96 on either side (its section 3.2)."""
+    of_groups = grouped.per_group[1][0].double()
+    return float(of_groups.std() / len(of_groups) ** 0.5)
+
+
 def over_seeds(values: list[float]) -> tuple[float, Interval]:
     """The mean over trainings, and its 95 % interval by Student's t."""
     values = torch.tensor(values, dtype=torch.float64)
@@ -252,19 +259,17 @@ for fraction in fractions:
         for number in range(draws if fraction > 1 else 1)
     ]
     by_fraction[fraction] = subsets
-    one = subsets[0]
     console.print(
-        f"{one.classes} classes: Recall@1 {with_ends(one.recall_at[1], one.intervals['recall@1'])}, "
-        f"Grouped Recall@1 {with_ends(one.grouped.at[1], one.grouped.intervals[1])}"
+        f"{subsets[0].classes} classes, mean of {len(subsets)}: Recall@1 "
+        f"{percent(mean(part.recall_at[1] for part in subsets))}, "
+        f"Grouped Recall@1 {percent(mean(part.grouped.at[1] for part in subsets))}"
     )
 whole = by_fraction[1][0]
-covered = [
-    sum(
-        part.grouped.intervals[1].low <= whole.grouped.at[1] <= part.grouped.intervals[1].high
-        for part in by_fraction[fraction]
-    )
-    for fraction in fractions[:-1]
-]
+covered, covered_normal = [], []  # by our interval, and by the source's
+for fraction in fractions[:-1]:
+    parts = [part.grouped for part in by_fraction[fraction]]
+    covered.append(sum(part.intervals[1].low <= whole.grouped.at[1] <= part.intervals[1].high for part in parts))
+    covered_normal.append(sum(abs(part.at[1] - whole.grouped.at[1]) <= 1.96 * normal_error(part) for part in parts))
 
 # ------------------------------------------------------------------------------ table 1: two halves of the unseen classes
 differences = []
@@ -273,9 +278,19 @@ for halved in halves(unseen.labels):
     assert isinstance(one.grouped, GroupedRecall)
     grouped = one.grouped.minus(other.grouped)[1]
     plain = one.recall_at[1] - other.recall_at[1]
-    differences.append((not grouped.is_beyond_chance, abs(grouped.value), grouped.interval.half_width, abs(plain)))
-inside, *sums = (sum(column) for column in zip(*differences, strict=True))
-mean_difference, mean_bound, mean_plain = (total / halvings for total in sums)
+    normal = 1.96 * math.hypot(normal_error(one.grouped), normal_error(other.grouped))  # the source's bound
+    differences.append(
+        (
+            not grouped.is_beyond_chance,
+            abs(grouped.value) <= normal,
+            abs(grouped.value),
+            grouped.interval.half_width,
+            normal,
+            abs(plain),
+        )
+    )
+inside, inside_normal, *sums = (sum(column) for column in zip(*differences, strict=True))
+mean_difference, mean_bound, mean_normal_bound, mean_plain = (total / halvings for total in sums)
 
 # ----------------------------------------------------------------------------------- figure 2: checkpoints of one training
 everything = torch.arange(len(unseen))
@@ -336,22 +351,29 @@ write(data, options.output, ["class_count", "dropout_gap", *(["model_size_gap"] 
 
 # ---------------------------------------------------------------------------------------------------------------- tables
 lines = [
-    "| classes | Recall@1 | Grouped Recall@1 | draws whose interval contains the value of all classes |",
-    "| --- | --- | --- | --- |",
+    f"| classes | Recall@1, mean of {draws} draws (lowest to highest) | Grouped Recall@1 | its interval, mean ends "
+    "| draws whose interval contains the value of all classes | the same, mean ± 1.96 standard errors |",
+    "| --- | --- | --- | --- | --- | --- |",
 ]
-for fraction, held in zip(fractions, [*covered, None], strict=True):
-    one = by_fraction[fraction][0]
-    lines.append(
-        f"| {one.classes} | {with_ends(one.recall_at[1], one.intervals['recall@1'])} "
-        f"| {with_ends(one.grouped.at[1], one.grouped.intervals[1])} "
-        f"| {'' if held is None else f'{held} of {draws}'} |"
-    )
+held_of = zip([*covered, None], [*covered_normal, None], strict=True)
+for fraction, held in zip(fractions, held_of, strict=True):
+    parts = by_fraction[fraction]
+    cells = [str(parts[0].classes)]
+    for values in ([part.recall_at[1] for part in parts], [part.grouped.at[1] for part in parts]):
+        around = f" ({percent(min(values))} to {percent(max(values))})" if len(values) > 1 else ""
+        cells.append(percent(mean(values)) + around)
+    ends_of = mean_interval([part.grouped.intervals[1] for part in parts])
+    cells.append(f"{percent(ends_of.low)} to {percent(ends_of.high)}")
+    cells += ["" if count is None else f"{count} of {draws}" for count in held]
+    lines.append(f"| {' | '.join(cells)} |")
 lines += [
     "",
     "| two halves | |",
     "| --- | --- |",
-    f"| halvings whose difference in Grouped Recall@1 is inside its bound | {inside} of {halvings} |",
-    f"| mean difference, mean bound (percentage points) | {percent(mean_difference)}, {percent(mean_bound)} |",
+    f"| halvings whose difference in Grouped Recall@1 is inside our bound | {inside} of {halvings} |",
+    f"| inside the source's, 1.96 √(s₁² / n₁ + s₂² / n₂) | {inside_normal} of {halvings} |",
+    f"| mean difference (percentage points) | {percent(mean_difference)} |",
+    f"| mean bound, ours and the source's | {percent(mean_bound)}, {percent(mean_normal_bound)} |",
     f"| mean difference in plain Recall@1 | {percent(mean_plain)} |",
     f"| rank correlation of both metrics over {len(points)} checkpoints | {correlation:.3f} |",
     "",
@@ -398,8 +420,12 @@ if len(of_width) > 1:
     json.dumps(
         {
             "inside": inside,
+            "inside_normal": inside_normal,
             "halvings": halvings,
             "covered": {str(classes // fraction): held for fraction, held in zip(fractions[:-1], covered, strict=True)},
+            "covered_normal": {
+                str(classes // fraction): held for fraction, held in zip(fractions[:-1], covered_normal, strict=True)
+            },
             "rank_correlation": None if math.isnan(correlation) else correlation,
             "gaps": {f"{dropout:g}": gap.metrics() for dropout, gap in rows},
             "gaps_of_widths": {filters: [gap.metrics() for _, gap in gaps] for filters, gaps in of_width.items()},

@@ -6,7 +6,7 @@ A part of it:       python examples/train_on_average_precision.py --data glyphs 
 
 Every method trains the same small network on as many images, with the learning rate, out of three, that gives the highest
 mAP on the validation classes with the first seed; then it is tested with each seed on classes never seen. Batches hold 4
-images of each of their classes. Other losses are those of pytorch-metric-learning (`pip install -e ".[dev]"`). It writes to
+images of each of their classes. Other losses are those of pytorch-metric-learning (`pip install -e ".[test]"`). It writes to
 runs/average_precision:
 
     results.jsonl    a line for each network; what stands there is not trained again
@@ -120,6 +120,7 @@ methods = {
     "softmax": Method("softmax head", lambda classes, dim: EpisodeLoss(SoftmaxHead())),
     "dr": Method("DR head", lambda classes, dim: EpisodeLoss(DistanceRatioHead())),
     "triplet": mined("triplet, distance-weighted", losses.TripletMarginLoss(0.2), miners.DistanceWeightedMiner()),
+    "triplet-unmined": Method("triplet, all triplets of the batch", lambda classes, dim: losses.TripletMarginLoss(0.2)),
     "multi-similarity": mined("multi-similarity", losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner()),
     "arcface": Method("ArcFace", losses.ArcFaceLoss),
     "fastap": Method("FastAP", lambda classes, dim: losses.FastAPLoss()),

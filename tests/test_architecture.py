@@ -110,6 +110,7 @@ def test_every_test_file_is_named_after_a_module():
 
 
 TESTED_WITH = {
+    "_terminal": "cli/test_evaluate",
     "_trainer": "callbacks/test_training_dynamics",
     "callbacks/_chosen_queries": "callbacks/test_panels",
     "callbacks/_embedder": "callbacks/test_generalization_gap",
@@ -121,6 +122,7 @@ TESTED_WITH = {
     "callbacks/_targets": "callbacks/test_multilabel",
     "callbacks/_training_classes": "callbacks/test_generalization_gap",
     "callbacks/_viewers": "callbacks/test_pictures",
+    "callbacks/_watched": "callbacks/test_fit",
     "cli/_checkpoint": "cli/test_mistakes",
     "cli/_options": "cli/test_mistakes",
     "cli/curves": "cli/test_demo",

@@ -66,7 +66,7 @@ OTHERS = {
         "max_share": 0.1, "prefix": "gap", "prog_bar": False, "strict": None,
     },
     "RetrievalMonitor": {
-        "ndcg_gain": "exponential", "prog_bar": True, "strict": None, "prefix": None, "gallery_loader": None,
+        "ndcg_gain": "exponential", "prog_bar": True, "strict": None, "name": None, "gallery_loader": None,
         "gallery_flag": None,
     },
     "EmbeddingModule": {

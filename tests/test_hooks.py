@@ -1,4 +1,4 @@
-"""The hooks before a commit check what `make test` checks, with the same tools."""
+"""The hooks before a commit check what `make check` checks, with the same tools."""
 
 import re
 import tomllib
@@ -13,11 +13,13 @@ HOOKS = {
     entry["repo"]: entry
     for entry in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
 }
-DEV = {
+CHECK = {
     requirement.name: requirement.specifier
     for requirement in map(
         Requirement,
-        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]["dev"],
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"][
+            "check"
+        ],
     )
 }
 
@@ -35,7 +37,7 @@ DEV = {
 )
 def test_a_hook_has_a_version_that_the_extra_allows(repository, tool, ids):
     entry = HOOKS[repository]
-    assert entry["rev"].removeprefix("v") in DEV[tool]
+    assert entry["rev"].removeprefix("v") in CHECK[tool]
     assert [hook["id"] for hook in entry["hooks"]] == list(ids)
-    recipe = re.search(r"^test: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1]
+    recipe = re.search(r"^check: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[1]
     assert all(f"$(BIN)/{command}" in recipe for command in ids.values())

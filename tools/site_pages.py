@@ -28,6 +28,9 @@ OUTSIDE = {
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)(#[^)\s]*)?(?=\))")
 """The address in a Markdown link to a file: path and anchor."""
 
+TEST = re.compile(r"\| `(tests/[^`]+)::(\w+)` \|$", re.M)
+"""The test of a guarantee, in the last column of a table. It is longer than the guarantee: on the site it is a link."""
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Take the address of the repository from pyproject.toml, the only place where it stands."""
@@ -64,4 +67,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
             return match[0]  # MkDocs says that there is no such file
         return posixpath.relpath(on_site, posixpath.dirname(page.file.src_uri) or ".") + anchor
 
+    if page.file.src_uri == "guarantees.md":
+        page.meta["hide"] = ["navigation"]  # 190 rows: the wider the table, the shorter the page
+        markdown = TEST.sub(lambda match: f"| [test]({_line_of(config, *match.groups())}) |", markdown)
     return LINK.sub(target, markdown)
+
+
+def _line_of(config: MkDocsConfig, path: str, test: str) -> str:
+    """Return the address of a test in the repository, with its path and name to show under the pointer."""
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if text.lstrip().startswith(f"def {test}("))
+    return f'{config.repo_url}/blob/main/{path}#L{line} "{path}::{test}"'

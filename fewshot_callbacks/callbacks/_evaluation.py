@@ -11,6 +11,7 @@ from torch.utils.data import DistributedSampler
 
 from fewshot_callbacks._trainer import evaluation_loaders, items_of_batches, unpadded_length
 from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
+from fewshot_callbacks.callbacks._watched import near, same_but_for_spelling, watched
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.functional._labels import Labels
@@ -31,8 +32,6 @@ class EvaluationMonitor(Callback, ABC):
         strict: See `FailurePolicy`.
     """
 
-    prefix: str | None = None
-    """first part of the keys; None for the stage, `val` or `test`"""
     _remedy_for_two = "Keep one of them."
     _remedy_for_repeats = "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
 
@@ -43,6 +42,7 @@ class EvaluationMonitor(Callback, ABC):
         self._failed: dict[int, Exception] = {}
         self._seen: dict[int, int] = {}
         self._batches: dict[int, int] = {}
+        self._logged_in_sanity_check: set[str] | None = None
 
     # ------------------------------------------------------------------------------------ to be implemented by subclasses
 
@@ -60,6 +60,10 @@ class EvaluationMonitor(Callback, ABC):
     def _forget(self) -> None:
         """Drop the collected set."""
 
+    @abstractmethod
+    def _keys(self, trainer: Trainer) -> set[str]:
+        """Return the keys of a validation whose loaders are known."""
+
     # -------------------------------------------------------------------------------------------------------------- hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -75,6 +79,7 @@ class EvaluationMonitor(Callback, ABC):
                     f"Two {owner}s in one Trainer would log under the same keys, and Lightning would log their mean. "
                     + self._remedy_for_two
                 )
+        self._logged_in_sanity_check = None
         self._policy.begin()
         self._reader.attach(pl_module)
 
@@ -131,14 +136,48 @@ class EvaluationMonitor(Callback, ABC):
         """Measure the set, before checkpoints and early stopping read the values."""
         self._end(trainer, pl_module, "val")
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note what others have logged in the sanity check."""
+        if trainer.sanity_checking:
+            self._logged_in_sanity_check = set(trainer.callback_metrics)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the keys that checkpoints, early stopping and schedulers monitor.
+
+        Raises:
+            UsageError: If one waits for a key that is a known one misspelt, and the sanity check showed that nobody logs it.
+        """
+        monitors = [each for each in trainer.callbacks if isinstance(each, EvaluationMonitor)]  # type: ignore[attr-defined]
+        if monitors[0] is not self:
+            return
+        known = set().union(*(each._keys(trainer) for each in monitors))
+        logged = self._logged_in_sanity_check
+        for key, who in watched(trainer).items():
+            if key in known or key in (logged or ()):
+                continue
+            meant = same_but_for_spelling(key, sorted(known))
+            other = meant or near(key, sorted(known))
+            if other is None:
+                continue
+            fact = f"{who}(monitor={key!r}): no monitor here logs this value, and nothing else has so far"
+            error = f"{fact}. Did you mean {other!r}?"
+            if meant is not None and logged is not None:
+                self._policy.handle(UsageError(error), "Lightning will find no value to monitor.")
+            else:
+                self._policy.warn(error)
+
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the set."""
         self._end(trainer, pl_module, "test")
 
     # ---------------------------------------------------------------------------------------------------- private helpers
 
+    def _prefix(self, stage: str) -> str:
+        """Return the first part of the keys in a stage."""
+        return stage
+
     def _prefixes(self) -> set[str]:
-        return {"val", "test"} if self.prefix is None else {self.prefix}
+        return {self._prefix(stage) for stage in STEPS}
 
     def _begin(self) -> None:
         self._failed, self._seen, self._batches = {}, {}, {}

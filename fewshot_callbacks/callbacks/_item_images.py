@@ -117,7 +117,7 @@ class ItemImages:
             image = _small_copy(images[int(number) % len(images)])  # views follow one another
             if isinstance(image, Tensor) and image.numel():
                 size = image.numel() * image.element_size()
-                self._most = max(1, min(MOST_KEPT, int(self.kept_mb * 1e6 / size)))
+                self._most = max(1, int(min(MOST_KEPT, self.kept_mb * 1e6 / size)))
             self._keep(int(everywhere[number]), int(hashes[number]), image)
 
     def _keep(self, position: int, order: int, image: Any) -> None:

@@ -10,7 +10,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from fewshot_callbacks._trainer import evaluation_loaders
-from fewshot_callbacks.callbacks._evaluation import STEPS
 from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing, Stopwatch, log_figures
 from fewshot_callbacks.callbacks._retrieved import Label
@@ -32,7 +31,7 @@ class PictureCallback(Viewer):
         every_n_epochs: Draw at most once in this number of epochs, beginning with the first.
         max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
             None never skips an epoch.
-        prefix: Draw the sets of the monitor whose keys begin with it; None draws those of every monitor.
+        prefix: Draw the sets whose keys begin with it, such as `val` or `val/t2i`; None draws all.
 
     Raises:
         ValueError: A setting is out of range.
@@ -82,14 +81,14 @@ class PictureCallback(Viewer):
                 f"{owner} draws what a RetrievalMonitor has evaluated, but this Trainer has none. Add one: "
                 f"Trainer(callbacks=[RetrievalMonitor(), {owner}()])."
             )
-        known = sorted({prefix for each in monitors for prefix in ([each.prefix] if each.prefix else STEPS)})
-        if self.prefix is not None and self.prefix not in known:
+        known = sorted({prefix for each in monitors for prefix in each._prefixes()})
+        if not any(_begins(prefix, self.prefix) for prefix in known):
             raise UsageError(
                 f"{owner}(prefix={self.prefix!r}): no RetrievalMonitor has this prefix; there are "
                 f"{', '.join(map(repr, known))}. Pass one of these, or leave out prefix for all."
             )
         alike = [other for other in callbacks if type(other) is type(self) and other is not self]
-        if any(self.prefix is None or other.prefix in (None, self.prefix) for other in alike):
+        if any(_begins(self.prefix, other.prefix) or _begins(other.prefix, self.prefix) for other in alike):
             raise UsageError(
                 f"Two {owner}s in one Trainer would draw under the same names. Give them different prefixes."
             )
@@ -136,7 +135,7 @@ class PictureCallback(Viewer):
 
     def wants(self, prefix: str) -> bool:
         """Decide whether the sets of this epoch whose keys begin with the prefix are to be shown."""
-        return self._is_due and self.prefix in (None, prefix)
+        return self._is_due and _begins(prefix, self.prefix)
 
     def see_set(self, trainer: Trainer, evaluated: EvaluatedSet) -> None:
         """Draw the figures of a set and log them; turn an error into a warning, shown once."""
@@ -197,6 +196,11 @@ class PictureCallback(Viewer):
     def _loader_of(self, items: ItemSet) -> tuple[str, Any]:
         """Return the name of the loader of a set, and the loader."""
         return list(self._loaders.items())[items.loader]
+
+
+def _begins(key: str | None, prefix: str | None) -> bool:
+    """Check whether the parts of a key begin with those of a prefix; all do with None."""
+    return prefix is None or (key is not None and f"{key}/".startswith(f"{prefix}/"))
 
 
 def class_name(label: Label, names: Names | None, loader: Any) -> str:

@@ -59,7 +59,7 @@ class TargetBook:
             )
         if not is_target:
             return labels
-        targets = torch.as_tensor(labels).detach().cpu()
+        targets = torch.as_tensor(labels, device="cpu").detach()
         if self.labels not in (None, targets.shape[1]):
             raise UsageError(
                 f"{self.owner}: the multi-label targets of {step} have {targets.shape[1]} columns, those before had "
@@ -73,7 +73,7 @@ class TargetBook:
         self.labels = targets.shape[1]
         distinct, row = targets.bool().unique(dim=0, return_inverse=True)
         numbers = [self._enter(packed.tobytes()) for packed in np.packbits(distinct.numpy(), axis=1)]
-        return torch.tensor(numbers, dtype=torch.int64)[row]
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")[row]
 
     def _enter(self, row: bytes) -> int:
         number = int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
@@ -96,7 +96,7 @@ class TargetBook:
     def targets(self, numbers: Int[Tensor, "items"]) -> Float[Tensor, "items labels"]:
         """Return the rows of these numbers."""
         if not len(numbers):
-            return torch.empty(0, self.labels or 1)
+            return torch.empty(0, self.labels or 1, device="cpu")
         packed = np.frombuffer(b"".join(self._rows[number] for number in numbers.tolist()), np.uint8)
         bits = np.unpackbits(packed.reshape(len(numbers), -1), axis=1, count=self.labels)
         return torch.from_numpy(bits).float()

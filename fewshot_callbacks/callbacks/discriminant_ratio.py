@@ -20,6 +20,9 @@ from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, C
 from fewshot_callbacks.functional.variance_ratio import batch_ratios, variance_ratio_of_set
 from fewshot_callbacks.metrics._words import refuse_another_form
 
+VARIANCE_RATIO_ENDS = ("", "_low", "_high")
+"""Ends of the keys of the variance ratio of a set: its value and the ends of its interval."""
+
 
 class DiscriminantRatioMonitor(EvaluationMonitor):
     """Logs the discriminant ratio J (scatter between classes over scatter within them) while a model trains.
@@ -44,13 +47,13 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             the batch.
         every_n_steps: Measure one training batch in this number, at least 1. Between measurements, progress bar and
             loggers keep the latest value: choose a divisor of the Trainer's `log_every_n_steps`, so that loggers write
-            fresh values.
+            fresh values. None measures validation and test alone, for training batches without labels.
         normalize: Scale each embedding to length 1 first, which changes J.
         skip_singletons: Leave out classes with a single item in the batch.
         eps: Share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
         variance_ratio: Also log the variance ratio.
-        prog_bar: Show the values of training batches in the progress bar. Lightning reads the values, and so waits for
-            the device, whenever it refreshes the bar.
+        prog_bar: Show J of training batches in the progress bar. Lightning reads the value, and so waits for the device,
+            whenever it refreshes the bar.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
@@ -69,7 +72,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         *,
         source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
-        every_n_steps: int = 1,
+        every_n_steps: int | None = 1,
         normalize: bool = False,
         skip_singletons: bool = False,
         eps: float = EPS,
@@ -77,9 +80,15 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         prog_bar: bool = True,
         strict: bool | None = None,
     ) -> None:
-        if every_n_steps < 1:
-            raise ValueError(f"DiscriminantRatioMonitor(every_n_steps={every_n_steps}) must be at least 1.")
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(
+                f"DiscriminantRatioMonitor(every_n_steps={every_n_steps}) must be at least 1; None measures validation and "
+                "test alone."
+            )
         super().__init__(source, labels, strict)
+        self._reader.without_training = (
+            " If training gives none, DiscriminantRatioMonitor(every_n_steps=None) measures validation and test alone."
+        )
         self.every_n_steps, self.normalize, self.skip_singletons = every_n_steps, normalize, skip_singletons
         self.eps, self.variance_ratio, self.prog_bar = eps, variance_ratio, prog_bar
         self._measured = 0
@@ -133,7 +142,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             self._policy.handle(error, self._missing("train/J", "train/variance_ratio"))
         names = ("train/J", "train/variance_ratio") if self.variance_ratio else ("train/J",)
         for name, value in zip(names, values, strict=False):
-            pl_module.log(name, value, on_step=True, on_epoch=False, prog_bar=self.prog_bar, batch_size=items)
+            shown = self.prog_bar and name == "train/J"
+            pl_module.log(name, value, on_step=True, on_epoch=False, prog_bar=shown, batch_size=items)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn once if J or the variance ratio was undefined."""
@@ -173,7 +183,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def _is_due(self, trainer: Trainer) -> bool:
         # The batch that runs, counted from 1 over all epochs, as Lightning counts for `log_every_n_steps`: with the same
         # number for both, what a logger writes is J of the batch it writes it for.
-        return (trainer.fit_loop.epoch_loop.total_batch_idx + 1) % self.every_n_steps == 0
+        every = self.every_n_steps
+        return every is not None and (trainer.fit_loop.epoch_loop.total_batch_idx + 1) % every == 0
 
     # ---------------------------------------------------------------------------------------------- validation and test
 
@@ -217,6 +228,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             if self.variance_ratio:
                 self._log_variance_ratio(pl_module, f"{stage}/variance_ratio", suffix, scatter)
 
+    def _keys(self, trainer: Trainer) -> set[str]:
+        names = ("J", *(f"variance_ratio{end}" for end in VARIANCE_RATIO_ENDS if self.variance_ratio))
+        return {f"val/{name}{suffix}" for name in names for suffix in suffixes(trainer)}
+
     def _log_variance_ratio(
         self, pl_module: LightningModule, name: str, suffix: str, scatter: ClassScatter | None
     ) -> None:
@@ -227,7 +242,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             values = [found.value, *found.interval]
             if found.undefined is not None:
                 self._policy.warn(f"{name}{suffix} is NaN. {found.undefined} (Shown once.)", kind=name + suffix)
-        for end, value in zip(("", "_low", "_high"), values, strict=True):
+        for end, value in zip(VARIANCE_RATIO_ENDS, values, strict=True):
             self._log(pl_module, f"{name}{end}{suffix}", value)
 
     def _ratio(self, mine: ClassMoments | None) -> tuple[float, ClassScatter]:

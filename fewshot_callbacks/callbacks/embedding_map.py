@@ -49,8 +49,8 @@ class EmbeddingMap(PictureCallback):
         seed: Seed of the sample, of t-SNE and of UMAP.
         max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
             None never skips an epoch.
-        prefix: Draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
-            every monitor.
+        prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
+            with a name; by default all.
 
     Raises:
         ValueError: If a setting is out of range.

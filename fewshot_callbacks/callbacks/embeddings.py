@@ -232,6 +232,8 @@ class EmbeddingReader:
         self.labels = source.labels if labels is None else labels
         self.number_targets: Callable[[Any, str], Any] | None = None
         """turns multi-label targets of a step into one number for each item, where the owner takes them"""
+        self.without_training = ""
+        """what the owner can do where a training step gives no embeddings or labels"""
         self._is_compiled, self._may_skip = False, False
         self._worked: set[str] = set()
 
@@ -320,12 +322,22 @@ class EmbeddingReader:
     def _step_embeddings(self, outputs: Any, step: str, key: str, labels_key: str) -> Any:
         if isinstance(outputs, Mapping) and key in outputs:
             return outputs[key]
+        near = _near_key(key, outputs)
+        if near is not None:
+            given = _near_key(labels_key, outputs) or labels_key
+            raise UsageError(
+                f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. Did you mean "
+                f"source=({near!r}, {given!r})?"
+            )
         raise UsageError(
             f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. Return "
             f'{{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
             f"source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
-            "whose output is the embedding."
+            "whose output is the embedding." + self._hint(step)
         )
+
+    def _hint(self, step: str) -> str:
+        return self.without_training if step == TRAINING_STEP else ""
 
     def labels_of(self, batch: Any, step: str) -> Any:
         """Find the labels of a batch that no step has processed."""
@@ -346,11 +358,14 @@ class EmbeddingReader:
             return outputs[key]
         if isinstance(batch, Mapping) and key in batch:
             return batch[key]
-        if isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2:
+        is_pair = isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2
+        if is_pair and not _are_views(*batch):
             return batch[1]
+        what = "two tensors of one shape, such as two views of each item" if is_pair else describe(batch)
         raise UsageError(
-            f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {describe(batch)}. "
+            f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {what}. "
             f"Say where they are in the batch: {self.owner}(labels='key'), labels=1 for a position, or a function of it."
+            + self._hint(step)
         )
 
     def checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Labels]:
@@ -401,7 +416,7 @@ def read_flag(
     """
     flag = _entry("gallery_flag", where, outputs, batch, owner)
     if isinstance(flag, np.ndarray | list) and all(isinstance(entry, bool | np.bool_) for entry in flag):
-        flag = torch.tensor(flag, dtype=torch.bool)
+        flag = torch.tensor(flag, dtype=torch.bool, device="cpu")
     if not isinstance(flag, Tensor) or flag.ndim != 1:
         raise UsageError(f"{owner}: gallery_flag gave {describe(flag)}; expected one boolean for each item.")
     mask = flag.detach().cpu().bool()
@@ -444,6 +459,21 @@ def _entry(argument: str, where: str | Callable[[Any, Any], Any], outputs: Any, 
             f"({describe(batch)}) has that entry. Pass a function of (outputs, batch) that returns it."
         )
     return holder[where]
+
+
+def _near_key(key: str, outputs: Any) -> str | None:
+    """Return the key of a step's output that a key is probably meant to be; the key itself, where it is one."""
+    names = [name for name in outputs if isinstance(name, str)] if isinstance(outputs, Mapping) else []
+    begins = [name for name in names if name.startswith(key) or key.startswith(name)]
+    found = difflib.get_close_matches(key, names, n=1) or begins
+    return found[0] if found else None
+
+
+def _are_views(one: Any, other: Any) -> bool:
+    """Check whether the two parts of a batch are inputs of one shape, and the second no labels: no targets of 0 and 1."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape and other.ndim > 1):
+        return False
+    return other.is_floating_point() and not bool(((other == 0) | (other == 1)).all())
 
 
 def _is_compiled(module: LightningModule) -> bool:

@@ -99,7 +99,6 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     """
 
     gap: GeneralizationGap | None
-    prefix: str
     _latest: Tensor | None
     """embeddings of the batch that is compared with `embed`"""
     _remedy_for_two = "Give them different prefixes."
@@ -156,6 +155,9 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def state_key(self) -> str:
         """Key of the state in a checkpoint; two monitors in one Trainer differ in their prefix."""
         return self._generate_state_key(prefix=self.prefix)
+
+    def _prefix(self, stage: str) -> str:
+        return self.prefix
 
     # ----------------------------------------------------------------------------------------------------------------- when
 
@@ -220,6 +222,16 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
+    def _names(self) -> list[str]:
+        """List the values of a gap, the most important first."""
+        metrics = [f"{metric}@{k}" for metric in ("grouped_recall", "recall") for k in self._settings.recall_k]
+        return [
+            key for name in metrics for key in (name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}")
+        ]
+
+    def _keys(self, trainer: Trainer) -> set[str]:
+        return {f"{self.prefix}/{name}" for name in (*self._names(), "share_of_time")}
+
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         if stage != "val" or not self._is_due:  # a test is not compared with anything
             return
@@ -229,21 +241,17 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         # a mistake that one process has found ends the run of all
         mistakes = [error for error in gather_objects(outcome if isinstance(outcome, UsageError) else None) if error]
         outcome = mistakes[0] if mistakes else outcome
-        names = [f"{metric}@{k}" for metric in ("grouped_recall", "recall") for k in self._settings.recall_k]
-        values = {
-            key: math.nan
-            for name in names
-            for key in (name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}")
-        }
+        values = dict.fromkeys(self._names(), math.nan)
+        first = next(iter(values))
         if isinstance(outcome, GeneralizationGap):
             self.gap = outcome
             values |= outcome.metrics()
             self._log_verdict(trainer, outcome)
         else:
-            self._policy.handle(outcome, f"{self.prefix}/{names[0]} and the other values of the gap are NaN.")
+            self._policy.handle(outcome, f"{self.prefix}/{first} and the other values of the gap are NaN.")
         values["share_of_time"] = self.schedule.note(started, trainer.current_epoch)
         for name, value in values.items():
-            self._log(pl_module, f"{self.prefix}/{name}", value, prog_bar=self.prog_bar and name == names[0])
+            self._log(pl_module, f"{self.prefix}/{name}", value, prog_bar=self.prog_bar and name == first)
 
     def _gap(self, trainer: Trainer, pl_module: LightningModule) -> GeneralizationGap | Exception:
         """Compute the gap, or return the error; equal in every process. Collective."""

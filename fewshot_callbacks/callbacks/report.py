@@ -44,8 +44,8 @@ class ReportWriter(PictureCallback):
         every_n_epochs: Write at most once in this number of epochs, beginning with the first.
         max_share: Skip epochs until all pictures and reports together have taken at most this share of the run time, in
             (0, 1); None never skips an epoch.
-        prefix: Write only the sets of the `RetrievalMonitor` whose keys begin with this prefix, such as "test"; by
-            default all.
+        prefix: Write only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
+            with a name; by default all.
         settings: Size and content of the report; see `ReportSettings`.
 
     Raises:
@@ -101,9 +101,9 @@ class ReportWriter(PictureCallback):
             self._items(each, name, processes) for each, name in zip(sets, names, strict=False) if each is not None
         ]
         if processes.rank == 0:
-            suffix = evaluated.suffix.replace("/", "_")
+            prefix, suffix = (part.replace("/", "_") for part in (evaluated.prefix, evaluated.suffix))
             filled = self.path.format(
-                epoch=trainer.current_epoch, step=trainer.global_step, prefix=evaluated.prefix, suffix=suffix
+                epoch=trainer.current_epoch, step=trainer.global_step, prefix=prefix, suffix=suffix
             )
             path = Path((trainer.log_dir if trainer.loggers else None) or trainer.default_root_dir) / filled
             path.parent.mkdir(parents=True, exist_ok=True)

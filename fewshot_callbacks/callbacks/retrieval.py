@@ -23,6 +23,7 @@ from fewshot_callbacks.callbacks._targets import (
     target_names,
 )
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, viewers_of
+from fewshot_callbacks.callbacks._watched import watched
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingSource,
@@ -48,7 +49,11 @@ from fewshot_callbacks.functional.retrieval import (
     metric_names,
     shows_settings,
 )
+from fewshot_callbacks.functional.retrieval.settings import UnknownSettingError
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
+
+UNMATCHED = "queries_without_match"
+"""Name of the number of queries without a match, which is logged beside the metrics."""
 
 
 @shows_settings()
@@ -91,7 +96,8 @@ class RetrievalMonitor(EvaluationMonitor):
             dropped without ids.
         ndcg_gain: Gain of a candidate that shares n labels, for multi-label targets: `exponential`, 2^n - 1, or `linear`, n,
             logged as `ndcg@10_linear`. If `ndcg_k` is empty, nDCG@10 is logged for multi-label targets.
-        prefix: First part of the keys; by default `val` or `test`.
+        name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
+            monitors in one Trainer need different names; one of them may have none.
         prog_bar: Show mAP in the progress bar.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
@@ -104,7 +110,7 @@ class RetrievalMonitor(EvaluationMonitor):
             first evaluation.
 
     Raises:
-        ValueError: If a setting is unknown or out of range, both gallery arguments are given, or `prefix` is empty.
+        ValueError: If a setting is unknown or out of range, both gallery arguments are given, or `name` is empty.
 
     Examples:
         >>> from lightning.pytorch import Trainer
@@ -114,7 +120,7 @@ class RetrievalMonitor(EvaluationMonitor):
     """
 
     reports: dict[str, RetrievalReport | MultilabelReport]
-    _remedy_for_two = "Give them different prefixes."
+    _remedy_for_two = "Give them different names, such as name='t2i' for val/t2i/mAP."
     _remedy_for_repeats = (
         "Pass ids='key', an entry of the batch or of the step's output that names each item, or let Lightning make the "
         "sampler (Trainer(use_distributed_sampler=True))."
@@ -130,7 +136,7 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
         ids: str | Callable[[Any, Any], Any] | None = None,
         ndcg_gain: Gain = "exponential",
-        prefix: str | None = None,
+        name: str | None = None,
         prog_bar: bool = True,
         strict: bool | None = None,
         **settings: Unpack[RetrievalOptions],
@@ -141,16 +147,18 @@ class RetrievalMonitor(EvaluationMonitor):
                 "RetrievalMonitor: gallery_loader and gallery_flag both choose the gallery. Pass one of them."
             )
         self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
+        if "prefix" in settings:
+            raise UnknownSettingError(
+                "RetrievalMonitor: there is no setting 'prefix' any more. Pass name='t2i' for val/t2i/mAP and test/t2i/mAP."
+            )
         self._settings = RetrievalSettings.checked(RetrievalMonitor, settings)
         check_gain("RetrievalMonitor", ndcg_gain)
         self.ndcg_gain, self._has_targets = ndcg_gain, False
         self._reader.number_targets = self._number_targets
-        if prefix == "":
-            raise ValueError(
-                "RetrievalMonitor(prefix=''): the keys need a first part. Leave out prefix for val and test."
-            )
+        if name is not None and not name.strip("/"):
+            raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         self.gallery_loader, self.gallery_flag, self.ids = gallery_loader, gallery_flag, ids
-        self.prefix, self.prog_bar = prefix, prog_bar
+        self.name, self.prog_bar = name, prog_bar
         self.reports = {}
         self._forget()
 
@@ -161,8 +169,11 @@ class RetrievalMonitor(EvaluationMonitor):
 
     @property
     def state_key(self) -> str:
-        """Key of the state in a checkpoint; two monitors in one Trainer differ in their prefix."""
-        return self._generate_state_key(prefix=self.prefix)
+        """Key of the state in a checkpoint; two monitors in one Trainer differ in their name."""
+        return self._generate_state_key(name=self.name)
+
+    def _prefix(self, stage: str) -> str:
+        return stage if self.name is None else f"{stage}/{self.name}"
 
     # ----------------------------------------------------------------------------------------------------------- collecting
 
@@ -170,6 +181,7 @@ class RetrievalMonitor(EvaluationMonitor):
         """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
         self._has_targets = False
+        self._left_out: dict[str, set[str]] = {}
         if self.embed is not None:
             self.embed.check_name(pl_module)
 
@@ -177,7 +189,7 @@ class RetrievalMonitor(EvaluationMonitor):
         start = self._seen.get(loader, 0)
         super()._read(trainer, outputs, batch, loader, step)
         positions = range(start, self._seen.get(loader, 0))
-        prefix = self.prefix or next(stage for stage, name in STEPS.items() if name == step)
+        prefix = self._prefix(next(stage for stage, name in STEPS.items() if name == step))
         for viewer in viewers_of(trainer, prefix) if positions else ():
             viewer.see_batch(prefix, loader, positions, batch)
 
@@ -192,7 +204,7 @@ class RetrievalMonitor(EvaluationMonitor):
     def _collect(
         self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
     ) -> None:
-        places = torch.arange(positions.start, positions.stop)
+        places = torch.arange(positions.start, positions.stop, device="cpu")
         of_batch = (outputs, batch, len(labels), self._policy.owner, self._reader.shared.views)
         names = None if self.ids is None else read_ids(self.ids, *of_batch)
         if self.gallery_flag is None:
@@ -220,19 +232,14 @@ class RetrievalMonitor(EvaluationMonitor):
     # ------------------------------------------------------------------------------------------------------------ measuring
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        prefix = stage if self.prefix is None else self.prefix
+        prefix = self._prefix(stage)
         self.reports = {}
         self._has_targets = any(gather_objects(self._has_targets))  # a process without items has seen none
-        ends = suffixes(trainer)
         try:
             gallery = self._gallery_index(trainer)
         except ValueError as error:
-            failed, gallery = dict.fromkeys(range(len(ends)), error), None
-        single = gallery is not None and len(ends) == 2
-        for loader, end in enumerate(ends):
-            if loader == gallery:
-                continue
-            suffix = "" if single else end
+            failed, gallery = dict.fromkeys(range(len(suffixes(trainer))), error), None
+        for loader, suffix in _query_sets(trainer, gallery).items():
             failure = failed.get(loader) or (failed.get(gallery) if gallery is not None else None)
             outcome = failure or self._evaluate(trainer, prefix, suffix, loader, gallery)
             self._publish(pl_module, prefix, suffix, outcome if isinstance(outcome, Exception) else outcome.report)
@@ -243,6 +250,14 @@ class RetrievalMonitor(EvaluationMonitor):
 
     def _check_loaders(self, trainer: Trainer) -> None:
         self._gallery_index(trainer)
+
+    def _keys(self, trainer: Trainer) -> set[str]:
+        try:
+            sets = _query_sets(trainer, self._gallery_index(trainer))
+        except UsageError:  # of which the validation says more
+            return set()
+        names = {*metric_names(self._settings), *target_names(self._settings, self.ndcg_gain), UNMATCHED}
+        return {f"{self._prefix('val')}/{name}{suffix}" for name in names for suffix in sets.values()}
 
     def _gallery_index(self, trainer: Trainer) -> int | None:
         if self.gallery_loader is None:
@@ -317,14 +332,23 @@ class RetrievalMonitor(EvaluationMonitor):
         names: Sequence[str] = metric_names(self._settings)
         if self._has_targets:
             names = target_names(self._settings, self.ndcg_gain)
-        values = dict.fromkeys((*names, "queries_without_match"), math.nan)
-        if not isinstance(outcome, Exception):
-            self.reports[suffix] = outcome
-            values |= outcome.metrics()
-            values["queries_without_match"] = float(outcome.queries_without_match)
-            self._warn_of_notes(outcome, prefix + suffix)
-        else:
+        if isinstance(outcome, Exception):
             self._policy.handle(outcome, f"{prefix}/mAP{suffix} and the other values of this set are NaN.")
+            left_out = self._left_out.get(prefix + suffix, set())
+            values = {name: math.nan for name in (*names, UNMATCHED) if name not in left_out}
+        else:
+            self.reports[suffix] = outcome
+            self._warn_of_notes(outcome, prefix + suffix)
+            values = outcome.metrics() | {UNMATCHED: float(outcome.queries_without_match)}
+            self._left_out[prefix + suffix] = left_out = set(names) - values.keys()
+        keys = {f"{prefix}/{name}{suffix}": name for name in left_out}
+        for key, who in watched(pl_module.trainer).items():
+            if key in keys:
+                error = UsageError(
+                    f"{who}(monitor={key!r}): this set has too few classes for it. Monitor another value."
+                )
+                self._policy.handle(error, f"{key} is NaN.")
+                values[keys[key]] = math.nan
         for name, value in values.items():
             self._log(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=self.prog_bar and name == "mAP")
 
@@ -332,3 +356,10 @@ class RetrievalMonitor(EvaluationMonitor):
         """Warn of each kind of note once in a training."""
         for note in report.messages:
             self._policy.warn(f"{where}: {note}", kind=without_digits(note))
+
+
+def _query_sets(trainer: Trainer, gallery: int | None) -> dict[int, str]:
+    """List the loaders that hold queries, each with the end of its keys."""
+    ends = suffixes(trainer)
+    single = gallery is not None and len(ends) == 2
+    return {loader: "" if single else end for loader, end in enumerate(ends) if loader != gallery}

@@ -69,8 +69,8 @@ class ScorePlots(PictureCallback):
         seed: Seed of the sample of queries for `confused_classes`.
         max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
             None never skips an epoch.
-        prefix: Draw only the sets of the `RetrievalMonitor` whose keys begin with this prefix; by default those of
-            every monitor.
+        prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
+            with a name; by default all.
 
     Raises:
         ValueError: If a figure is unknown, or a setting is out of range.

@@ -15,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fewshot_callbacks._terminal import as_text
 from fewshot_callbacks.cli._options import OneLineErrors
 from fewshot_callbacks.cli.training_length import TrainingLength, notes_on_lengths, training_length
 from fewshot_callbacks.functional.dynamics import DynamicsComparison, DynamicsHistory, compare_dynamics, without_nan
@@ -101,15 +102,15 @@ def run(arguments: Sequence[str]) -> None:
         print(json.dumps(without_nan({"runs": runs, "notes": notes} | as_dict(tests, dynamics)), indent=2))
         return
     console = Console()
-    for note in notes:
-        console.print(note, soft_wrap=True, markup=False, highlight=False)
+    for sentence in notes:
+        console.print(as_text(sentence), soft_wrap=True)
     if tests:
         console.print(test_table(names, tests))
     else:
         console.print("Not tested: " + ("as requested." if not options.test else f"a run has no {CONFIGURATION}."))
     if dynamics is None:
         console.print(
-            f"No steps to compare: {options.runs[histories.index(None)]} holds no {DYNAMICS}.", soft_wrap=True
+            as_text(f"No steps to compare: {options.runs[histories.index(None)]} holds no {DYNAMICS}."), soft_wrap=True
         )
     else:
         console.print(dynamics.table())
@@ -220,7 +221,7 @@ def test_table(names: Sequence[str], tests: Sequence[Tested]) -> Table:
         collapse_padding=True,
     )
     for name in ("", *names, f"{names[1]} - {names[0]}"):
-        table.add_column(name, justify="right" if name else "left", overflow="fold")
+        table.add_column(as_text(name), justify="right" if name else "left", overflow="fold")
     table.add_column("beyond\nchance", overflow="fold")
     if first.accuracy is not None and second.accuracy is not None:
         cells = [f"{100 * a.mean:.2f} ±{100 * a.ci95:.2f}" for a in (first.accuracy, second.accuracy)]

@@ -275,7 +275,7 @@ def comparison(rows: Sequence[Row], unseen: str) -> Table:
         caption=(
             f"accuracy: 20-way 1-shot, {first.episodes} episodes, list {first.episodes_hash}. GR@1: Grouped Recall@1 among "
             f"{size} classes. R@P: recall at precision {PRECISION:g}. ± and in brackets: 95 % intervals. random: the "
-            "weights before training."
+            "weights before training. Another processor moves the values by a point or two."
         ),
         title_style="bold",
         box=SIMPLE_HEAD,

@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fewshot_callbacks._terminal import as_text, note
 from fewshot_callbacks.cli._options import (
     NUMBER_LIST,
+    NUMBER_OR_NONE,
     WHOLE,
     WHOLE_LIST,
     WHOLE_OR_NONE,
@@ -121,6 +123,7 @@ AS_PEOPLE_WRITE = {
     OPTIONS["map_k"]: AP_LIST,
     OPTIONS["group_size"]: WHOLE_OR_NONE,
     OPTIONS["group_seed"]: WHOLE,
+    OPTIONS["memory_mb"]: NUMBER_OR_NONE,
 }
 """Type of a setting -> how a word of the command line is read."""
 
@@ -152,8 +155,8 @@ def run(arguments: Sequence[str]) -> None:
             return
         console.print(comparison_table(differences, str(options.file), str(options.against)))
         for name, of_one in ((options.file, report), (options.against, other)):
-            for note in of_one.messages:
-                console.print(f"[yellow]note[/] {name}: {note}")
+            for message in of_one.messages:
+                console.print(note(f"{name}: {message}"))
         return
     j = discriminant_ratio_of(arrays)
     if options.json:
@@ -162,8 +165,8 @@ def run(arguments: Sequence[str]) -> None:
     console.print(report_table(report, j, title=str(options.file)))
     for table in class_tables(report, console.width) if options.per_class else ():
         console.print(table)
-    for note in report.messages:
-        console.print(f"[yellow]note[/] {note}")
+    for message in report.messages:
+        console.print(note(message))
 
 
 def evaluate_arrays(
@@ -220,7 +223,7 @@ def discriminant_ratio_of(arrays: dict[str, NDArray[Any]]) -> float | None:
 
 def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
     """Make the table of a report for a screen."""
-    table = Table(title=title, caption=_caption(report), title_style="bold", caption_justify="left")
+    table = Table(title=as_text(title), caption=_caption(report), title_style="bold", caption_justify="left")
     table.add_column("metric", overflow="fold")
     table.add_column("value", justify="right", style="bold")
     table.add_column("95 % interval", justify="right")
@@ -236,7 +239,7 @@ def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
 def class_tables(report: RetrievalReport, width: int) -> list[Table]:
     """Make tables of the means of each class for a screen of this width: as many metrics as fit in each."""
     classes = sorted({label for values in report.per_class.values() for label in values})
-    labels = max((len(str(label)) for label in (*classes, "class")), default=0)
+    labels = max((as_text(label).cell_len for label in (*classes, "class")), default=0)
     rows: list[list[str]] = [[]]
     for metric in report.per_class:
         if rows[-1] and labels + 2 + sum(max(len(name), 6) + 2 for name in (*rows[-1], metric)) > width:
@@ -251,7 +254,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
             table.add_column(name, justify="right", no_wrap=True)
         for label in classes:
             values = (report.per_class[metric].get(label, math.nan) for metric in metrics)
-            table.add_row(str(label), *("" if math.isnan(value) else f"{value:.4f}" for value in values))
+            table.add_row(as_text(label), *("" if math.isnan(value) else f"{value:.4f}" for value in values))
         tables.append(table)
     return tables
 
@@ -259,7 +262,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
 def comparison_table(differences: dict[str, Difference], first: str, second: str) -> Table:
     """Make the table that compares two evaluations, for a screen."""
     table = Table(
-        title=f"{first} against {second}",
+        title=as_text(f"{first} against {second}"),
         caption="Each query is compared with itself; the intervals are robust to the dependence of queries of one class.",
         title_style="bold",
         caption_justify="left",

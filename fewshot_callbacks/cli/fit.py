@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 
+from fewshot_callbacks._terminal import printable
 from fewshot_callbacks.cli._checkpoint import Checkpoint, chosen_checkpoint
 from fewshot_callbacks.cli._options import OneLineErrors
 from fewshot_callbacks.data._images import ImageDataModule
@@ -116,7 +117,7 @@ def say_what_is_overruled(configured: Mapping[str, Any], used: Mapping[str, Any]
     """Print the hyperparameters in which a checkpoint differs from the configuration, and that its own are used."""
     different = [name for name in configured if name in used and used[name] != configured[name]]
     if different:
-        words = ", ".join(f"{name} = {used[name]} (configured: {configured[name]})" for name in different)
+        words = printable(", ".join(f"{name} = {used[name]} (configured: {configured[name]})" for name in different))
         print(f"The checkpoint was trained with other hyperparameters, which are used: {words}.", file=sys.stderr)
 
 

@@ -6,13 +6,17 @@ import argparse
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Any
+
+from fewshot_callbacks._terminal import printable
 
 COMMANDS = {
-    "demo": "train both heads and soft AP on the glyphs, and compare them; two minutes on a laptop",
+    "demo": "train both heads and soft AP on the glyphs, and compare them",
     "compare": "compare two runs of fit: results on the test set, and how their steps moved the embeddings",
     "evaluate": "retrieval metrics of embeddings stored in an .npz file",
     "report": "the same with failures, suspects, near duplicates and images, as one HTML file",
@@ -105,18 +109,19 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt as stop:
-        print(f"\nInterrupted. {stop}".rstrip(), file=sys.stderr)
+        print(f"\nInterrupted. {printable(stop)}".rstrip(), file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError) as error:
         if os.environ.get(DEBUG):
             raise
-        print(f"fewshot {command}: {one_line(error)}", file=sys.stderr)
+        print(f"fewshot {command}: {printable(one_line(error))}", file=sys.stderr)
         return 1
 
 
 def _run_of(module: str, *, owns_process: bool) -> Callable[[Sequence[str]], int | None]:
     """Import a command; in a separate process without garbage collections, which cost 0.5 s there and find nothing."""
     if owns_process:
+        warnings.showwarning = _show_warning
         gc.disable()
     try:
         run: Callable[[Sequence[str]], int | None] = import_module(f"fewshot_callbacks.cli.{module}").run
@@ -124,6 +129,21 @@ def _run_of(module: str, *, owns_process: bool) -> Callable[[Sequence[str]], int
         if owns_process:
             gc.enable()
     return run
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """Write a warning without the file and the line, which are nobody's own in a command; those of developers with them."""
+    if category is UserWarning:
+        print(f"Warning: {message}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def one_line(error: Exception) -> str:

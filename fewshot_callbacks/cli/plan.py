@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any, get_args
 
 from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks.cli._options import WHOLE, WHOLE_OR_NONE, OneLineErrors
+from fewshot_callbacks.cli._options import NUMBER_OR_NONE, WHOLE, WHOLE_OR_NONE, OneLineErrors
 from fewshot_callbacks.functional.retrieval import EvaluationPlan, plan_evaluation
+from fewshot_callbacks.functional.retrieval.cost import EmbeddingType
 
 USUAL_RATIOS = (0.4, 2.0)
 """What an evaluation of one set takes, in matrix products of all pairs: benchmarks/README.md."""
@@ -32,7 +35,18 @@ def parser() -> ArgumentParser:
         help="number of gallery items; by default that of the queries, which are then also the gallery",
     )
     options.add_argument("--dim", type=WHOLE, required=True, help="number of components of an embedding")
-    options.add_argument("--memory_mb", type=float, default=512, help="memory budget beyond the embeddings, in MB")
+    options.add_argument(
+        "--memory_mb",
+        type=NUMBER_OR_NONE,
+        default=512,
+        help="memory budget beyond the embeddings, in MB; inf sets no limit",
+    )
+    options.add_argument(
+        "--max_queries", type=WHOLE_OR_NONE, default=None, help="queries that are drawn for an estimate; by default all"
+    )
+    options.add_argument(
+        "--dtype", type=str, choices=get_args(EmbeddingType), default="float32", help="number format of the embeddings"
+    )
     options.add_argument("--json", action="store_true", help="print the numbers as JSON")
     return options
 
@@ -41,13 +55,18 @@ def run(arguments: Sequence[str]) -> None:
     """Print the plan."""
     options = parser().parse_args(list(arguments))
     plan = plan_evaluation(
-        options.queries, options.gallery or options.queries, options.dim, memory_mb=options.memory_mb
+        options.queries,
+        options.queries if options.gallery is None else options.gallery,
+        options.dim,
+        memory_mb=options.memory_mb,
+        max_queries=options.max_queries,
+        dtype=options.dtype,
     )
     if options.json:
         print(json.dumps(asdict(plan), indent=2))
         return
     speed = product_speed(options.dim)
-    Console().print(_table(plan, speed))
+    Console().print(_table(plan, speed, options))
 
 
 def product_speed(dim: int) -> float:
@@ -63,8 +82,10 @@ def product_speed(dim: int) -> float:
     return 2 * 1024 * 4096 * dim / best
 
 
-def _table(plan: EvaluationPlan, speed: float) -> Table:
-    table = Table(title=f"{plan.queries:,} queries against {plan.gallery:,} items, d = {plan.dim}", show_header=False)
+def _table(plan: EvaluationPlan, speed: float, options: Any) -> Table:
+    drawn = "" if plan.queries == options.queries else f", drawn from {options.queries:,}"
+    title = f"{plan.queries:,} queries{drawn} against {plan.gallery:,} items, d = {plan.dim}"
+    table = Table(title=title, show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim")
@@ -80,11 +101,20 @@ def _table(plan: EvaluationPlan, speed: float) -> Table:
     low, high = (_duration(plan.floating_point_operations / speed * ratio) for ratio in USUAL_RATIOS)
     table.add_row("evaluation", f"{low} to {high}", "as multiples of it were measured, from easy to hard (benchmarks/)")
     both = f"{_bytes(plan.query_bytes)} + {_bytes(plan.gallery_bytes)}"
-    table.add_row("embeddings", both, "queries and gallery in float32; held once if they are one set")
-    needed, what = f"{_bytes(plan.needed_bytes)} of {_bytes(plan.memory_bytes)}", "the rest makes it faster"
-    if plan.memory_bytes < plan.least_bytes:
-        what = f"the budget cannot be kept; the smallest that can is {_bytes(plan.least_bytes)}"
-    table.add_row("memory beyond them", needed, f"counters and tiles, of the budget; {what}")
+    table.add_row("embeddings", both, f"queries and gallery in {options.dtype}; held once if they are one set")
+    if plan.copy_bytes:
+        table.add_row("copies", _bytes(plan.copy_bytes), "in float32, which half precision is compared as")
+    needed = f"{_bytes(plan.needed_bytes)} of {_bytes(plan.memory_bytes)}"
+    what = "counters and tiles, of the budget; the rest makes it faster"
+    if options.memory_mb == math.inf:
+        needed, what = _bytes(plan.needed_bytes), "counters and tiles; more makes it faster, and there is no limit"
+    elif plan.memory_bytes < plan.least_bytes:
+        needed = _bytes(plan.least_bytes)
+        what = (
+            f"the least that this evaluation takes: the budget of {_bytes(plan.memory_bytes)} cannot be kept. Pass "
+            f"--memory_mb {math.ceil(plan.least_bytes / 1e6)}"
+        )
+    table.add_row("memory beyond them", needed, what)
     table.add_row("matrix avoided", _bytes(plan.matrix_bytes), "what all similarities at once would take")
     table.add_row("tiles", f"{plan.tiles:,}", f"of up to {plan.tile[0]:,} x {plan.tile[1]:,} pairs")
     return table

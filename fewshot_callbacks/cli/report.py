@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -14,6 +15,7 @@ from jsonargparse import ArgumentParser
 from numpy.typing import NDArray
 from rich.console import Console
 
+from fewshot_callbacks._terminal import as_text, note, printable
 from fewshot_callbacks.cli._options import OneLineErrors
 from fewshot_callbacks.cli.evaluate import add_settings, evaluate_arrays, load_arrays, progress_bar
 from fewshot_callbacks.functional.retrieval import RetrievalReport
@@ -22,10 +24,10 @@ from fewshot_callbacks.report import (
     Model,
     ReportSettings,
     check_writable,
-    image_files,
     pictures_of_files,
     write_report,
 )
+from fewshot_callbacks.report.items import find_images
 
 LEFT_OUT = ("max_queries", "query_seed", "per_class", "grouped_unmatched")
 """Settings of an evaluation that a report does not have: it shows classes in any case, and single queries."""
@@ -136,9 +138,9 @@ def run(arguments: Sequence[str]) -> None:
         name=options.file.stem,
         settings=settings,
     )
-    console.print(f"{_summary(report)} {written.path}, {written.size / 1e6:.1f} MB", soft_wrap=True, highlight=False)
+    console.print(as_text(f"{_summary(report)} {written.path}, {written.size / 1e6:.1f} MB"), soft_wrap=True)
     for sentence in written.left_out:
-        console.print(f"[yellow]note[/] {sentence}", soft_wrap=True, highlight=False)
+        console.print(note(sentence), soft_wrap=True)
 
 
 def _summary(report: RetrievalReport) -> str:
@@ -193,12 +195,14 @@ def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | No
     if folder is not None and not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
     if paths is not None:
-        base = file.parent if folder is None else folder
-        found = [base / str(path) for path in paths.tolist()]
+        found = _inside(file.parent if folder is None else folder, paths, file)
         where = f"'{start}paths' of {file} holds {len(found):,} files"
     elif folder is not None:
-        found = image_files(folder)
-        where = f"{folder} holds {len(found):,} images"
+        listed = find_images(folder)
+        found, skipped = listed.files, listed.what_was_skipped()
+        where = f"{folder} holds {len(found):,} images" + (f" ({skipped})" if skipped else "")
+        if skipped:
+            print(f"note: {printable(folder)}: {skipped}.", file=sys.stderr)
     else:
         return None
     if len(found) != items:
@@ -206,6 +210,31 @@ def _files(paths: NDArray[Any] | None, items: int, file: Path, folder: Path | No
             f"{where}, and {file} {items:,} {'gallery items' if start else 'embeddings'}. Save 'paths' with the "
             f"embeddings, the file of each in the same order."
         )
+    return found
+
+
+def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
+    """Find the files that an .npz file names, none of them outside the folder of the images.
+
+    A report shows what it names, and whoever wrote the .npz file may not be the one who sends the report on.
+
+    Raises:
+        ValueError: A path leads out of the folder: it is absolute, or has `..`, or a link on it does.
+    """
+    top, found = os.path.realpath(base), []
+    for name in paths.tolist():
+        path = os.fsdecode(name) if isinstance(name, bytes) else str(name)
+        try:
+            real = os.path.realpath(os.path.join(top, path))
+            inside = real != top and os.path.commonpath([top, real]) == top
+        except ValueError:  # a name that no file can have, or that of another drive
+            inside = False
+        if not inside:
+            raise ValueError(
+                f"{file} names the image {path!r}, which does not lie in {base}. Pass the folder that holds all of "
+                "them with --images, --gallery_images or --train_images."
+            )
+        found.append(base / path)
     return found
 
 

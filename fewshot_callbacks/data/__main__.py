@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from fewshot_callbacks._terminal import as_text, printable
 from fewshot_callbacks.data._glyph_drawing import SCRIPTS
 from fewshot_callbacks.data.glyphs import SPLITS, glyph_sheet, load_drawing, load_splits
 from fewshot_callbacks.data.icons import load_splits as load_icon_splits
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             _glyphs(options)
     except (ValueError, OSError) as error:
-        print(f"{parser.prog} {options.set}: {error}", file=sys.stderr)
+        print(f"{parser.prog} {options.set}: {printable(error)}", file=sys.stderr)
         return 1
     return 0
 
@@ -75,7 +76,7 @@ def _glyphs(options: argparse.Namespace) -> None:
     Console().print(table)
     if options.sheet is not None:
         glyph_sheet(options.sheet, size=options.size)
-        Console().print(f"Wrote {options.sheet}")
+        Console().print(as_text(f"Wrote {options.sheet}"))
 
 
 def _icons(options: argparse.Namespace) -> None:
@@ -94,7 +95,7 @@ def _icons(options: argparse.Namespace) -> None:
         soft_wrap=True,
     )
     icon_sheet(options.sheet or "icons.png", drawn)
-    console.print(f"Wrote {options.sheet or 'icons.png'}")
+    console.print(as_text(f"Wrote {options.sheet or 'icons.png'}"))
 
 
 def _family_table(drawn: DrawnIcons, roots: Sequence[str] | None) -> Table:
@@ -107,10 +108,10 @@ def _family_table(drawn: DrawnIcons, roots: Sequence[str] | None) -> Table:
         name = family if first == number else f"{family} (drew on {drawn.family_names[first]})"
         images = int((drawn.families == number).sum())
         table.add_row(
-            name,
+            as_text(name),
             str(len(themes)),
             f"{images:,}",
-            *described([package for theme in themes for package in brought[theme.name]]),
+            *map(as_text, described([package for theme in themes for package in brought[theme.name]])),
         )
     return table
 

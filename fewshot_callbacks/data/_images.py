@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fewshot_callbacks._image_files import read_image
 from fewshot_callbacks.data._decoded_images import DecodedImages
 from fewshot_callbacks.data._episodic import Batch, EpisodicDataModule, LabelledSplit, Split
 from fewshot_callbacks.data._photo_transform import PhotoTransform
@@ -85,7 +86,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         """
         try:
             return self._read(index)
-        except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for a broken file
+        except ValueError as error:
             file = self._file(index)
             raise ValueError(f"{file} cannot be read as an image: {error}. Replace the file or remove it.") from error
 
@@ -148,8 +149,7 @@ class ImageFileSet(ImageSet):
         return self.files[index]
 
     def _read(self, index: int) -> Image.Image:
-        with Image.open(self.files[index]) as image:
-            return image.convert(self._mode)
+        return read_image(self.files[index]).convert(self._mode)
 
 
 @with_settings

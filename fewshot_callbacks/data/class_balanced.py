@@ -68,6 +68,8 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
     ) -> None:
         super().__init__(labels, class_names, seed, epoch)
         check_class_balance(self.labels, classes_per_batch, items_per_class, self.class_names)
+        if batches is not None and not hasattr(batches, "__index__"):
+            raise ValueError(f"ClassBalancedBatchSampler(batches={batches!r}): must be a whole number, such as 100.")
         if batches is not None and batches < 1:
             raise ValueError(
                 f"ClassBalancedBatchSampler(batches={batches}): an epoch needs at least one. Use batches >= 1."
@@ -108,20 +110,23 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
 
 
 def check_batch_sizes(classes_per_batch: int, items_per_class: int) -> None:
-    """Refuse P < 1 and K < 2.
+    """Refuse P < 1 and K < 2, and what is no whole number.
 
     Args:
         classes_per_batch: P.
         items_per_class: K.
 
     Raises:
-        ValueError: A number is too small.
+        ValueError: A number is too small, or not whole.
 
     Examples:
         >>> check_batch_sizes(4, 1)
         Traceback (most recent call last):
         ValueError: items_per_class=1: an item alone in its class has no relevant item. Use items_per_class >= 2.
     """
+    for name, size in (("classes_per_batch", classes_per_batch), ("items_per_class", items_per_class)):
+        if not hasattr(size, "__index__") or isinstance(size, bool):
+            raise ValueError(f"{name}={size!r} must be a whole number, such as 4.")
     if classes_per_batch < 1:
         raise ValueError(
             f"classes_per_batch={classes_per_batch}: a batch needs at least one class. Use classes_per_batch >= 1."

@@ -129,7 +129,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
         drop_last: bool = False,
     ) -> None:
         super().__init__(labels, class_names, seed, epoch)
-        check_episode_sizes(episodes_per_batch=episodes_per_batch)
+        check_episode_sizes(episodes=episodes, episodes_per_batch=episodes_per_batch)
         if episodes < episodes_per_batch:
             raise ValueError(
                 f"{episodes} episodes do not make a batch of {episodes_per_batch}. Use episodes >= {episodes_per_batch}."

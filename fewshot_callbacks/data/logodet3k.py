@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 
+from fewshot_callbacks._image_files import image_size, read_image
 from fewshot_callbacks.data._episodic import Split, split_of
 from fewshot_callbacks.data._images import (
     ImageSet,
@@ -140,14 +141,14 @@ class LogoSet(ImageSet):
     def _read(self, index: int) -> Image.Image:
         left, top, right, bottom = self.boxes[index].tolist()
         beside, above = round(self._margin * (right - left)), round(self._margin * (bottom - top))
-        with Image.open(self.files[index]) as image:
-            inside = (
-                max(left - beside, 0),
-                max(top - above, 0),
-                min(right + beside, image.width),
-                min(bottom + above, image.height),
-            )
-            return image.crop(inside).convert("RGB")
+        image = read_image(self.files[index])
+        inside = (
+            max(left - beside, 0),
+            max(top - above, 0),
+            min(right + beside, image.width),
+            min(bottom + above, image.height),
+        )
+        return image.crop(inside).convert("RGB")
 
 
 @with_settings
@@ -342,9 +343,8 @@ def _read_brand(folder: Path, found: _Found) -> None:
             found.unreadable.append(folder / xml)
             continue
         try:
-            with Image.open(folder / jpg) as image:
-                size = image.size
-        except OSError:
+            size = image_size(folder / jpg)
+        except ValueError:
             found.unreadable.append(folder / jpg)
             continue
         for thing in objects:

@@ -7,11 +7,15 @@ from typing import Any
 
 try:
     import numba
+
+    from fewshot_callbacks._compiling import announce_compiling
 except Exception as error:  # numba fails in many ways: not installed, or for another Python, NumPy or processor
     raise ImportError(
         "fewshot_callbacks needs numba, which compiles its loops, and it cannot be loaded "
         f"({type(error).__name__}: {error}). Run pip install -U numba."
     ) from error
+
+announce_compiling()
 
 # Without reference counts (`_nrt=False`): numba counts references to the fields of a tuple atomically, which took half
 # of the time of the counting loop. `error_model="numpy"`: a division by zero is checked for nowhere.

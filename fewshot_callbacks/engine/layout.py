@@ -85,38 +85,45 @@ def plan_layout(
         options: Sizes that are given.
     """
     options, relevant = options or EngineOptions(), relevant + queries
-    long = relevant > LONG * queries
-    each = PAIR_BYTES + 2 * FEW_BINS if long else PAIR_BYTES + BINS
+    each = PAIR_BYTES + (2 * FEW_BINS if relevant > LONG * queries else BINS)
     fixed = ITEM_BYTES * (queries + items) + PRODUCT_BYTES * threads
-    free = max(0.0, min(memory, 2.0**60) - fixed)
     operands = 4 * columns * (queries + (items if sides > 1 else 0))
+    of_a_query = -(-relevant // max(1, queries))
+
+    def used(sizes: Layout) -> int:
+        rows = 0 if sizes.kept else columns * (sizes.height + sizes.width)
+        tiles = threads * 4 * (sizes.height * sizes.width + rows)
+        pooled = COLLECTED_BYTES * sizes.collected + KNOT_BYTES * sizes.knots
+        ranks = each * sizes.batch + RANKED_BYTES * sizes.ranked
+        return fixed + tiles + (operands if sizes.kept else 0) + pooled + ranks
+
+    # everything has its least, and a share of what is left beside it: together 0.4 + 0.3 of it, and 0.95 of the rest
+    fewest = min(relevant, LEAST * of_a_query)
+    least = Layout(LEAST, LEAST, False, 2**12, 2**10, fewest, 2**11, 0)
+    free = max(0.0, min(memory, 2.0**60) - used(least))
     kept = operands <= 0.4 * free
     # operands that are made for each tile pay for a square one
     height, width = (HEIGHT, WIDTH) if kept else (4 * HEIGHT, 4 * HEIGHT)
-
-    def working() -> int:
-        return threads * 4 * (height * width + (0 if kept else columns * (height + width)))
-
-    while working() > 0.3 * free and max(height, width) > LEAST:
-        height, width = (height, width // 2) if width > height else (height // 2, width)
-    height, width = options.height or height, options.width or width
-    free -= working() + (operands if kept else 0)
-    collected = int(max(2**12, min(COLLECTED_SHARE * queries * items, 0.3 * free / COLLECTED_BYTES)))
-    knots = int(max(2**10, min(relevant, 0.2 * free / KNOT_BYTES)))
-    ranked = int(max(2**11, min(2**21, relevant, 0.1 * free / RANKED_BYTES)))
-    least = height * max(1, relevant // max(1, queries))
-    batch = int(min(relevant, max(least, 0.35 * free / each)))
-    held = COLLECTED_BYTES * collected + KNOT_BYTES * knots + each * batch + RANKED_BYTES * ranked
-    used = fixed + (operands if kept else 0) + working() + held
-    return Layout(
-        height,
-        width,
-        kept,
-        options.collected or collected,
-        options.knots or knots,
-        options.batch or batch,
-        ranked,
-        int(used),
+    while height > LEAST and each * (height * of_a_query - fewest) > 0.1 * free:  # a batch is a row of tiles at least
+        height //= 2
+    sizes = least._replace(height=height, width=width, kept=kept)
+    while used(sizes) - used(least) > 0.3 * free + (operands if kept else 0) and sizes.height * sizes.width > LEAST**2:
+        wide = sizes.width > sizes.height
+        sizes = sizes._replace(**({"width": sizes.width // 2} if wide else {"height": sizes.height // 2}))
+    sizes = sizes._replace(height=options.height or sizes.height, width=options.width or sizes.width)
+    rest = max(0.0, free - used(sizes) + used(least))
+    collected = min(COLLECTED_SHARE * queries * items, least.collected + 0.3 * rest / COLLECTED_BYTES)
+    sizes = sizes._replace(
+        collected=max(least.collected, int(collected)),
+        knots=max(least.knots, min(relevant, least.knots + int(0.2 * rest / KNOT_BYTES))),
+        batch=min(relevant, fewest + int(0.35 * rest / each)),
+        ranked=max(least.ranked, min(2**21, relevant, least.ranked + int(0.1 * rest / RANKED_BYTES))),
+    )
+    return sizes._replace(
+        collected=options.collected or sizes.collected,
+        knots=options.knots or sizes.knots,
+        batch=options.batch or sizes.batch,
+        bytes=used(sizes),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -71,39 +71,25 @@ def engine_options(**changes: Any) -> Iterator[EngineOptions]:
 def computing() -> Iterator[int]:
     """Compute inside the block as the proofs assume, and yield the number of threads to compute with.
 
-    Products of float32 are made in float32, without autocast or gradients; numbers too small to be normal are kept
-    (`torch.set_flush_denormal`, libraries built for speed); and torch runs one thread, since the engine has its own: what is
-    left to torch are many small operations, between which threads that wait for each other cost more than they bring.
+    Products of float32 are made in float32, without autocast or gradients, and torch runs one thread, since the engine has
+    its own: what is left to torch are many small operations, between which threads that wait for each other cost more than
+    they bring.
     """
     before, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     cuda = torch.backends.cuda.matmul
     reductions = cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction
-    flushing = _DENORMAL * 1.0 == 0.0
     torch.set_float32_matmul_precision("highest")
     cuda.allow_fp16_reduced_precision_reduction = cuda.allow_bf16_reduced_precision_reduction = False
     torch.set_num_threads(1)
-    if flushing:
-        torch.set_flush_denormal(False)
     try:
         with (
             torch.inference_mode(False),
             torch.no_grad(),
             torch.autocast("cpu", enabled=False),
             torch.autocast("cuda", enabled=False),
-            _default_device(),
         ):
             yield current_options().threads or threads
     finally:
-        if flushing:
-            torch.set_flush_denormal(True)
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(before)
         cuda.allow_fp16_reduced_precision_reduction, cuda.allow_bf16_reduced_precision_reduction = reductions
-
-
-def _default_device() -> AbstractContextManager[Any]:
-    """Make tensors on the CPU, whatever `torch.set_default_device` says.
-
-    Its context slows each call, and is entered only where it has to be.
-    """
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")

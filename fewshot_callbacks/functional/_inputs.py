@@ -35,6 +35,18 @@ def check_matrix(embeddings: Tensor, name: str, call: str) -> None:
         raise ValueError(f"{call}: {name} has no dimensions (shape {tuple(embeddings.shape)}).")
 
 
+def check_seed(call: str, name: str, seed: Any) -> int:
+    """Return a seed that PyTorch's generators take, which have 64 bits.
+
+    Raises:
+        ValueError: With the range.
+    """
+    whole = seed.__index__() if hasattr(seed, "__index__") and not isinstance(seed, bool) else None
+    if whole is None or not -(2**63) <= whole < 2**64:
+        raise ValueError(f"{call}: {name}={seed!r} must be a whole number, such as 0, from -2**63 to 2**64 - 1.")
+    return int(whole)
+
+
 def refuse_non_finite(bad: Tensor, items: int, name: str, call: str) -> None:
     """Refuse a matrix with non-finite rows.
 

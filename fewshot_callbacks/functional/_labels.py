@@ -134,8 +134,8 @@ def numbered(call: str, labels: Mapping[str, Labels]) -> tuple[list[Int[Tensor, 
     names = tuple(sorted(book.values()))
     place = {word: number for number, word in enumerate(names)}
     known = sorted(book)
-    numbers = torch.tensor([place[book[code]] for code in known])
-    codes = torch.tensor(known)
+    numbers = torch.tensor([place[book[code]] for code in known], device="cpu")
+    codes = torch.tensor(known, device="cpu")
     return [
         numbers[torch.searchsorted(codes, part.codes.cpu())].to(part.codes.device) for part in labels.values()
     ], names
@@ -219,7 +219,7 @@ def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
     if isinstance(value, Sequence):
         if not len(value) or isinstance(_first(value), int | float | np.number | Tensor):
             try:
-                return torch.as_tensor(value)
+                return torch.as_tensor(value, device="cpu")
             except (TypeError, ValueError, RuntimeError, OverflowError):
                 pass  # a later entry is no number: read below
         array = np.fromiter(map(_unpacked, value), dtype=object, count=len(value))
@@ -259,10 +259,10 @@ def _of_objects(entries: list[Any], name: str, call: str) -> Labels:
         words = dict.fromkeys(map(str, entries))
         book = book_of(words, call)
         codes = {word: code for code, word in book.items()}
-        return Labels(torch.tensor([codes[word] for word in entries], dtype=torch.int64), book or None)
+        return Labels(torch.tensor([codes[word] for word in entries], dtype=torch.int64, device="cpu"), book or None)
     if all(issubclass(kind, int | np.integer | np.bool_) for kind in kinds):
         try:
-            return Labels(torch.tensor(list(map(int, entries)), dtype=torch.int64))
+            return Labels(torch.tensor(list(map(int, entries)), dtype=torch.int64, device="cpu"))
         except (OverflowError, RuntimeError, ValueError) as error:
             raise ValueError(_beyond(name, call)) from error
     _refuse_objects(entries, name, call)

@@ -12,6 +12,10 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from fewshot_callbacks._compiling import announce_compiling
+
+announce_compiling()
+
 # any order: sums of float64 over a batch are far more precise than the result, which is float32
 _kernel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 

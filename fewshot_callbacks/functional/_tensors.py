@@ -25,7 +25,7 @@ def as_tensor(value: Any, name: str, call: str) -> Tensor:
     try:
         if isinstance(value, list | tuple) and value and all(isinstance(part, Tensor) for part in value):
             return torch.stack([as_tensor(part, name, call) for part in value])
-        return torch.as_tensor(_as_array(value))
+        return torch.as_tensor(_as_array(value), device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         raise ValueError(

@@ -8,9 +8,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._torch_mode import default_mode
 
 
+@default_mode()
 def class_subset(
     labels: Any,
     classes: int | None = None,
@@ -33,7 +36,7 @@ def class_subset(
         Indices of the items, ascending; empty for no labels.
 
     Raises:
-        ValueError: If labels are neither integers nor words, or a number is below 1.
+        ValueError: If labels are neither integers nor words, a number is below 1, or the seed has more than 64 bits.
 
     Examples:
         >>> import torch
@@ -46,7 +49,7 @@ def class_subset(
         if number is not None and number < 1:
             raise ValueError(f"class_subset: {name}={number} must be at least 1; None takes all.")
     numbers = as_labels(labels, "labels", "class_subset").numbered()[0].cpu()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed("class_subset", "seed", seed))
     distinct, number = numbers.unique(return_inverse=True)
     chosen = torch.zeros(len(distinct), dtype=torch.bool)
     chosen[torch.randperm(len(distinct), generator=generator)[:classes]] = True

@@ -106,7 +106,7 @@ def compiled_ratios(
     if normalize:
         items = unit_rows(items.double())
     found = ratios(items.numpy(), labels.long().contiguous().numpy(), eps, skip_singletons)
-    j, ratio = torch.tensor(found, dtype=torch.float32).unbind()
+    j, ratio = torch.tensor(found, dtype=torch.float32, device="cpu").unbind()
     return j, ratio
 
 
@@ -238,7 +238,7 @@ class ClassMoments:
     @classmethod
     def nothing(cls, dim: int) -> ClassMoments:
         """Return the moments of an empty set."""
-        return cls.of(torch.empty(0, dim), torch.empty(0, dtype=torch.int64))
+        return cls.of(torch.empty(0, dim, device="cpu"), torch.empty(0, dtype=torch.int64, device="cpu"))
 
     @classmethod
     def of(cls, embeddings: Any, labels: Any) -> ClassMoments:

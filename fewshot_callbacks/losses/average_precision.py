@@ -217,8 +217,18 @@ class SoftAveragePrecisionLoss(nn.Module):
         read = labels_of_each(labels, len(embeddings), labels_name, name, call)
         vectors = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
         if self.similarity != "hamming":
-            vectors = nn.functional.normalize(vectors, dim=1)
+            vectors = nn.functional.normalize(vectors / _powers_of_two(vectors), dim=1)
         return vectors, read
+
+
+def _powers_of_two(vectors: Float[Tensor, "items dim"]) -> Float[Tensor, "items 1"]:
+    """Find the largest power of two not above each row's largest component; 1 for a row of zeros.
+
+    Divided by it, no square of a row overflows or vanishes, and a row in range keeps its bits.
+    """
+    largest = vectors.detach().abs().amax(dim=1, keepdim=True)
+    mantissa, _ = torch.frexp(largest)
+    return torch.where(largest == 0, 1, largest / (2 * mantissa))
 
 
 class BinaryCodes(nn.Module):

@@ -50,6 +50,12 @@ class Bins:
             products.mul_(-2).add_(2 + SMALLEST_SQUARE).clamp_(min=SMALLEST_SQUARE).sqrt_().neg_().add_(1)
         return products.sub_(self.high).mul_(-self.per_score)
 
+    def differentiable_places(self, products: Float[Tensor, "queries items"]) -> Float[Tensor, "queries items"]:
+        """The same, with derivatives by the products, which are kept."""
+        if self.score == "euclidean":
+            products = 1 - (2 + SMALLEST_SQUARE - 2 * products).clamp(min=SMALLEST_SQUARE).sqrt()
+        return (self.high - products) * self.per_score
+
     def slope(self, places: Float[Tensor, "queries items"]) -> Float[Tensor, "queries items"] | float:
         """Derivative of a place by the product of two embeddings."""
         if self.score != "euclidean":
@@ -127,11 +133,12 @@ class _SoftHistograms(torch.autograd.Function):
         return histograms[0], histograms[1]
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_candidates: Tensor, of_relevant: Tensor) -> tuple[Tensor | None, ...]:
         queries, gallery = ctx.saved_tensors
         relevance, bins = ctx.relevance, ctx.bins
         steps, more = (_steps(gradient) for gradient in (of_candidates, of_relevant))
+        if torch.is_grad_enabled():  # create_graph=True
+            return (*_gradients(queries, gallery, steps, more, relevance, bins), None, None)
         query_gradient = torch.zeros_like(queries) if ctx.needs_input_grad[0] else None
         gallery_gradient = torch.zeros_like(gallery) if ctx.needs_input_grad[1] else None
         if relevance.own and query_gradient is not None:
@@ -148,6 +155,17 @@ class _SoftHistograms(torch.autograd.Function):
             if gallery_gradient is not None:
                 gallery_gradient.addmm_(gradient.T, queries[start:stop])
         return query_gradient, None if relevance.own else gallery_gradient, None, None
+
+
+def _gradients(
+    queries: Tensor, gallery: Tensor, steps: Tensor, more: Tensor, relevance: Relevance, bins: Bins
+) -> tuple[Tensor, Tensor]:
+    """The gradients by operations that have derivatives themselves: of all scores at once, which autograd keeps anyway."""
+    places = bins.differentiable_places(queries @ gallery.T)
+    interval = _intervals(places.detach(), 0, relevance, bins)
+    of_pairs = steps.gather(1, interval) + more.gather(1, interval) * relevance.rows(0, len(queries))
+    of_pairs = of_pairs * bins.slope(places)
+    return of_pairs @ gallery, of_pairs.T @ queries
 
 
 def _chunks(queries: Tensor, gallery: Tensor) -> list[tuple[int, int]]:

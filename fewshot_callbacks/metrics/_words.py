@@ -75,5 +75,5 @@ def refuse_other_codes(call: str, codes: Int[Tensor, "_"], book: CodeBook) -> No
     Raises:
         ValueError: If there are any.
     """
-    if not bool(torch.isin(codes.cpu(), torch.tensor(list(book))).all()):
+    if not bool(torch.isin(codes.cpu(), torch.tensor(list(book), device="cpu")).all()):
         raise ValueError(f"{call}: some labels are words, others integers. Pass the same kind in every process.")

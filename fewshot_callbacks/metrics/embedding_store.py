@@ -13,6 +13,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
 from fewshot_callbacks.functional._labels import CodeBook, Labels, check_labels, merged_books, numbered
 from fewshot_callbacks.functional._tensors import number_distinct
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.metrics._words import read_batch, refuse_another_dim, refuse_another_form
 
@@ -44,6 +45,7 @@ class Shard(NamedTuple):
         """The labels with their words, for `evaluate_retrieval`."""
         return Labels(self.labels, self.words)
 
+    @default_mode()
     def some_of_each_class(self, items: int, seed: int) -> Shard:
         """Draw at most this number of items of each class, from all in the order of the data set. Collective."""
         processes = all_processes()
@@ -90,6 +92,7 @@ class EmbeddingStore:
         """Return the number of items that this process holds."""
         return self._items
 
+    @default_mode()
     def append(
         self,
         embeddings: Any,
@@ -148,6 +151,7 @@ class EmbeddingStore:
             arrived.synchronize()
             self._batches.append(_Batch(batch.embeddings.clone(), batch.labels.clone(), batch.positions, batch.ids))
 
+    @default_mode()
     def shard(self, dataset_size: int | None = None) -> Shard:
         """Return the items of this process without repeated items. Collective.
 
@@ -182,6 +186,7 @@ class EmbeddingStore:
             embeddings, labels, places = embeddings[stays], labels[stays], places[stays]
         return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left), self._words, places)
 
+    @default_mode()
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
         """Gather the items of all processes on every rank, in the order of the data set. Collective.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, Unpack, cast, get_type_hints
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from fewshot_callbacks.functional.retrieval import (
     RetrievalReport,
     RetrievalSettings,
     evaluate_retrieval,
+    shows_settings,
 )
 from fewshot_callbacks.metrics._sync import gather_tensors
 from fewshot_callbacks.metrics._words import (
@@ -27,22 +29,41 @@ from fewshot_callbacks.metrics._words import (
 from fewshot_callbacks.metrics.embedding_store import first_of_each, id_numbers
 
 
+class MetricOptions(TypedDict, total=False):
+    """The keywords of `torchmetrics.Metric`."""
+
+    compute_on_cpu: bool
+    dist_sync_on_step: bool
+    process_group: Any
+    dist_sync_fn: Any
+    distributed_available_fn: Any
+    sync_on_compute: bool
+    compute_with_cache: bool
+
+
+class EvaluationOptions(RetrievalOptions, MetricOptions, total=False):
+    """The keywords of `RetrievalEvaluation`."""
+
+
+@shows_settings()
 class RetrievalEvaluation(Metric):
     """Collects embeddings over batches, and evaluates them leave-one-out in `compute`.
 
-    It is meant for modules that hold their own metrics; with a Trainer, `RetrievalMonitor` needs less code. Embeddings are
-    kept on the CPU in the dtype of the model.
+    It is meant for modules that hold their own metrics; with a Trainer, `RetrievalMonitor` needs less code. Its result is a
+    dictionary, so log it with `self.log_dict(metric.compute())` and then call `metric.reset()`; `self.log` takes only
+    metrics of a single value. Embeddings are kept on the CPU in the dtype of the model. For queries and a gallery, groups or
+    multi-label targets collect the embeddings yourself and call `evaluate_retrieval` or `evaluate_multilabel`. The keywords
+    of `torchmetrics.Metric`, such as `sync_on_compute`, are accepted, too.
 
     Args:
-        settings: Settings of `evaluate_retrieval` by name, such as `{"recall_k": (1, 10)}`; see `RetrievalSettings`.
-        **kwargs: See `torchmetrics.Metric`.
+        **settings: See `RetrievalSettings`.
 
     Raises:
         ValueError: If a setting is unknown or out of range.
 
     Examples:
         >>> import torch
-        >>> metric = RetrievalEvaluation({"group_size": None})
+        >>> metric = RetrievalEvaluation(recall_k=(1, 10), group_size=None)
         >>> labels = torch.tensor([0, 0, 1, 1])
         >>> metric.update(torch.nn.functional.one_hot(labels).float(), labels)
         >>> metric.compute()["mAP"]
@@ -52,16 +73,20 @@ class RetrievalEvaluation(Metric):
     is_differentiable = False
     higher_is_better = True
     full_state_update = False
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     embeddings: list[Tensor]
     labels: list[Tensor]
     ids: list[Tensor]
     words: list[Tensor]
 
-    def __init__(self, settings: RetrievalOptions | None = None, **kwargs: Any) -> None:
-        super().__init__(**{"compute_on_cpu": True, "dist_sync_fn": gather_tensors} | kwargs)
-        self.settings: RetrievalOptions = {**settings} if settings else {}
-        RetrievalSettings.checked(RetrievalEvaluation, self.settings)
+    def __init__(self, **settings: Unpack[EvaluationOptions]) -> None:
+        options: dict[str, Any] = {"compute_on_cpu": True, "dist_sync_fn": gather_tensors}
+        options |= {name: value for name, value in settings.items() if name in get_type_hints(MetricOptions)}
+        super().__init__(**options)
+        own = {name: value for name, value in settings.items() if name not in options}
+        RetrievalSettings.checked(RetrievalEvaluation, own)
+        self.settings = cast(RetrievalOptions, own)
         self.report: RetrievalReport | None = None
         """the report of the last `compute`; None before the first"""
         for name in ("embeddings", "labels", "ids", "words"):
@@ -115,4 +140,38 @@ class RetrievalEvaluation(Metric):
         if book is not None:
             refuse_other_codes("RetrievalEvaluation.compute", labels, book)
         self.report = evaluate_retrieval(embeddings, Labels(labels, book), **self.settings)
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.report.metrics().items()}
+        return {
+            name: torch.tensor(value, dtype=torch.float64, device="cpu")
+            for name, value in self.report.metrics().items()
+        }
+
+    def plot(
+        self, val: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None, ax: Any | None = None
+    ) -> tuple[Any, Any]:
+        """Draw the values that lie in [0, 1], which are all but the threshold.
+
+        Args:
+            val: A result of `compute` or `forward`, drawn as bars, or a list of such results, drawn as lines; by default
+                what `compute` gives.
+            ax: Axes of matplotlib to draw into; by default those of a new figure.
+
+        Returns:
+            The figure and the axes.
+        """
+        val = self.compute() if val is None else val
+        if not isinstance(val, Mapping):
+            return self._plot([_without_threshold(one) for one in val], ax)
+        from matplotlib import pyplot  # noqa: PLC0415 - only who draws needs it
+
+        shown = _without_threshold(val)
+        figure, axes = pyplot.subplots(layout="constrained") if ax is None else (ax.get_figure(), ax)
+        bars = axes.barh(list(shown), [float(value) for value in shown.values()])
+        axes.bar_label(bars, fmt="%.3f", padding=3)
+        axes.invert_yaxis()  # the first metric on top
+        axes.set_xlim(0, 1.12)  # room for the number beside a bar of length 1
+        axes.set_title(type(self).__name__)
+        return figure, axes
+
+
+def _without_threshold(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in values.items() if name != "threshold"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,9 @@ from typing import Any
 
 from PIL import Image
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+from fewshot_callbacks._image_files import ENDINGS, FoundFiles, images_below, read_image
+
+IMAGE_ENDINGS = (*ENDINGS, ".gif")
 """Those of torchvision's ImageFolder, and GIF."""
 
 Picture = Callable[[int], Any]
@@ -60,20 +63,26 @@ def image_files(folder: Path) -> list[Path]:
         The paths of the images, at least one.
 
     Raises:
-        ValueError: If there is no such folder, or no image in it.
+        ValueError: If there is no such folder, no image in it, or a link to a folder that was read already.
     """
+    return find_images(folder).files
+
+
+def find_images(folder: Path) -> FoundFiles:
+    """List the images of a folder as `image_files` does, and count the files that were skipped."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder. Pass the folder that holds the images.")
-    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    found = [
-        Path(root) / file
-        for start in [folder / name for name in classes] or [folder]
-        for root, _, files in sorted(os.walk(start, followlinks=True))
-        for file in sorted(files)
-        if file.lower().endswith(IMAGE_ENDINGS)
-    ]
-    if not found:
-        raise ValueError(f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}). Pass the folder that holds them.")
+    classes = [folder / name for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())]
+    parts = images_below(classes, folder, IMAGE_ENDINGS) if classes else images_below([folder], endings=IMAGE_ENDINGS)
+    found = FoundFiles(
+        [file for part in parts for file in part.files], sum((part.skipped for part in parts), Counter())
+    )
+    if not found.files:
+        skipped = found.what_was_skipped()
+        raise ValueError(
+            f"{folder} holds no image ({', '.join(IMAGE_ENDINGS)}){f'; {skipped}' if skipped else ''}. Pass the folder that "
+            "holds them."
+        )
     return found
 
 
@@ -85,13 +94,10 @@ def pictures_of_files(files: Sequence[Path], side: int) -> Picture:
         side: Pixels of the longer side of a thumbnail.
 
     Returns:
-        A function of the index of an item that returns a Pillow image, and raises an OSError for a file that cannot be read.
+        A function of the index of an item that returns a Pillow image, and raises a ValueError where that cannot be read.
     """
     return partial(_open, files, side)
 
 
 def _open(files: Sequence[Path], side: int, index: int) -> Image.Image:
-    with Image.open(files[index]) as image:
-        image.draft("RGB", (2 * side, 2 * side))  # whole steps of a JPEG's scale
-        image.load()
-        return image
+    return read_image(files[index], 2 * side)

@@ -7,6 +7,8 @@ import hashlib
 import json
 import math
 import os
+import re
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import jinja2
 
 from fewshot_callbacks import __version__
 from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.functional.retrieval.settings import bytes_of
 from fewshot_callbacks.report import content
 from fewshot_callbacks.report.findings import Findings, Model, find
 from fewshot_callbacks.report.items import Items
@@ -26,6 +29,8 @@ from fewshot_callbacks.report.thumbnails import Thumbnails
 TEMPLATES = Path(__file__).parent / "templates"
 SIZE = "@SIZE@"
 """Placeholder in the template for the size of the file."""
+_UNPAIRED = re.compile("[\ud800-\udfff]")
+"""How Python holds the bytes of a file name that are no UTF-8; they cannot be written."""
 NAMED_FAILURES = 10
 """Largest number of failed pictures that are named; of further ones, only the number is given."""
 
@@ -92,7 +97,7 @@ def write_report(
     findings = find(model, other, train, settings, sets)
     shown = content.page_data(model, other, findings, sets, settings)
     bare = len(_json(shown.data))
-    most = int(settings.max_mb * 1e6)
+    most = bytes_of(settings.max_mb)
     thumbnails = Thumbnails(sets, settings.thumbnail, most - bare - 120_000)
     thumbnails.add(shown.wanted)
     left_out = _left_out(model, findings, thumbnails, settings)
@@ -113,12 +118,17 @@ def check_writable(path: str | Path) -> None:
         path: Path of the file.
 
     Raises:
-        OSError: If its folder is missing or may not be written to, or the path is a folder.
+        OSError: If its folder is missing or may not be written to, or the path is a folder, a device or a pipe.
     """
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder. Pass the name of a file, such as {path / 'report.html'}.")
-    folder = path.resolve().parent
+    if not _can_be_replaced(path):
+        raise OSError(
+            f"{path} is no regular file but a device, a pipe or the like, which a report would replace. Pass the name of a "
+            "file, such as report.html."
+        )
+    folder = _target(path).parent
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{path} cannot be written: there is no folder {folder}. Make it, or pass another path."
@@ -134,9 +144,9 @@ def check_writable(path: str | Path) -> None:
 
 
 def write_whole(path: str | Path, text: bytes) -> None:
-    """Write a file that replaces an older one at once when it is complete."""
-    path = Path(path)
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.resolve().parent)
+    """Write a file that replaces an older one at once when it is complete; of a link, the file that it leads to."""
+    path = _target(Path(path))
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
@@ -147,6 +157,18 @@ def write_whole(path: str | Path, text: bytes) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
+
+
+def _target(path: Path) -> Path:
+    return Path(os.path.realpath(path))
+
+
+def _can_be_replaced(path: Path) -> bool:
+    """Whether a path is free, or that of a regular file; a link in a circle is neither."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
 
 
 def _left_out(model: Model, findings: Findings, thumbnails: Thumbnails, settings: ReportSettings) -> list[str]:
@@ -232,5 +254,6 @@ def _render(
         script_digest=_digest(script),
         data=_json(data),
     )
+    text = _UNPAIRED.sub("\ufffd", text)
     size = len(text.encode())
     return text.replace(SIZE, f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB", 1).encode()

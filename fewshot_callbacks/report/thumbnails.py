@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
+from fewshot_callbacks._image_files import to_8_bits
 from fewshot_callbacks.report.items import Items
 
 LONGEST_TEXT = 160
@@ -52,7 +53,8 @@ class Thumbnails:
                 shown = items.picture(index)
                 content = shown[:LONGEST_TEXT] if isinstance(shown, str) else data_uri(shown, self.side)
             except Exception as error:  # one image must not take the others with it
-                file = f" ({items.files[index]})" if items.files is not None else ""
+                # between the characters that give a name a direction of its own
+                file = f" (\u2068{items.files[index]}\u2069)" if items.files is not None else ""
                 self.failures.append(f"{items.name} {index}{file}: {type(error).__name__}: {error}")
                 continue
             self.room -= len(content) + len(name) + 8
@@ -79,8 +81,9 @@ def data_uri(shown: object, side: int) -> str:
         shown: An image of Pillow, a tensor or an array.
         side: Pixels of the longer side, if it is larger.
     """
-    if isinstance(shown, Image.Image):
-        image = shown.convert("RGBA" if "A" in shown.getbands() or "transparency" in shown.info else "RGB")
+    if isinstance(shown, Image.Image) and shown.mode not in ("I", "F"):
+        image = to_8_bits(shown)
+        image = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
         if image.mode == "RGBA":
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     else:

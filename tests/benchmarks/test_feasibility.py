@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fewshot_callbacks import discriminant_ratio, evaluate_retrieval
+from fewshot_callbacks.engine.options import engine_options
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -33,6 +34,8 @@ def feasibility():
         (lambda x: x.view(-1)[3:].clone(), 0),
         (lambda x: torch.zeros(2, 4).index_add_(0, torch.tensor([0, 1, 1]), x), 12),
         (lambda x: (x > 0).sum(), 0),
+        (lambda x: x @ torch.ones(4), 2 * 3 * 4),
+        (torch.linalg.vector_norm, 2 * 12),
     ],
 )
 def test_operations_are_those_counted_by_hand(feasibility, run, operations):
@@ -42,15 +45,64 @@ def test_operations_are_those_counted_by_hand(feasibility, run, operations):
     assert counter.operations == operations
 
 
+def test_numbers_of_a_kernel_count_what_is_done_with_them(feasibility):
+    counter = feasibility.CountOperations()
+    number = feasibility.counting_float(counter)
+    a, b = number(3.0), number(2.0)
+    assert (1 + a - b) * 2 / (4 / b) ** 2 == 1.0
+    assert counter.operations == 6
+    assert a > b
+    assert max(a, b) == 3.0
+    assert counter.operations == 6
+    total = 0.0
+    total += a  # what begins as a plain number counts from the first operation on
+    assert isinstance(total, number)
+    assert counter.operations == 7
+
+
+SHAPES = [(128, 512, 32), (128, 256, 32), (64, 512, 32), (128, 512, 4), (24, 8, 5)]
+
+
+@pytest.mark.parametrize(("items", "dim", "classes"), SHAPES)
+def test_the_kernel_of_j_does_as_many_operations_as_the_formula_says(feasibility, items, dim, classes):
+    embeddings = torch.randn(items, dim, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(items) % classes
+    with feasibility.CountOperations() as counter:
+        counted = discriminant_ratio(embeddings, labels)
+    assert counter.operations == feasibility.operations_of_j(items, dim, classes)
+    assert counter.operations == 6 * items * dim + 14 * classes * dim + 3 * items + classes + 11
+    # what was counted is J, and the compiled kernel is back afterwards
+    torch.testing.assert_close(counted, discriminant_ratio(embeddings, labels))
+
+
+def test_classes_of_one_item_have_no_mean_to_divide(feasibility):
+    embeddings, labels = torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 2, 3])
+    with feasibility.CountOperations() as counter:
+        discriminant_ratio(embeddings, labels)
+    assert counter.operations == feasibility.operations_of_j(6, 4, classes=4, alone=2)
+
+
 def test_j_costs_as_many_operations_as_there_are_components_and_not_their_square(feasibility):
-    def count(items, dim):
+    def count(run, items, dim):
+        embeddings, labels = torch.randn(items, dim), torch.arange(items) % (items // 4)
         with feasibility.CountOperations() as counter:
-            discriminant_ratio(torch.randn(items, dim), torch.arange(items) % 8)
+            run(embeddings, labels)
         return counter.operations
 
-    assert count(128, 512) < 16 * 128 * 512
-    assert count(128, 1024) == pytest.approx(2 * count(128, 512), rel=0.02)
-    assert count(256, 512) == pytest.approx(2 * count(128, 512), rel=0.02)
+    def by_pytorch(embeddings, labels):
+        with engine_options(kernel="pytorch"):
+            return discriminant_ratio(embeddings, labels)
+
+    for run, most in ((discriminant_ratio, 10), (by_pytorch, 20)):
+        once = count(run, 128, 512)
+        assert 6 * 128 * 512 < once < most * 128 * 512
+        assert count(run, 128, 1024) == pytest.approx(2 * once, rel=0.01)
+        assert count(run, 256, 512) == pytest.approx(2 * once, rel=0.01)
+    # another J, from d x d matrices, is seen as what it is
+    assert count(feasibility.by_scatter_matrices, 16, 64) > 16 * 64**2
+    assert count(feasibility.by_scatter_matrices, 16, 128) == pytest.approx(
+        4 * count(feasibility.by_scatter_matrices, 16, 64), rel=0.05
+    )
 
 
 def test_the_slow_ways_give_our_values(feasibility):

@@ -2,15 +2,19 @@
 
 import csv
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from torch.utils.data import TensorDataset
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
 
+from fewshot_callbacks import EmbeddingSource
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
+from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.functional import discriminant_ratio
 from tests.callbacks.models import EveryBatch, EveryEpoch, Net, Scripted, hooks, items, loader, said, scripted, trainer
 from tests.functional.variance import logged_by_definition
@@ -41,6 +45,14 @@ def test_every_batch_is_measured_as_the_function_does(settings: dict[str, Any]) 
     assert batches.logged == batches.shown == pytest.approx(expected, nan_ok=True)
     if settings:
         assert expected != pytest.approx(ratios(batches), nan_ok=True)
+
+
+def test_the_progress_bar_shows_j_alone(tmp_path: Path) -> None:
+    """The variance ratio beside it would break the bar into lines on a narrow terminal."""
+    run = trainer(DiscriminantRatioMonitor(), enable_progress_bar=True, default_root_dir=tmp_path)
+    run.fit(Net(), loader(), loader())
+    assert {key for key in run.progress_bar_metrics if "/" in key} == {"train/J"}
+    assert {"train/J", "train/variance_ratio"} <= run.callback_metrics.keys()
 
 
 def test_the_progress_bar_can_do_without() -> None:
@@ -116,6 +128,42 @@ def test_a_strict_monitor_ends_the_training() -> None:
     net = Nothing()
     with pytest.raises(ValueError, match="training_step returned a mapping with the keys 'loss', 'z'"):
         train(DiscriminantRatioMonitor(strict=True), net)
+
+
+class Views(Dataset):
+    """Two views of each item, and no labels, as self-supervised training has them."""
+
+    def __len__(self) -> int:
+        return len(items())
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        point, _ = items()[index]
+        return point, point + 0.1
+
+
+class SelfSupervised(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        one, other = (self.embed(view) for view in batch)
+        return (one - other).square().mean()
+
+
+@pytest.mark.parametrize("source", ["encoder", EmbeddingSource("encoder", views=2)], ids=["a name", "views"])
+def test_training_batches_without_labels_have_one_message_with_the_way_out(source: Any) -> None:
+    words = (
+        "DiscriminantRatioMonitor found no labels: training_step returned none under 'labels', and the batch is two tensors "
+        "of one shape, such as two views of each item. Say where they are in the batch: "
+    )
+    with pytest.raises(
+        UsageError, match=f"^{re.escape(words)}.*every_n_steps=None. measures validation and test alone"
+    ):
+        trainer(DiscriminantRatioMonitor(source=source)).fit(SelfSupervised(), loader(Views()), loader())
+
+
+def test_validation_alone_is_measured_if_asked() -> None:
+    run = trainer(DiscriminantRatioMonitor(source="encoder", every_n_steps=None))
+    run.fit(SelfSupervised(), loader(Views()), loader())
+    assert {"val/J", "val/variance_ratio"} <= run.callback_metrics.keys()
+    assert not [key for key in run.callback_metrics if key.startswith("train/")]
 
 
 @pytest.mark.parametrize("steps", [0, -1])

@@ -2,11 +2,15 @@
 
 import inspect
 import math
+import os
 import re
+import subprocess
+import sys
 import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,6 +105,20 @@ def test_missing_embeddings_name_what_was_there_and_the_argument_that_fixes_it(o
     )
     with pytest.raises(ValueError, match=expected):
         reader().read(outputs, (E, L), "training_step")
+
+
+@pytest.mark.parametrize(
+    ("asked", "outputs", "meant"),
+    [
+        (("emb", "labels"), {"loss": 1, "embeddings": E, "labels": L}, ("embeddings", "labels")),
+        (("embeddings", "labels"), {"loss": 1, "embedding": E, "label": L}, ("embedding", "label")),
+        (("embeddings", "labels"), {"emb": E}, ("emb", "labels")),
+        (("feature", "target"), {"features": E, "targets": L}, ("features", "targets")),
+    ],
+)
+def test_a_key_that_is_near_is_proposed(asked: Any, outputs: Any, meant: Any) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"expected {asked[0]!r}. Did you mean source={meant!r}?")):
+        reader(asked).read(outputs, (E, L), "validation_step")
 
 
 def test_the_example_in_the_message_names_the_keys_that_were_asked_for() -> None:
@@ -230,6 +248,7 @@ def test_labels_under_another_key() -> None:
         ({"x": E, "y": L}, "a mapping with the keys 'x', 'y'"),
         (None, "None"),
         ("ab", "a str"),
+        ((E, E + 1), "two tensors of one shape, such as two views of each item"),
         (3, "a int"),
     ],
 )
@@ -526,3 +545,30 @@ def test_a_second_fit_in_one_process_warns_again(same_monitor: bool) -> None:
         told.append([text for text in said(caught) if "NaN" in text])
     assert len(told[0]) == 2
     assert told[0] == told[1]
+
+
+SCRIPT = """
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from fewshot_callbacks import RetrievalMonitor
+
+class Points(LightningModule):
+    def validation_step(self, batch, batch_idx):
+        return {"embeddings": batch, "labels": torch.tensor([0, 0, 0, 1])}
+
+trainer = Trainer(logger=False, enable_progress_bar=False, accelerator="cpu", callbacks=RetrievalMonitor(group_size=None))
+trainer.validate(Points(), torch.utils.data.DataLoader(torch.rand(4, 2), 4), verbose=False)
+"""
+
+
+def test_a_warning_shows_the_line_of_the_user(tmp_path: Path) -> None:
+    """Not the line of the package that warns, which nobody can change."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment, timeout=300
+    )
+    [warned] = re.findall(r"^(.*): UserWarning: val: 1 of 4 queries have no match.*\n(.*)$", done.stderr, re.M)
+    assert warned == (f"{script}:11", "  " + SCRIPT.splitlines()[10])
+    assert "fewshot_callbacks" not in done.stderr

@@ -2,7 +2,9 @@
 
 import csv
 import math
+import re
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,17 @@ from torch.utils.data import TensorDataset
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks import retrieval as retrieval_module
+from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.data.episodes import EpisodicBatchSampler
 from fewshot_callbacks.functional import discriminant_ratio
 from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 from tests.callbacks.models import (
+    Embeds,
     EveryBatch,
     EveryEpoch,
     Net,
     Scripted,
+    gap_monitor,
     hooks,
     items,
     loader,
@@ -394,3 +399,109 @@ def test_a_monitor_that_is_never_validated_does_no_harm() -> None:
     with pytest.warns(UserWarning, match="`validation_step` but have no `val_dataloader`"):
         trainer(monitor).fit(net, loader())
     assert is_clean(net, monitor)
+
+
+# --------------------------------------------------------------------------- keys that Lightning's own callbacks monitor
+
+
+class Scheduled(Net):
+    """Its learning rate follows a value of the validation."""
+
+    def __init__(self, monitor: str) -> None:
+        super().__init__()
+        self.monitor = monitor
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max")
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": self.monitor}}
+
+
+def sketches_and_photos() -> dict[str, Any]:
+    return {"sketches": loader(), "photos": loader()}
+
+
+@pytest.mark.parametrize(
+    ("key", "loaders", "words"),
+    [
+        ("val/map", loader, "Did you mean 'val/mAP'?"),
+        ("val/recall_1", loader, "Did you mean 'val/recall@1'?"),
+        ("val/j", loader, "Did you mean 'val/J'?"),
+        ("val/mAP", sketches_and_photos, "Did you mean 'val/mAP/photos'?"),
+        ("val/mAP/dataloader_idx_0", loader, "Did you mean 'val/mAP'?"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ModelCheckpoint, EarlyStopping, "ReduceLROnPlateau"])
+def test_a_misspelt_key_ends_the_run_at_its_sanity_check(
+    key: str, loaders: Any, words: str, kind: Any, tmp_path: Path
+) -> None:
+    """Lightning itself would say so after the first epoch."""
+    callbacks = [] if kind == "ReduceLROnPlateau" else [kind(monitor=key)]
+    net, batches = Scheduled(key) if kind == "ReduceLROnPlateau" else Net(), EveryBatch()
+    run = trainer(
+        *callbacks, retrieval(), DiscriminantRatioMonitor(), batches, default_root_dir=tmp_path, num_sanity_val_steps=1
+    )
+    with pytest.raises(UsageError, match=re.escape(words)) as raised:
+        run.fit(net, loader(), loaders())
+    assert str(raised.value).startswith(f"{getattr(kind, '__name__', kind)}(monitor={key!r}): ")
+    assert not batches.outputs
+
+
+class Loud(Net):
+    """Logs a key of its own that looks like one of the monitor's, at the end of the validation."""
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/map", 0.5)
+
+
+@pytest.mark.parametrize("sanity_steps", [0, 1])
+@pytest.mark.filterwarnings("ignore:.*nothing else has so far")
+def test_a_key_that_the_module_logs_itself_is_its_own_affair(sanity_steps: int, tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="val/map", mode="max")
+    trainer(best, retrieval(), num_sanity_val_steps=sanity_steps).fit(Loud(), loader(), loader())
+    assert best.best_model_score == 0.5
+
+
+@pytest.mark.parametrize("key", ["val/map", "val/grouped_recal"])
+def test_what_may_still_be_logged_is_a_warning(key: str) -> None:
+    """Without a sanity check nobody knows what the module logs; a key that is only similar may be another callback's."""
+    early = EarlyStopping(monitor=key, strict=False)
+    run = trainer(early, retrieval(group_size=3), num_sanity_val_steps=int(key != "val/map"))
+    words = f"EarlyStopping(monitor='{key}'): no monitor here logs this value, and nothing else has so far."
+    with pytest.warns(UserWarning, match=f"^{re.escape(words)}"):
+        run.fit(Net(), loader(), loader())
+
+
+@pytest.mark.parametrize("key", ["val/mAP", "val/J", "val/variance_ratio_low", "train/J", "val/loss", "gap/recall@1"])
+def test_keys_that_exist_or_that_nobody_knows_pass_in_silence(key: str) -> None:
+    early = EarlyStopping(monitor=key, strict=False)
+    run = trainer(early, retrieval(), DiscriminantRatioMonitor(), gap_monitor(), num_sanity_val_steps=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "EarlyStopping.monitor")
+        run.fit(Embeds(), loader(), loader())
+
+
+# --------------------------------------------------------------------------------------- too few classes for a metric
+
+
+def test_a_metric_that_needs_more_classes_has_no_key_and_one_notice() -> None:
+    """Also where a later validation fails; NaN in every table would say nothing."""
+    net, monitor = Scripted([0.6, 0.6, NAN]), RetrievalMonitor()
+    run = trainer(monitor, max_epochs=3)
+    with pytest.warns(UserWarning, match="Grouped|other values") as caught:
+        run.fit(net, loader(), loader())
+    [notice] = [words for words in said(caught) if "Grouped" in words]
+    assert notice.startswith("val: Grouped Recall is left out: two groups of group_size=10 labels need 20")
+    assert not [key for key in run.callback_metrics if "grouped" in key]
+    assert math.isnan(run.callback_metrics["val/mAP"])
+
+
+@pytest.mark.filterwarnings("ignore:.*Grouped Recall is left out")
+def test_who_monitors_such_a_metric_is_told(tmp_path: Path) -> None:
+    best = ModelCheckpoint(tmp_path, monitor="val/grouped_recall@1", mode="max")
+    with pytest.raises(UsageError, match=r"ModelCheckpoint\(monitor='val/grouped_recall@1'\): this set has too few"):
+        trainer(best, RetrievalMonitor()).fit(Net(), loader(), loader())
+    run = trainer(best, RetrievalMonitor(strict=False))
+    with pytest.warns(UserWarning, match="val/grouped_recall@1 is NaN. ModelCheckpoint.*this set has too few classes"):
+        run.fit(Net(), loader(), loader())
+    assert math.isnan(run.callback_metrics["val/grouped_recall@1"])

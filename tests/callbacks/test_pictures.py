@@ -104,14 +104,25 @@ def test_the_sanity_check_is_left_out() -> None:
     assert len(noted.seen) == 1
 
 
-def test_each_monitor_by_its_prefix() -> None:
-    every, ours, tested = Noted(), Noted(prefix="ours"), Noted()
-    fitted(retrieval(prefix="ours"), retrieval(prefix="theirs"), every, epochs=1)
-    fitted(retrieval(prefix="ours"), retrieval(prefix="theirs"), ours, epochs=1)
-    trainer(retrieval(), tested).test(Net(), loader(VALIDATION), verbose=False)
-    assert [key for _, key in every.seen] == ["ours/x", "theirs/x"]
-    assert [key for _, key in ours.seen] == ["ours/x"]
-    assert [key for _, key in tested.seen] == ["test/x"]
+@pytest.mark.parametrize(
+    ("prefix", "seen"),
+    [
+        (None, ["val/our/x", "val/ours/x"]),
+        ("val", ["val/our/x", "val/ours/x"]),
+        ("val/our", ["val/our/x"]),
+        ("test", []),
+    ],
+)
+def test_each_monitor_by_the_prefix_of_its_keys(prefix: str | None, seen: list[str]) -> None:
+    noted = Noted(prefix=prefix)
+    fitted(retrieval(name="our"), retrieval(name="ours"), noted, epochs=1)
+    assert [key for _, key in noted.seen] == seen
+
+
+def test_a_test_is_shown_as_one() -> None:
+    noted = Noted()
+    trainer(retrieval(), noted).test(Net(), loader(VALIDATION), verbose=False)
+    assert [key for _, key in noted.seen] == ["test/x"]
 
 
 # --------------------------------------------------------------------------------------------------------------- mistakes
@@ -123,6 +134,7 @@ def test_each_monitor_by_its_prefix() -> None:
         ([RetrievalPanels()], r"Trainer\(callbacks=\[RetrievalMonitor\(\), RetrievalPanels\(\)\]\)"),
         ([RetrievalMonitor(), EmbeddingMap(prefix="mine")], "there are 'test', 'val'"),
         ([RetrievalMonitor(), EmbeddingMap(), EmbeddingMap(prefix="val")], "Two EmbeddingMaps"),
+        ([RetrievalMonitor(name="a"), EmbeddingMap(prefix="val"), EmbeddingMap(prefix="val/a")], "Two EmbeddingMaps"),
     ],
 )
 def test_mistakes_are_said_at_the_start(callbacks: list[Any], words: str) -> None:
@@ -131,9 +143,9 @@ def test_mistakes_are_said_at_the_start(callbacks: list[Any], words: str) -> Non
 
 
 def test_two_of_a_kind_with_different_prefixes() -> None:
-    monitors = retrieval(prefix="a"), retrieval(prefix="b")
-    trainer(*monitors, told(prefix="a"), told(prefix="b")).validate(Net(), loader(VALIDATION), verbose=False)
-    assert {path.name for path in Path("pictures").iterdir()} == {"a", "b"}
+    monitors = retrieval(name="a"), retrieval(name="b")
+    trainer(*monitors, told(prefix="val/a"), told(prefix="val/b")).validate(Net(), loader(VALIDATION), verbose=False)
+    assert {path.name for path in Path("pictures/val").iterdir()} == {"a", "b"}
 
 
 @pytest.mark.parametrize("where", ["_figures", "see_batch", "drawing"])

@@ -23,11 +23,11 @@ def written(path):
 
 def test_the_report_is_that_of_the_evaluation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monitor, model = retrieval(), AsGiven()
+    monitor, model = retrieval(name="ours"), AsGiven()
     names = {10 * number - 7: f"kind {number}" for number in range(6)}
     writer = ReportWriter(tmp_path / "new" / "{prefix}.html", names=names, settings=SMALL)
     trainer(monitor, writer).validate(model, loader(DATA), verbose=False)
-    html, data = written(tmp_path / "new/val.html")
+    html, data = written(tmp_path / "new/val_ours.html")
     assert f"{monitor.report.mAP:.4f}" in html
     assert {row[0] for row in data["classes"]} <= set(names.values())
     labels = model.by_hand(DATA)[1]

@@ -379,7 +379,8 @@ def test_double_precision_is_kept() -> None:
         ({"threshold_bounds": (1.0, 0.0)}, r"RetrievalMonitor: threshold_bounds=\(1.0, 0.0\) must hold the smallest"),
         ({"group_size": 1}, "RetrievalMonitor.*group_size"),
         ({"memory_mb": 0}, "RetrievalMonitor.*memory_mb"),
-        ({"prefix": ""}, r"RetrievalMonitor\(prefix=''\): the keys need a first part"),
+        ({"name": ""}, r"RetrievalMonitor\(name=''\) names nothing. Leave out name for val/mAP and test/mAP"),
+        ({"prefix": "t2i"}, "no setting 'prefix' any more. Pass name='t2i' for val/t2i/mAP"),
     ],
 )
 def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
@@ -387,24 +388,26 @@ def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], words: str
         RetrievalMonitor(**settings)
 
 
-def test_two_monitors_with_different_prefixes() -> None:
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_two_monitors_with_different_names(stage: str) -> None:
+    """A name stands beside the stage, so that a test is not taken for a validation."""
     net = Net()
-    monitors = retrieval(), retrieval(prefix="far", similarity="euclidean")
+    monitors = retrieval(), retrieval(name="far", similarity="euclidean")
     assert monitors[0].state_key != monitors[1].state_key
     run = trainer(*monitors)
-    run.validate(net, loader(), verbose=False)
+    (run.validate if stage == "val" else run.test)(net, loader(), verbose=False)
     embeddings, labels = net.by_hand(items())
-    expected = keyed(measured(embeddings, labels))
-    expected |= keyed(measured(embeddings, labels, similarity="euclidean"), "far")
+    expected = keyed(measured(embeddings, labels), stage)
+    expected |= keyed(measured(embeddings, labels, similarity="euclidean"), f"{stage}/far")
     assert {key: float(value) for key, value in run.callback_metrics.items()} == close(expected)
 
 
-@pytest.mark.parametrize("prefixes", [(None, None), ("far", "far"), (None, "val"), ("test", None)])
-def test_two_monitors_that_would_log_the_same_keys_are_refused(prefixes: tuple[str | None, str | None]) -> None:
+@pytest.mark.parametrize("name", [None, "far"])
+def test_two_monitors_that_would_log_the_same_keys_are_refused(name: str | None) -> None:
     """Lightning would log their mean."""
-    expected = "Two RetrievalMonitors in one Trainer would log under the same keys, .* Give them different prefixes"
+    expected = "Two RetrievalMonitors in one Trainer would log under the same keys, .* Give them different names"
     with pytest.raises(ValueError, match=expected):
-        trainer(*(retrieval(prefix=prefix) for prefix in prefixes)).validate(Net(), loader(), verbose=False)
+        trainer(retrieval(name=name), retrieval(name=name)).validate(Net(), loader(), verbose=False)
 
 
 # ------------------------------------------------------------------------------------------------------------- progress

@@ -235,7 +235,7 @@ def test_several_monitors_share_a_source_and_its_hook() -> None:
     net.classifier.register_forward_pre_hook(lambda *_: held.append(hooks(net)))
     monitors = (
         retrieval(source=source),
-        retrieval(source=source, prefix="more"),
+        retrieval(source=source, name="more"),
         DiscriminantRatioMonitor(source=source),
     )
     run = trainer(*monitors, max_epochs=2, num_sanity_val_steps=1)
@@ -247,13 +247,13 @@ def test_several_monitors_share_a_source_and_its_hook() -> None:
     expected = measured(embeddings, labels)
     logged = {key: float(value) for key, value in run.callback_metrics.items()}
     assert {key: logged[f"val/{key}"] for key in expected} == pytest.approx(expected, rel=1e-5)
-    assert {key: logged[f"more/{key}"] for key in expected} == pytest.approx(expected, rel=1e-5)
+    assert {key: logged[f"val/more/{key}"] for key in expected} == pytest.approx(expected, rel=1e-5)
     assert logged["val/J"] == pytest.approx(float(discriminant_ratio(embeddings, labels)), rel=1e-5)
 
 
 def test_a_shared_source_of_one_monitor_that_stops_listening_serves_the_other() -> None:
     source, net = EmbeddingSource("encoder"), Silent()
-    one, other = retrieval(source=source), retrieval(source=source, prefix="more")
+    one, other = retrieval(source=source), retrieval(source=source, name="more")
     for monitor in (one, other):
         monitor._reader.attach(net)
         monitor._reader.expect()

@@ -208,3 +208,26 @@ def test_labels_may_be_words(stored, capsys):
         float(discriminant_ratio(torch.as_tensor(embeddings), torch.as_tensor(labels)))
     )
     assert "class 07" in printed["per_class"]["mAP"]
+
+
+def test_names_of_classes_are_neither_markup_nor_commands_to_the_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    names = np.array(["[/]", "[x]", ":owl:", "bell\x07", "\x1b[2Jclear", "\u202eback"])
+    labels = np.repeat(names, 4)
+    np.savez("[red]file.npz", embeddings=np.random.default_rng(0).normal(size=(24, 4)), labels=labels)
+    assert main(["evaluate", "[red]file.npz", "--per_class", "--group_size", "none"]) == 0
+    screen = capsys.readouterr().out
+    for word in ("[/]", "[x]", ":owl:", r"bell\x07", r"\x1b[2Jclear", r"\u202eback", "[red]file.npz"):
+        assert word in screen
+    assert not {"\x07", "\x1b", "\u202e"} & set(screen)
+    assert main(["evaluate", "[red]file.npz", "--against", "[red]file.npz", "--group_size", "none"]) == 0
+    assert "[red]file.npz against [red]file.npz" in capsys.readouterr().out
+
+
+def test_an_error_that_names_a_class_does_not_steer_the_terminal(tmp_path, capsys):
+    np.savez(tmp_path / "\x1b[2J.npz", wrong=np.zeros(3))
+    assert main(["evaluate", str(tmp_path / "\x1b[2J.npz")]) == 1
+    said = capsys.readouterr().err
+    assert r"\x1b[2J.npz holds 'wrong'" in said
+    assert "\x1b" not in said

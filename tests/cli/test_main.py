@@ -1,18 +1,22 @@
 """The command itself: its help, `fewshot plan`, and what importing the package loads."""
 
 import json
+import math
 import platform
 import subprocess
 import sys
+import textwrap
 from importlib.metadata import version
 
 import numpy as np
 import pytest
 
 import fewshot_callbacks
+from fewshot_callbacks._compiling import WORDS
 from fewshot_callbacks.cli import main as command
 from fewshot_callbacks.cli.main import COMMANDS, main
 from fewshot_callbacks.cli.plan import _bytes, _duration
+from fewshot_callbacks.functional import plan_evaluation
 
 
 def test_without_words_it_explains_itself(capsys):
@@ -50,6 +54,26 @@ def test_version_says_what_a_bug_report_asks_for(capsys, monkeypatch):
     assert others == f"torch {version('torch')}, no-such-package not installed"
 
 
+def test_a_warning_is_its_words_alone():
+    """Which line of which file of the package warns is of no use to who types a command."""
+    program = """
+        import sys, types, warnings
+        def run(words):
+            warnings.warn("Mind the gap.")
+            warnings.warn("Old.", DeprecationWarning)
+        sys.modules["fewshot_callbacks.cli.plan"] = types.SimpleNamespace(run=run)
+        from fewshot_callbacks.cli import main
+        sys.argv = ["fewshot", "plan"]
+        sys.exit(main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    first, second = done.stderr.strip().splitlines()
+    assert first == "Warning: Mind the gap."
+    assert "DeprecationWarning: Old." in second
+
+
 def test_an_interrupt_says_so(monkeypatch, capsys):
     def interrupted(_):
         raise KeyboardInterrupt
@@ -76,6 +100,37 @@ def test_plan_of_the_whole_logo_set(capsys):
 def test_plan_refuses_what_is_not_positive(capsys):
     assert main(["plan", "--queries", "-3", "--dim", "8"]) == 1
     assert "queries=-3 must be positive" in capsys.readouterr().err
+    assert main(["plan", "--queries", "3", "--gallery", "0", "--dim", "8"]) == 1
+    assert "gallery=0 must be positive" in capsys.readouterr().err
+
+
+def test_plan_of_a_budget_that_cannot_be_kept_names_one_number(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["plan", "--queries", "1000000", "--gallery", "1000000", "--dim", "64"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    least = plan_evaluation(10**6, 10**6, 64).least_bytes
+    enough = math.ceil(least / 1e6)
+    assert f"the budget of 512 MB cannot be kept. Pass --memory_mb {enough}" in said
+    assert "of 512 MB │" not in said  # nor is another number given
+    assert main([*words, "--memory_mb", str(enough)]) == 0
+    said = capsys.readouterr().out
+    assert f"of {enough} MB │" in said
+    assert "cannot be kept" not in said
+
+
+def test_plan_of_a_sample_in_half_precision_without_a_limit(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["--queries", "1e6", "--dim", "64", "--max_queries", "5000", "--dtype", "float16", "--memory_mb", "inf"]
+    assert main(["plan", *words]) == 0
+    said = capsys.readouterr().out
+    assert "5,000 queries, drawn from 1,000,000 against 1,000,000 items" in said
+    assert "5,000,000,000" in said
+    assert "128 MB + 128 MB │ queries and gallery in float16" in said
+    assert "256 MB │ in float32, which half precision is compared as" in said
+    assert "there is no limit" in said
+    assert main(["plan", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["copy_bytes"] == 256 * 10**6
 
 
 def test_units():
@@ -141,7 +196,7 @@ def test_a_command_imports_what_it_needs(words, not_needed, tmp_path):
     )
     start = f"import sys; sys.argv = {[not_needed, *words]!r}\n"
     run = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert run.stderr.split() == ["True"]
+    assert [line for line in run.stderr.splitlines() if line != WORDS] == ["True"]  # the first run compiles
     assert run.stdout
 
 

@@ -87,7 +87,7 @@ def last_line(capsys):
         ("evaluate a.npz b.npz", "there is an unexpected word 'b.npz'."),
         ("evaluate a.npz --recall_k many", "--recall_k: many is not a number."),
         ("evaluate a.npz --recall_k 1.5", "--recall_k: 1.5 is not a whole number, such as 5 or 1e6."),
-        ("evaluate a.npz --threshold high", "--threshold: high is not float or null."),
+        ("evaluate a.npz --threshold high", "--threshold: high is not a number."),
         ("plan --queries 5", "--dim must be given."),
         ("plan --querys 5 --dim 3", "there is no option --querys. Did you mean --queries?"),
         ("demo --epochs two", "--epochs: two is not a number."),

@@ -1,7 +1,9 @@
 """`fewshot report`: files in, one HTML file out, and what it answers to input that cannot be used."""
 
 import json
+import os
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -99,3 +101,113 @@ def test_help_tells_each_option(capsys):
     out = " ".join(capsys.readouterr().out.split())
     for words in ("--against FILE", "--train FILE", "Largest size of the file in MB", "ImageFolder", "--similarity"):
         assert words in out
+
+
+# ------------------------------------------------------------------------------------- files that somebody else has made
+
+
+def with_paths(folder, paths, **arrays):
+    """The embeddings of `one.npz` with these paths for its first items, those of its own images for the others."""
+    stored = dict(np.load(folder / "paths.npz")) | arrays
+    stored["paths"] = np.array([*paths, *stored["paths"].tolist()[len(paths) :]])
+    np.savez(folder / "foreign.npz", **stored)
+    return str(folder / "foreign.npz")
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../outside.png", "images/../../outside.png", "out.png", "linked/00.png", "", "a\0b"]
+)
+def test_paths_that_leave_the_folder_are_refused(path, folder, tmp_path, capsys):
+    outside = tmp_path / "outside.png"
+    Image.new("L", (4, 4)).save(outside)
+    Image.new("L", (4, 4)).save(folder.parent / "outside.png")
+    for name, target in (("out.png", outside), ("linked", tmp_path)):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+    file = with_paths(folder, ["images/00/00.png", path])
+    output = tmp_path / "out.html"
+    assert main(["report", file, "-o", str(output)]) == 1
+    said = capsys.readouterr().err
+    assert f"foreign.npz names the image {path!r}, which does not lie in {folder}. Pass the folder" in said
+    assert said.count("\n") == 1
+    assert not output.exists()
+
+
+def test_paths_inside_the_folder_may_be_absolute_or_come_through_a_linked_folder(folder, tmp_path):
+    link = tmp_path / "elsewhere"
+    link.symlink_to(folder)
+    inside = [str(folder / "images/00/00.png"), "00/../00/01.png"]
+    file = with_paths(folder, inside)
+    stored = dict(np.load(file))
+    stored["paths"] = np.array([path.removeprefix("images/") for path in stored["paths"].tolist()])
+    np.savez(file, **stored)
+    words = ["report", file, "--images", str(link / "images"), "-o", str(tmp_path / "out.html")]
+    assert main(words) == 0
+    html = (tmp_path / "out.html").read_text(encoding="utf-8")
+    assert len(json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])["images"]) == 72
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_no_utf_8_costs_nothing(folder, tmp_path, capsys):
+    name = b"images/00/bird\xe9.png"
+    (folder / os.fsdecode(name)).write_bytes((folder / "images/00/00.png").read_bytes())
+    try:
+        for path in (os.fsdecode(name), os.fsdecode(name).replace("00", "01")):  # a picture, and one that is missing
+            file = with_paths(folder, [path])
+            assert main(["report", file, "-o", str(tmp_path / "out.html")]) == 0
+            html = (tmp_path / "out.html").read_bytes().decode("utf-8")
+            assert "bird\ufffd.png" in html
+        assert r"bird\udce9.png" in capsys.readouterr().out
+    finally:
+        (folder / os.fsdecode(name)).unlink()
+
+
+def test_names_of_classes_and_files_do_not_steer_the_terminal(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = with_paths(folder, ["images/\x1b[2Jgone.png", "images/[/]gone.png", "images/\u202egone.png"])
+    assert main(["report", file, "-o", "[x] out.html"]) == 0
+    out = capsys.readouterr().out
+    assert "[x] out.html" in out
+    assert r"images/\x1b[2Jgone.png" in out
+    assert "images/[/]gone.png" in out
+    assert r"images/\u202egone.png" in out
+    assert "\x1b" not in out
+
+
+def test_other_files_among_the_images_are_counted(folder, tmp_path, capsys):
+    other = folder / "images/00/notes.avif"
+    other.write_text("?")
+    try:
+        report(folder, "one.npz", "--images", folder / "images")
+        assert "images: 1 file skipped: .avif 1." in capsys.readouterr().err
+        assert main(["report", str(folder / "fewer.npz"), "--images", str(folder / "images")]) == 1
+        assert "holds 72 images (1 file skipped: .avif 1), and" in capsys.readouterr().err
+    finally:
+        other.unlink()
+
+
+def test_a_link_is_written_through(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "latest.html"
+    for target in ("elsewhere/new.html", "elsewhere/new.html"):  # where nothing is yet, and over a file
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        assert main(["report", str(folder / "one.npz"), "-o", str(link)]) == 0
+        assert link.is_symlink()
+        assert (tmp_path / target).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["new.html"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_no_regular_file_is_not_replaced(linked, folder, tmp_path, capsys):
+    pipe, output = tmp_path / "pipe", tmp_path / ("link" if linked else "pipe")
+    os.mkfifo(pipe)
+    if linked:
+        output.symlink_to(pipe)
+    assert main(["report", str(folder / "one.npz"), "-o", str(output)]) == 1
+    said = capsys.readouterr().err
+    assert f"{output} is no regular file but a device, a pipe or the like" in said
+    assert "Pass the name of a file, such as report.html." in said
+    assert pipe.is_fifo()
+    assert len(list(tmp_path.iterdir())) == 1 + linked

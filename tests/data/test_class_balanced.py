@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks.data import ClassBalancedBatchSampler, GlyphDataModule, ImageFolderDataModule
+from fewshot_callbacks.data import (
+    ClassBalancedBatchSampler,
+    EpisodicBatchSampler,
+    GlyphDataModule,
+    ImageFolderDataModule,
+)
 
 WORDS = ["owl", "heron", "owl", "wren", "heron", "owl", "wren", "heron", "wren"] * 4
 
@@ -127,3 +132,18 @@ def test_data_modules_refuse_what_no_set_can_make(tmp_path) -> None:
         GlyphDataModule(classes_per_batch=4, items_per_class=1)
     with pytest.raises(ValueError, match="classes_per_batch=0"):
         ImageFolderDataModule(tmp_path, classes_per_batch=0)
+
+
+@pytest.mark.parametrize("name", ["classes_per_batch", "items_per_class", "batches"])
+@pytest.mark.parametrize("size", [2.5, "2"])
+def test_sizes_that_are_no_whole_numbers_fail_in_the_constructor(as_users_run_it, name, size):
+    sizes = {"classes_per_batch": 2, "items_per_class": 2} | {name: size}
+    with pytest.raises(ValueError, match=rf"{name}={size!r}\)?:? must be a whole number"):
+        ClassBalancedBatchSampler(WORDS, **sizes)
+
+
+@pytest.mark.parametrize("name", ["ways", "shots", "queries", "episodes", "episodes_per_batch"])
+def test_sizes_of_episodes_that_are_no_whole_numbers_fail_in_the_constructor(as_users_run_it, name):
+    sizes = {"ways": 2, "shots": 1, "queries": 1, "episodes": 4} | {name: 2.5}
+    with pytest.raises(ValueError, match=rf"{name} is 2.5; expected a whole number"):
+        EpisodicBatchSampler(WORDS, **sizes)

@@ -1,8 +1,10 @@
 """Folders of images: what is served, what is refused, and in which words."""
 
+import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
@@ -311,3 +313,157 @@ def test_each_split_that_is_too_small_is_named_with_the_options_that_would_fit(r
         r"batch 2, --data.items_per_class 4\): .* Use --data.items_per_class <= 3 or .* The val classes do",
     ):
         batches.check_splits("train", "val", "test")
+
+
+# ------------------------------------------------------------------------------------------------- what lies in a folder
+
+
+def grey_levels(folder: Path) -> list[float]:
+    """The mean of each image as the model sees it, in [0, 1]."""
+    images = ImageFolderSet(folder)
+    return [round(images[index][0].mean().item(), 2) for index in range(len(images))]
+
+
+def sixteen_bits(shape: tuple[int, int] = (10, 10)) -> np.ndarray:
+    return np.linspace(0, 65535, num=shape[0] * shape[1]).reshape(shape).astype(np.uint16)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
+def test_16_bit_greys_keep_their_greys(ending: str, tmp_path: Path) -> None:
+    (tmp_path / "xray").mkdir()
+    Image.fromarray(sixteen_bits()).save(tmp_path / "xray" / f"1.{ending}")
+    pixels, _ = ImageFolderSet(tmp_path)[0]
+    expected = torch.from_numpy(sixteen_bits() / 65535.0).float()
+    torch.testing.assert_close(pixels, expected.expand(3, 10, 10), atol=0.5 / 255 + 1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("mode", "words"), [("I", "32-bit integers"), ("F", "fractions")])
+def test_numbers_without_a_known_range_are_refused_with_the_file(mode: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "depth").mkdir()
+    Image.new(mode, (4, 4), 300).save(tmp_path / "depth" / "1.tif")
+    with pytest.raises(
+        ValueError, match=rf"1\.tif cannot be read as an image: it holds {words}, whose black and white"
+    ):
+        ImageFolderSet(tmp_path)[0]
+
+
+@pytest.mark.parametrize("target", ["..", ".", "../bee", "../../train"])
+def test_a_link_to_a_folder_that_is_read_already_is_refused(target: str, root: Path) -> None:
+    (root / "train" / "ant" / "loop").symlink_to(target, target_is_directory=True)
+    with pytest.raises(ValueError, match=r"leads to .*, which is read as .* already: .* Remove the link\."):
+        ImageFolderSet(root / "train")
+
+
+def test_links_to_other_folders_and_images_are_followed(root: Path) -> None:
+    (root / "train" / "ant" / "more").symlink_to(root / "val" / "dog", target_is_directory=True)
+    (root / "train" / "ant" / "z.png").symlink_to(root / "val" / "eel" / "0.png")
+    assert ImageFolderSet(root / "train").labels.bincount().tolist() == [9, 4, 4]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_named_pipe_is_skipped_or_refused_and_never_waited_for(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(root / "train" / "ant" / "pipe.png")
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        images = ImageFolderSet(root / "train")
+    assert len(images) == 12
+    assert "1 file skipped: no regular file 1." in caplog.text
+    (root / "train" / "bee" / "0.png").unlink()
+    os.mkfifo(root / "train" / "bee" / "0.png")
+    with pytest.raises(ValueError, match=r"bee.0\.png cannot be read as an image: it is no regular file"):
+        images[4]
+
+
+def test_a_link_to_nothing_is_an_image_that_is_missing(root: Path) -> None:
+    (root / "train" / "ant" / "4.png").symlink_to(root / "gone.png")
+    with pytest.raises(ValueError, match=r"ant.4\.png cannot be read as an image: .*No such file"):
+        ImageFolderSet(root / "train")[4]
+
+
+def test_files_with_other_endings_are_counted_in_one_line(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        ImageFolderSet(root / "train")
+        assert not caplog.records
+        for name in ("ant/1.gif", "ant/2.GIF", "bee/1.avif", "bee/notes"):
+            (root / "train" / name).write_text("?")
+        ImageFolderSet(root / "train")
+    (message,) = [record.message for record in caplog.records]
+    assert "train: 4 files skipped: .gif 2, .avif 1, without an ending 1. Images end in .jpg, .jpeg, .png," in message
+
+
+def test_a_file_is_read_only_in_the_formats_of_its_endings(tmp_path: Path) -> None:
+    (tmp_path / "sly").mkdir()
+    Image.new("RGB", (4, 4)).save(tmp_path / "sly" / "1.eps")
+    (tmp_path / "sly" / "1.eps").rename(tmp_path / "sly" / "1.png")
+    with pytest.raises(ValueError, match="cannot identify image file"):
+        ImageFolderSet(tmp_path)[0]
+
+
+# ------------------------------------------------------------------------------------------------------ classes by shares
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """Ten classes in one folder; the red of an image is the number of its class."""
+    for number in range(10):
+        for i in range(3):
+            (tmp_path / f"bird{number}").mkdir(exist_ok=True)
+            Image.new("RGB", (12, 12), (number, i, 0)).save(tmp_path / f"bird{number}" / f"{i}.png")
+    return tmp_path
+
+
+def classes_of(root: Path, **settings: float) -> dict[str, set[str]]:
+    data = ImageFolderDataModule(root, **SMALL, **settings)
+    return {split: set(data.images(split).class_names) for split in ("train", "val", "test")}
+
+
+def test_a_plain_folder_of_classes_is_split_by_shares_and_a_seed(plain: Path) -> None:
+    splits = classes_of(plain, val_share=0.2, test_share=0.3)
+    assert [len(splits[split]) for split in ("train", "val", "test")] == [5, 2, 3]
+    assert set.union(*splits.values()) == {f"bird{number}" for number in range(10)}
+    assert classes_of(plain, val_share=0.2, test_share=0.3) == splits
+    others = [classes_of(plain, val_share=0.2, test_share=0.3, split_seed=seed) for seed in range(1, 6)]
+    assert all([len(one[split]) for split in ("train", "val", "test")] == [5, 2, 3] for one in others)
+    assert any(one != splits for one in others)
+
+
+def test_images_of_a_drawn_split_are_those_of_its_classes(plain: Path) -> None:
+    data = ImageFolderDataModule(plain, **SMALL, **PLAIN, val_share=0.2, test_share=0.2, augment=False)
+    for split in ("train", "val", "test"):
+        images = data.images(split)
+        pixels, labels = images.__getitems__(list(range(len(images))))
+        reds = (255 * pixels[:, 0, 0, 0]).round().int().tolist()
+        assert [images.class_names[label] for label in labels] == [f"bird{red}" for red in reds]
+        assert labels.bincount().tolist() == [3] * len(images.class_names)
+    assert len(list(data.train_dataloader())) == 2
+
+
+def test_every_split_that_is_asked_for_has_a_class(plain: Path) -> None:
+    splits = classes_of(plain, val_share=0.01, test_share=0.01)
+    assert [len(splits[split]) for split in ("train", "val", "test")] == [8, 1, 1]
+    data = ImageFolderDataModule(plain, **SMALL, test_share=0.5)
+    assert data.val_dataloader() == []
+    assert len(data.images("train").class_names) == 5
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ({"val_share": 0.2}, r"val_share is 0\.2 and test_share 0\.0; the rest is trained on"),
+        ({"val_share": 0.5, "test_share": 0.5}, "with a sum below 1"),
+        ({"val_share": -0.1, "test_share": 0.5}, "val_share >= 0"),
+        ({"val_share": 0.49, "test_share": 0.49}, "holds 10 classes; .* leave none to train on"),
+    ],
+)
+def test_shares_that_leave_nothing_are_refused(shares: dict, words: str, plain: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        ImageFolderDataModule(plain, **shares).setup("fit")
+
+
+def test_shares_of_what_is_split_already_are_refused(root: Path) -> None:
+    with pytest.raises(ValueError, match=r"it is split already\. Leave out val_share and test_share"):
+        ImageFolderDataModule(root, val_share=0.2, test_share=0.2).setup("fit")
+
+
+def test_a_plain_folder_without_shares_says_how_to_split_it(plain: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"To split the 10 folders in it as classes, pass val_share=0\.2 and"):
+        ImageFolderDataModule(plain).setup("fit")

@@ -23,7 +23,9 @@ OWN = {
     "GlyphDataModule": {"augment", "size", "min_faces"},
     "IconThemesDataModule": {"split", "augment", "background", "size", "min_families", "min_images", "split_seed"}
     | {"val_share", "test_share", "symbolic", "roots"},
-    "ImageFolderDataModule": PHOTOGRAPHS | {"train_folder", "val_folder", "test_folder"},
+    "ImageFolderDataModule": PHOTOGRAPHS
+    | {"train_folder", "val_folder", "test_folder"}
+    | {"val_share", "test_share", "split_seed"},
     "LogoDet3KDataModule": PHOTOGRAPHS | {"margin", "min_boxes", "val_share", "test_share", "split_seed", "partial"},
     "MiniImageNetDataModule": PHOTOGRAPHS | {"partial"},
     "OmniglotDataModule": {"root", "image_size", "cache_mb", "val_alphabets", "download", "partial"},

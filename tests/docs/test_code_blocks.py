@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
+import fewshot_callbacks.callbacks
 from tests.docs import pages
 
 
@@ -59,3 +62,32 @@ def test_every_language_is_checked() -> None:
         for opening in fences[::2]:
             language = opening.strip("`").partition(" ")
             assert language[0] in known, f"{page}: {opening}"
+
+
+def test_code_of_the_first_pages_is_not_cut() -> None:
+    """At 1,280 pixels the site shows 78 characters of a line of code."""
+    for page in (pages.ROOT / "docs" / "start").glob("*.md"):
+        for block in re.findall(r"```\w+\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            assert not [line for line in block.splitlines() if len(line) > 78], page
+
+
+def test_the_page_of_the_callbacks_has_all_of_them_the_main_one_first() -> None:
+    listed = re.findall(r"^        - (\w+)$", (pages.ROOT / "docs/api/callbacks.md").read_text(encoding="utf-8"), re.M)
+    assert listed[0] == "RetrievalMonitor"
+    assert set(listed) == set(fewshot_callbacks.callbacks.__all__)
+    assert len(set(listed)) == len(listed)
+
+
+def test_the_notebook_imports_what_a_page_documents() -> None:
+    documented = {
+        module
+        for page in (pages.ROOT / "docs" / "api").glob("*.md")
+        for module in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), re.M)
+    }
+    notebook = nbformat.read(pages.ROOT / "examples" / "colab.ipynb", as_version=4)
+    imported = {
+        module
+        for cell in notebook.cells
+        for module in re.findall(r"^(?:from|import) (fewshot_callbacks[\w.]*)", cell.source, re.M)
+    }
+    assert imported <= documented | {"fewshot_callbacks"}

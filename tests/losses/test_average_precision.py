@@ -98,6 +98,54 @@ def test_gradients_are_those_of_finite_differences(similarity, remade, monkeypat
     pytest.fail("no set was clear of kinks")
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+def test_second_derivatives_are_those_of_finite_differences(similarity):
+    """Those through `create_graph=True`, as of a penalty on the gradient."""
+    labels = torch.tensor([0, 0, 1, 1, 0, 2, 1])
+    for seed in range(20):
+        embeddings = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        if not clear_of_kinks(embeddings, similarity, 7):
+            continue
+        embeddings.requires_grad_()
+        loss = SoftAveragePrecisionLoss(7, similarity=similarity)
+        assert torch.autograd.gradgradcheck(lambda values, loss=loss: loss(values, labels), (embeddings,))
+        gallery = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradgradcheck(
+            lambda values, others, loss=loss: loss(values, labels, others, torch.arange(5) % 3), (embeddings, gallery)
+        )
+        (first,) = torch.autograd.grad(loss(embeddings, labels), embeddings)
+        (again,) = torch.autograd.grad(loss(embeddings, labels), embeddings, create_graph=True)
+        torch.testing.assert_close(again, first)
+        return
+    pytest.fail("no set was clear of kinks")
+
+
+def test_second_derivatives_of_relaxed_codes():
+    codes = (0.9 * torch.rand(8, 6, dtype=torch.float64) - 0.45).requires_grad_()
+    loss = SoftAveragePrecisionLoss(similarity="hamming")
+    assert torch.autograd.gradgradcheck(lambda values: loss(torch.tanh(values), torch.arange(8) % 3), (codes,))
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**-66, 2.0**-40, 2.0**63, 2.0**100])
+def test_no_scale_changes_a_bit(similarity, scale):
+    labels, loss = torch.arange(40) % 8, SoftAveragePrecisionLoss(similarity=similarity)
+
+    def of(embeddings):
+        embeddings.requires_grad_()
+        value = loss(embeddings, labels)
+        return value.detach(), torch.autograd.grad(value, embeddings)[0]
+
+    embeddings = torch.randn(40, 16)
+    (expected, gradient), (value, of_scaled) = of(embeddings.clone()), of(embeddings * scale)
+    assert value == expected
+    assert gradient.abs().max() > 0
+    assert torch.equal(of_scaled * scale, gradient)
+    rows = torch.ones(40, 1)
+    rows[::3] = scale  # a length of its own for each row
+    assert of(embeddings * rows)[0] == expected
+
+
 @pytest.mark.parametrize("dim", [1, 6])
 def test_gradients_of_relaxed_codes(dim):
     codes = (0.9 * torch.rand(8, dim, dtype=torch.float64) - 0.45).requires_grad_()

@@ -88,12 +88,12 @@ def variance_ratio(rank: int) -> dict[str, Any]:
 @case
 def retrieval(rank: int) -> dict[str, Any]:
 
-    answers: dict[str, Any] = {name: filled(RetrievalEvaluation(SETTINGS), name, rank).compute() for name in SHARDS}
-    half = RetrievalEvaluation(SETTINGS)
+    answers: dict[str, Any] = {name: filled(RetrievalEvaluation(**SETTINGS), name, rank).compute() for name in SHARDS}
+    half = RetrievalEvaluation(**SETTINGS)
     for embeddings, labels in shard("uneven", rank):
         half.update(embeddings.half(), labels)
     answers["half"] = half.compute()
-    named = RetrievalEvaluation(SETTINGS)
+    named = RetrievalEvaluation(**SETTINGS)
     embeddings, labels = items()
     for some in dealt(23, rank).split(5):  # with what the sampler repeats
         named.update(embeddings[some], labels[some], ids=some)
@@ -111,13 +111,13 @@ def words_as_labels(rank: int) -> dict[str, Any]:
 
     answers: dict[str, Any] = {}
     for name in SHARDS:
-        evaluation, ratio = RetrievalEvaluation(SETTINGS), DiscriminantRatio()
+        evaluation, ratio = RetrievalEvaluation(**SETTINGS), DiscriminantRatio()
         for embeddings, labels in shard(name, rank):
             for metric in (evaluation, ratio):
                 metric.update(embeddings, words(labels))
         evaluation.compute()
         answers[name] = evaluation.report, ratio.within_scatter()
-    mixed = RetrievalEvaluation(SETTINGS), DiscriminantRatio()
+    mixed = RetrievalEvaluation(**SETTINGS), DiscriminantRatio()
     for embeddings, labels in shard("even", rank):
         for metric in mixed:
             metric.update(embeddings, words(labels) if rank == 0 else labels)

@@ -35,7 +35,7 @@ def fill(metric, embeddings, words, sizes=(7, 1, 22)):
 def test_the_evaluation_of_any_cut_is_that_of_all_words(cuts):
     embeddings, words = made()
     sizes = [*cuts, 30 - sum(cuts)] if sum(cuts) < 30 else [30]
-    metric = fill(RetrievalEvaluation(SETTINGS), embeddings, words, sizes)
+    metric = fill(RetrievalEvaluation(**SETTINGS), embeddings, words, sizes)
     values = metric.compute()
     expected = evaluate_retrieval(embeddings, words, **SETTINGS)
     assert metric.report == expected
@@ -47,14 +47,14 @@ def test_the_evaluation_of_any_cut_is_that_of_all_words(cuts):
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: m.clone()])
 def test_a_copy_keeps_the_words(copied):
     embeddings, words = made()
-    metric = copied(fill(RetrievalEvaluation(SETTINGS), embeddings[:20], words[:20], (8, 12)))
+    metric = copied(fill(RetrievalEvaluation(**SETTINGS), embeddings[:20], words[:20], (8, 12)))
     fill(metric, embeddings[20:], words[20:], (10,)).compute()
     assert metric.report == evaluate_retrieval(embeddings, words, **SETTINGS)
 
 
 def test_forward_gives_the_batch_and_keeps_the_whole():
     embeddings, words = made()
-    metric = RetrievalEvaluation(SETTINGS)
+    metric = RetrievalEvaluation(**SETTINGS)
     value = metric(embeddings[:15], words[:15])
     assert value["mAP"] == evaluate_retrieval(embeddings[:15], words[:15], **SETTINGS).mAP
     metric(embeddings[15:], words[15:])
@@ -69,7 +69,7 @@ def test_forward_gives_the_batch_and_keeps_the_whole():
 def test_arrays_lists_and_columns():
     embeddings, words = made()
     expected = evaluate_retrieval(embeddings, words, **SETTINGS)
-    metric = RetrievalEvaluation(SETTINGS)
+    metric = RetrievalEvaluation(**SETTINGS)
     metric.update(embeddings.numpy(), words[:, None], ids=np.arange(30))
     metric.update(embeddings[:3].tolist(), words[:3], ids=[0, 1, 2])
     metric.compute()

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.metrics import RetrievalEvaluation
@@ -43,7 +45,7 @@ def same(found, expected):
 def test_equals_the_function_over_any_cut(items, cuts, similarity):
     embeddings, labels = made(items, 4 if items >= 8 else 1)
     options = SETTINGS | {"similarity": similarity}
-    metric = RetrievalEvaluation(options)
+    metric = RetrievalEvaluation(**options)
     bounds = sorted({0, items, *(min(cut, items) for cut in cuts)})
     for start, stop in itertools.pairwise(bounds):
         metric.update(embeddings[start:stop], labels[start:stop])
@@ -54,7 +56,7 @@ def test_equals_the_function_over_any_cut(items, cuts, similarity):
 
 def test_reset_forgets_everything():
     embeddings, labels = made()
-    metric = fill(RetrievalEvaluation(SETTINGS), torch.ones(9, 3), torch.zeros(9, dtype=torch.long), 4)
+    metric = fill(RetrievalEvaluation(**SETTINGS), torch.ones(9, 3), torch.zeros(9, dtype=torch.long), 4)
     metric.compute()
     metric.reset()
     fill(metric, embeddings, labels, 7)
@@ -73,7 +75,7 @@ def test_reset_forgets_everything():
 )
 def test_a_copy_goes_on_from_there(copied):
     embeddings, labels = made()
-    metric = copied(fill(RetrievalEvaluation(SETTINGS), embeddings[:20], labels[:20], 8))
+    metric = copied(fill(RetrievalEvaluation(**SETTINGS), embeddings[:20], labels[:20], 8))
     fill(metric, embeddings[20:], labels[20:], 8)
     same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
 
@@ -81,7 +83,7 @@ def test_a_copy_goes_on_from_there(copied):
 def test_what_is_kept_is_a_compact_copy_in_the_dtype_of_the_model():
     embeddings, labels = made()
     wide = torch.cat([embeddings, embeddings], dim=1).half().requires_grad_()
-    metric = RetrievalEvaluation(SETTINGS)
+    metric = RetrievalEvaluation(**SETTINGS)
     metric.update(wide[:, :6], labels)
     expected = evaluate_retrieval(embeddings.half(), labels.clone(), **SETTINGS)
     with torch.no_grad():
@@ -94,19 +96,71 @@ def test_what_is_kept_is_a_compact_copy_in_the_dtype_of_the_model():
     assert kept.untyped_storage().nbytes() == kept.numel() * 2
 
 
-def test_settings_are_copied_and_handed_on():
-    options = {"recall_k": (2,), "group_size": None, "precisions": (0.5,)}
-    metric = RetrievalEvaluation(options)
-    options["recall_k"] = (9,)
+def test_settings_are_handed_on():
+    metric = RetrievalEvaluation(recall_k=2, group_size=None, precisions=(0.5,))
     fill(metric, *made(), 10)
     assert "recall@2" in metric.compute()
     assert "recall@precision0.5" in metric.compute()
     assert not any(name.startswith("grouped") for name in metric.compute())
 
 
+def test_keywords_of_torchmetrics_stand_beside_the_settings():
+    metric = RetrievalEvaluation(recall_k=2, group_size=None, sync_on_compute=False, compute_with_cache=False)
+    assert not metric.sync_on_compute
+    assert not metric.compute_with_cache
+    assert "recall@2" in fill(metric, *made(), 10).compute()
+
+
+class Holder(LightningModule):
+    """A module that holds its metric, as the docstring of the metric says."""
+
+    def __init__(self):
+        super().__init__()
+        self.retrieval = RetrievalEvaluation(**SETTINGS)
+
+    def validation_step(self, batch, batch_idx):
+        self.retrieval.update(*batch)
+
+    def on_validation_epoch_end(self):
+        self.log_dict(self.retrieval.compute())
+        self.retrieval.reset()
+
+
+def test_a_module_logs_it_as_a_dictionary():
+    embeddings, labels = made()
+    trainer = Trainer(logger=False, enable_progress_bar=False, accelerator="cpu")
+    loader = DataLoader(TensorDataset(embeddings, labels), batch_size=7)
+    expected = evaluate_retrieval(embeddings, labels, **SETTINGS).metrics()
+    module = Holder()
+    for _ in range(2):  # the second validation begins anew
+        [logged] = trainer.validate(module, loader, verbose=False)
+        assert logged == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_plot_shows_each_value_but_the_threshold():
+    metric = fill(RetrievalEvaluation(**SETTINGS), *made(), 10)
+    values = metric.compute()
+    figure, axes = metric.plot()
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == [name for name in values if name != "threshold"]
+    assert [bar.get_width() for bar in axes.patches] == [values[name].item() for name in names]
+    assert {text.get_text() for text in axes.texts} == {f"{values[name]:.3f}" for name in names}
+    own = figure.add_subplot()
+    assert metric.plot(values, ax=own) == (figure, own)
+
+
+def test_a_plot_of_several_results_has_a_line_for_each_value():
+    metric = RetrievalEvaluation(**SETTINGS)
+    results = [metric(*made()), metric(*made(20))]
+    _, axes = metric.plot(results)
+    lines = {line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()}
+    assert lines["mAP"] == [float(result["mAP"]) for result in results]
+    assert "threshold" not in lines
+
+
 def test_forward_gives_the_batch_and_keeps_the_whole():
     embeddings, labels = made(40, 5)
-    metric = RetrievalEvaluation(SETTINGS)
+    metric = RetrievalEvaluation(**SETTINGS)
     for batch in zip(embeddings.split(20), labels.split(20), strict=True):
         same(metric(*batch), evaluate_retrieval(*batch, **SETTINGS).metrics())
     same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
@@ -114,7 +168,7 @@ def test_forward_gives_the_batch_and_keeps_the_whole():
 
 def test_the_report_is_that_of_the_last_compute():
     embeddings, labels = made()
-    metric = RetrievalEvaluation(SETTINGS)
+    metric = RetrievalEvaluation(**SETTINGS)
     assert metric.report is None
     fill(metric, embeddings[:20], labels[:20], 10).compute()
     assert metric.report.queries == 20
@@ -146,7 +200,7 @@ def test_compute_before_update_says_what_to_call():
     ],
 )
 def test_refusals_leave_the_state_alone(embeddings, labels, message):
-    metric = fill(RetrievalEvaluation(SETTINGS), *made(), 10)
+    metric = fill(RetrievalEvaluation(**SETTINGS), *made(), 10)
     with pytest.raises(ValueError, match=message):
         metric.update(embeddings, labels)
     assert len(metric.embeddings) == len(metric.labels) == 3
@@ -154,7 +208,7 @@ def test_refusals_leave_the_state_alone(embeddings, labels, message):
 
 def test_of_items_with_one_id_the_first_counts():
     embeddings, labels = made(30, 5)
-    metric = RetrievalEvaluation(SETTINGS)
+    metric = RetrievalEvaluation(**SETTINGS)
     for some in torch.cat([torch.arange(30), torch.arange(9)]).split(13):
         metric.update(embeddings[some], labels[some], ids=some)
     same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())

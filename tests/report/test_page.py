@@ -233,6 +233,34 @@ def test_labels_are_text(page):
     assert rows(page)[0][0] == "{{ 7 * 7 }}"
 
 
+AFTER = """
+const [element, name] = arguments, range = document.createRange();
+const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT), places = [];
+while (walker.nextNode()) {
+  range.selectNodeContents(walker.currentNode);
+  places.push([walker.currentNode.textContent, [...range.getClientRects()].map((box) => [box.left, box.right])]);
+}
+const at = places.findIndex(([text]) => text.trim() === name);
+return at < 0 ? null : [places[at][1][0], places[at + 1][1][0]];
+"""
+"""The left and right end of a name, and of the text that follows it on the screen."""
+
+
+@pytest.mark.parametrize("name", ["\u05e2\u05d5\u05e3", "\u202eowl"], ids=["Hebrew", "override"])
+def test_a_name_moves_no_number_beside_it(name, example, browser, tmp_path):
+    """Beside a word that is written from right to left, a number would stand on its other side."""
+    embeddings, labels = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), ["hen", name] * 20
+    report = evaluate_retrieval(embeddings, labels, group_size=None)
+    path = write_report(tmp_path / "report.html", report, Items(embeddings, labels), name=name).path
+    browser.get(path.as_uri())
+    resize(browser, 1280, 900)
+    confused = next(row for row in browser.find_elements("css selector", ".confused") if name in row.text)
+    for element in (browser.find_element("css selector", ".lead"), confused):
+        (_, right), (left, _) = browser.execute_script(AFTER, element, name)
+        assert left >= right - 0.5
+    browser.get(example.path.as_uri())
+
+
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.8, 0.95])
 def test_numbers_follow_the_threshold(page, example, share):
     counts = example.report.pair_counts
@@ -316,6 +344,20 @@ def test_no_width_scrolls_sideways(page, width):
         "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
     )
     assert wide <= room
+
+
+def test_no_name_of_a_metric_breaks(page):
+    """`recall@10` in two lines would read as `recall@1`."""
+    resize(page, 400, 844)
+    time.sleep(0.3)
+    lines = """return [...document.querySelectorAll('table.plain tbody th')].map(cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return [cell.textContent, new Set([...range.getClientRects()].map(line => Math.round(line.top))).size];
+    })"""
+    found = dict(page.execute_script(lines))
+    assert "recall@10" in found
+    assert set(found.values()) == {1}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -33,6 +33,13 @@ def test_small_images_are_kept_to_the_pixel(image):
     assert picture.getpixel((3, 3)) == (200, 200, 200)
 
 
+@pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
+def test_images_of_more_than_8_bits_keep_their_greys(kind):
+    levels = np.linspace(0, 65535, num=64).reshape(8, 8).astype(kind)
+    picture = np.asarray(decoded(data_uri(Image.fromarray(levels), 96)))[..., 0]
+    assert np.abs(picture - levels / 257).max() <= 1
+
+
 def test_large_images_keep_their_shape():
     assert decoded(data_uri(Image.new("RGB", (1000, 500)), 96)).size == (96, 48)
 
@@ -60,4 +67,4 @@ def test_texts_are_shortened_and_failures_named():
     thumbnails = Thumbnails([Items(None, [0, 0], "queries", shown, ["a.txt", "b.txt"])], 96, 10_000)
     thumbnails.add([(0, 0), (0, 1)])
     assert len(thumbnails.texts["0-0"]) == LONGEST_TEXT
-    assert thumbnails.failures == ["queries 1 (b.txt): OSError: gone"]
+    assert thumbnails.failures == ["queries 1 (\u2068b.txt\u2069): OSError: gone"]  # its own direction

@@ -171,7 +171,7 @@ def draw_file(path: Path, size: int) -> Picture | None:
             content = io.BytesIO(bytes(png))
         else:
             content = io.BytesIO(path.read_bytes())
-        with Image.open(content) as image:
+        with Image.open(content, formats=("PNG",)) as image:
             image.load()
             whole = image.convert("RGBA")
     except (KeyboardInterrupt, SystemExit, MemoryError):

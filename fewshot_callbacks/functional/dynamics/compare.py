@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fewshot_callbacks._terminal import as_text
 from fewshot_callbacks.functional.dynamics.history import RATIOS, DynamicsHistory
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class DynamicsComparison:
         )
         table.add_column("", no_wrap=True)
         for name in self.names:
-            table.add_column(f"{name}\nmean", justify="right", no_wrap=True)
+            table.add_column(as_text(name).append("\nmean"), justify="right", no_wrap=True)
             table.add_column("\ngood", justify="right", no_wrap=True)
         table.add_column("Mann-\nWhitney p", justify="right", no_wrap=True)
         table.add_column("Fisher's\nexact p", justify="right", no_wrap=True)

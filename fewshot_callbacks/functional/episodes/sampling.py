@@ -15,7 +15,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional._labels import as_labels
+from fewshot_callbacks.functional._torch_mode import default_mode
 
 ClassNames = Sequence[str] | Mapping[int, str]
 
@@ -86,13 +88,14 @@ class EpisodeList:
             >>> one.hash == same.hash, one.hash == one.first(8).hash
             (True, False)
         """
-        sizes = torch.tensor([len(self), self.ways, self.shots, self.queries])
+        sizes = torch.tensor([len(self), self.ways, self.shots, self.queries], device="cpu")
         digest = hashlib.sha256()
         for part in (sizes, self.indices):
             digest.update(part.cpu().contiguous().numpy().astype("<i8").tobytes())
         return digest.hexdigest()[:12]
 
 
+@default_mode()
 def sample_episodes(
     labels: Any,
     *,
@@ -123,8 +126,9 @@ def sample_episodes(
         The episodes; see `EpisodeList`.
 
     Raises:
-        ValueError: Labels are not one integer or word for each item; a number is not positive; there are fewer than `ways`
-            classes; or a class has fewer than `shots + queries` images. No class is skipped silently.
+        ValueError: Labels are not one integer or word for each item; a number is not whole or not positive; there
+            are fewer than `ways` classes; or a class has fewer than `shots + queries` images. No class is skipped
+            silently.
 
     Examples:
         >>> labels = torch.tensor([7, 7, 7, -1, -1, -1])
@@ -144,7 +148,7 @@ def sample_episodes(
     classes, counts = torch.unique(numbers, return_counts=True)
     _check_classes(classes, counts, ways=ways, shots=shots, queries=queries, names=words or class_names)
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed("sample_episodes", "seed", seed))
     picked = _distinct(torch.full((episodes,), len(classes)), ways, generator)  # (episodes, ways)
     of_class = _distinct(counts[picked.flatten()], shots + queries, generator)  # (episodes * ways, images)
 
@@ -171,13 +175,13 @@ def _distinct(sizes: Int[Tensor, "rows"], k: int, generator: torch.Generator) ->
 
 
 def check_episode_sizes(**sizes: int) -> None:
-    """Refuse a size below one.
+    """Refuse a size that is no whole number, or below one.
 
     Args:
         **sizes: Numbers by name, as in `check_episode_sizes(ways=5, shots=1)`.
 
     Raises:
-        ValueError: A number is not positive.
+        ValueError: A number is not whole, or not positive.
 
     Examples:
         >>> check_episode_sizes(ways=5, shots=0)
@@ -185,6 +189,8 @@ def check_episode_sizes(**sizes: int) -> None:
         ValueError: shots is 0; an episode needs at least one. Use shots >= 1.
     """
     for name, size in sizes.items():
+        if not hasattr(size, "__index__") or isinstance(size, bool):
+            raise ValueError(f"{name} is {size!r}; expected a whole number. Use {name} >= 1.")
         if size < 1:
             raise ValueError(f"{name} is {size}; an episode needs at least one. Use {name} >= 1.")
 

@@ -13,7 +13,7 @@ from fewshot_callbacks.engine.vectors import Floats, Similarity, Vectors, check_
 from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import check_embeddings, computable
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.functional.retrieval.settings import check_memory, memory_or_default
+from fewshot_callbacks.functional.retrieval.settings import LARGEST_RANK, bytes_of, check_memory, memory_or_default
 
 
 def compared_sets(
@@ -53,18 +53,22 @@ def budget(call: str, memory_mb: Any) -> int:
     """Return the budget in bytes; None is the default of `evaluate_retrieval`."""
     memory = memory_or_default(memory_mb)
     check_memory(call, memory)
-    return int(memory * 10**6)
+    return bytes_of(memory)
 
 
-def positive_whole(call: str, name: str, value: Any, fix: str, *, least: int = 1) -> int:
+def positive_whole(
+    call: str, name: str, value: Any, fix: str, *, least: int = 1, most: int | None = LARGEST_RANK
+) -> int:
     """Return a whole number of any library.
 
     Raises:
-        ValueError: If it is none, or below `least`.
+        ValueError: If it is none, below `least` or above `most`.
     """
     whole = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else None
     if whole is None or whole < least:
         raise ValueError(f"{call}: {name}={value!r} must be a whole number of at least {least}. {fix}")
+    if most is not None and whole > most:
+        raise ValueError(f"{call}: {name}={value!r} must be at most {most}. {fix}")
     return int(whole)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from fewshot_callbacks.engine.nearest import pairs_from
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.neighbours.inputs import budget, compared_sets, positive_whole, scores_of
 
 _CALL = "near_duplicates"
@@ -57,6 +58,7 @@ class NearDuplicates:
         return self.total - len(self)
 
 
+@default_mode()
 def near_duplicates(
     a: Any,
     b: Any | None = None,
@@ -97,7 +99,7 @@ def near_duplicates(
         >>> near_duplicates(train, torch.tensor([[0.0, 2.0]]), at_least=1.0).first
         tensor([1])
     """
-    most = positive_whole(_CALL, "most", most, "Pass 0 to only count pairs.", least=0)
+    most = positive_whole(_CALL, "most", most, "Pass 0 to only count pairs.", least=0, most=None)
     memory = budget(_CALL, memory_mb)
     left, right = compared_sets(_CALL, ("a", "b"), a, b, similarity)
     threshold = _threshold(at_least, similarity)

@@ -15,6 +15,7 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._inputs import exclusion_codes
 from fewshot_callbacks.functional._labels import Labels, check_labels, numbered, read_labels
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.neighbours.inputs import budget, chosen, compared_sets, positive_whole, scores_of
 
 _CALL = "nearest"
@@ -68,6 +69,7 @@ class Neighbours:
         return torch.where(self.relevant.any(dim=1), rank, 0)
 
 
+@default_mode()
 def nearest(
     embeddings: Any,
     labels: Any | None = None,
@@ -173,6 +175,7 @@ def nearest(
     return Neighbours(index, indices, read, _tied(read, beyond), beyond, relevant)
 
 
+@default_mode()
 def merged(*parts: Neighbours) -> Neighbours:
     """Merge the neighbours of the same queries that several processes have found, each in its own part of a gallery.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fewshot_callbacks.engine.vectors import Similarity
 from fewshot_callbacks.functional._labels import read_labels
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.neighbours.nearest import Neighbours, nearest
 
 _CALL = "suspects"
@@ -70,6 +71,7 @@ class Suspects:
         return len(self.index)
 
 
+@default_mode()
 def suspects(
     embeddings: Any,
     labels: Any,

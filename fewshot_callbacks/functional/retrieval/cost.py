@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from fewshot_callbacks.engine.layout import least_bytes, plan_layout
-from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, check_memory, memory_or_default
+from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, bytes_of, check_memory, memory_or_default
+
+EmbeddingType = Literal["float16", "bfloat16", "float32", "float64"]
+"""The dtypes of embeddings, by their names in PyTorch."""
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The size of an exact evaluation of all queries against the whole gallery.
+    """The size of an exact evaluation of queries against the whole gallery.
 
     Examples:
         >>> plan = plan_evaluation(1000, 1000, 64)
@@ -20,6 +25,7 @@ class EvaluationPlan:
     """
 
     queries: int
+    """queries that are evaluated: all, or those that `max_queries` draws"""
     gallery: int
     dim: int
     pairs: int
@@ -27,9 +33,12 @@ class EvaluationPlan:
     floating_point_operations: int
     """operations of the matrix product: one multiplication and one addition for each component of each pair"""
     query_bytes: int
-    """size of the query embeddings in float32"""
+    """size of the embeddings of all queries, in their dtype"""
     gallery_bytes: int
-    """size of the gallery embeddings in float32; with one set they are the same tensor"""
+    """size of the gallery embeddings; with one set they are the same tensor"""
+    copy_bytes: int
+    """size of the float32 copies, of queries and gallery, that embeddings in half precision are compared as; one set has
+    one copy"""
     matrix_bytes: int
     """size that the similarity matrix would have in float32; it is never made"""
     memory_bytes: int
@@ -44,7 +53,14 @@ class EvaluationPlan:
 
 
 def plan_evaluation(
-    queries: int, gallery: int, dim: int, *, memory_mb: float | None = DEFAULT_MEMORY_MB, relevant: int = 64
+    queries: int,
+    gallery: int,
+    dim: int,
+    *,
+    memory_mb: float | None = DEFAULT_MEMORY_MB,
+    relevant: int = 64,
+    max_queries: int | None = None,
+    dtype: EmbeddingType = "float32",
 ) -> EvaluationPlan:
     """Compute the number of pairs and operations, the memory and the tile size of an evaluation, before it runs.
 
@@ -52,28 +68,45 @@ def plan_evaluation(
         queries: Number of queries; for one set (leave-one-out) equal to `gallery`.
         gallery: Number of gallery items.
         dim: Components of an embedding.
-        memory_mb: Budget beyond the embeddings, in MB; None is the default.
+        memory_mb: Budget beyond the embeddings, in MB; None is the default, infinity no limit.
         relevant: Number of relevant items of a typical query, 0 or more; the more there are, the narrower the tiles.
+        max_queries: Number of queries that are drawn for an estimate; None evaluates all queries. Grouped Recall, which
+            is computed for all queries, is not counted.
+        dtype: Of the embeddings: `float16`, `bfloat16`, `float32` or `float64`.
 
     Returns:
         A frozen plan; all sizes are in bytes.
 
     Raises:
-        ValueError: If `queries`, `gallery`, `dim` or `memory_mb` is not positive, or `relevant` is negative.
+        ValueError: If a number is not whole, `queries`, `gallery`, `dim`, `max_queries` or `memory_mb` is not positive,
+            `relevant` is negative, or the dtype is unknown.
 
     Examples:
         >>> plan = plan_evaluation(158_652, 158_652, 512)
         >>> f"{plan.pairs:,} pairs, {plan.matrix_bytes / 1e9:.1f} GB avoided"
         '25,170,457,104 pairs, 100.7 GB avoided'
+        >>> plan_evaluation(158_652, 158_652, 512, max_queries=1000).pairs
+        158652000
     """
     memory_mb = memory_or_default(memory_mb)
     check_memory("plan_evaluation", memory_mb)
-    for name, value in (("queries", queries), ("gallery", gallery), ("dim", dim)):
-        if value <= 0:
+    numbers = {"queries": queries, "gallery": gallery, "dim": dim, "relevant": relevant}
+    if max_queries is not None:
+        numbers["max_queries"] = max_queries
+    for name, value in numbers.items():
+        if not hasattr(value, "__index__") or isinstance(value, bool):
+            raise ValueError(f"plan_evaluation: {name}={value!r} must be a whole number, such as 1000.")
+        if value <= 0 and name != "relevant":
             raise ValueError(f"plan_evaluation: {name}={value} must be positive.")
     if relevant < 0:
         raise ValueError(f"plan_evaluation: relevant={relevant} must not be negative.")
-    memory_bytes = int(memory_mb * 10**6)
+    if dtype not in get_args(EmbeddingType):
+        raise ValueError(
+            f"plan_evaluation: dtype={dtype!r} is unknown. Choose one of {', '.join(get_args(EmbeddingType))}."
+        )
+    held = queries
+    queries = held if max_queries is None else min(held, max_queries)
+    memory_bytes, number_bytes = bytes_of(memory_mb), _BYTES[dtype]
     least = least_bytes(queries, gallery, dim, relevant * queries)
     size = plan_layout(max(memory_bytes, least), queries, gallery, dim, relevant * queries, sides=2)
     pairs = queries * gallery
@@ -83,8 +116,9 @@ def plan_evaluation(
         dim=dim,
         pairs=pairs,
         floating_point_operations=2 * pairs * dim,
-        query_bytes=4 * dim * queries,
-        gallery_bytes=4 * dim * gallery,
+        query_bytes=number_bytes * dim * held,
+        gallery_bytes=number_bytes * dim * gallery,
+        copy_bytes=4 * dim * (gallery if held == gallery else held + gallery) if number_bytes < 4 else 0,
         matrix_bytes=4 * pairs,
         memory_bytes=memory_bytes,
         needed_bytes=size.bytes,

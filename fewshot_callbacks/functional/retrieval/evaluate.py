@@ -18,6 +18,7 @@ from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.engine.vectors import Vectors
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
     GroupedRecall,
     GroupWithoutMatchError,
@@ -34,6 +35,7 @@ from fewshot_callbacks.functional.retrieval.report import RetrievalReport, notes
 from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalOptions,
     RetrievalSettings,
+    bytes_of,
     compute_device,
     shows_settings,
 )
@@ -113,7 +115,7 @@ def evaluate_retrieval(
         (True, 0)
     """
     started = time.perf_counter()
-    with processes.together():
+    with default_mode(), processes.together():
         checked = RetrievalSettings.checked(evaluate_retrieval, settings)
         ids_and_groups = {
             "query_ids": query_ids,
@@ -369,9 +371,9 @@ def _by_class(
 def memory_bytes(device: torch.device, memory_mb: float, device_memory_mb: float | None) -> int:
     """Budget of the pass: main memory on the CPU, else memory of the device (by default half of what is free)."""
     if device.type == "cpu":
-        return int(memory_mb * 10**6)
+        return bytes_of(memory_mb)
     if device_memory_mb is not None:
-        return int(device_memory_mb * 10**6)
+        return bytes_of(device_memory_mb)
     free, _ = torch.cuda.mem_get_info(device)
     return int(free // 2)
 
@@ -425,7 +427,7 @@ def _prototype_accuracy(
     options: dict[str, Any] = {
         "similarity": settings.similarity,
         "same_set": inputs.same_set,
-        "memory_bytes": int(settings.memory_mb * 10**6),
+        "memory_bytes": bytes_of(settings.memory_mb),
         "processes": inputs.processes,
     }
     if asked.drawn is not None and inputs.same_set:  # a drawn query is left out of its own class's mean, too

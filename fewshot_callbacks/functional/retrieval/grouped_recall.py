@@ -25,6 +25,7 @@ from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
 from fewshot_callbacks.engine.threads import work_off
 from fewshot_callbacks.engine.vectors import Floats, Vectors
 from fewshot_callbacks.engine.visits import everyone
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
@@ -38,6 +39,7 @@ from fewshot_callbacks.functional.retrieval.settings import (
     GROUPED_NAMES,
     GroupedOptions,
     RetrievalSettings,
+    bytes_of,
     shows_settings,
 )
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
@@ -184,22 +186,23 @@ def grouped_recall(
         )
     if given is not None and repeats != 1:
         raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
-    inputs = collect_inputs(
-        _CALL,
-        ALONE,
-        embeddings,
-        labels,
-        gallery,
-        gallery_labels,
-        query_ids=query_ids,
-        gallery_ids=gallery_ids,
-        query_groups=query_groups,
-        gallery_groups=gallery_groups,
-        as_codes=checked.similarity == "hamming",
-    )
-    splits = choose_groups(_CALL, "groups", inputs, checked, repeats)
-    with computing() as threads:
-        return search_groups(inputs, splits, checked, threads=threads)
+    with default_mode():
+        inputs = collect_inputs(
+            _CALL,
+            ALONE,
+            embeddings,
+            labels,
+            gallery,
+            gallery_labels,
+            query_ids=query_ids,
+            gallery_ids=gallery_ids,
+            query_groups=query_groups,
+            gallery_groups=gallery_groups,
+            as_codes=checked.similarity == "hamming",
+        )
+        splits = choose_groups(_CALL, "groups", inputs, checked, repeats)
+        with computing() as threads:
+            return search_groups(inputs, splits, checked, threads=threads)
 
 
 def choose_groups(
@@ -243,7 +246,7 @@ def search_groups(
     Raises:
         GroupWithoutMatchError: If no query of some group has a match; where these count as misses, if no query has one.
     """
-    memory = settings.memory_mb * 10**6
+    memory = bytes_of(settings.memory_mb)
     if done is None:
         inputs = inputs.as_one_set()
         vectors = Vectors(
@@ -273,7 +276,7 @@ def _recalls(
     settings: RetrievalSettings,
 ) -> Float[Tensor, "ks queries"]:
     """Recall@K of each query of this process among the items of its group; NaN without a match, or in no group."""
-    processes, relevance, memory = inputs.processes, done.relevance, settings.memory_mb * 10**6
+    processes, relevance, memory = inputs.processes, done.relevance, bytes_of(settings.memory_mb)
     labels, own_items = inputs.own_query_labels.numpy(), inputs.own_gallery_labels.numpy()
     items = everyone(processes, own_items)
     recalls = torch.full((len(settings.grouped_k), len(labels)), torch.nan, dtype=torch.float64)

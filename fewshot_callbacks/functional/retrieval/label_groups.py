@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional._labels import Labels, as_labels, joined_labels, word_code
+from fewshot_callbacks.functional._torch_mode import default_mode
 
 Unmatched = Literal["exclude", "miss"]
 """What a query without a relevant candidate in its group is: left out of the mean, or a query whose search failed."""
@@ -18,6 +20,7 @@ Splits = list[list[Tensor]]
 """The labels of each group of each split."""
 
 
+@default_mode()
 def label_groups(
     labels: Any, group_size: int, seed: int = 0, repeats: int = 1
 ) -> Int[Tensor, "repeats groups group_size"]:
@@ -36,7 +39,7 @@ def label_groups(
 
     Raises:
         ValueError: If there are fewer labels than a group needs, `group_size` is below 2, `repeats` is below 1, or
-            labels are words.
+            labels are words, or the seed has more than 64 bits.
 
     Examples:
         >>> import torch
@@ -58,7 +61,7 @@ def label_groups(
         raise ValueError(
             f"{len(distinct)} labels are too few for a group of {group_size}. Use group_size <= {len(distinct)}."
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed("label_groups", "seed", seed))
     groups = len(distinct) // group_size
     splits = [torch.randperm(len(distinct), generator=generator)[: groups * group_size] for _ in range(repeats)]
     grouped: Tensor = distinct.cpu()[torch.stack(splits)]

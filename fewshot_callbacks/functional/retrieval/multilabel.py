@@ -22,12 +22,14 @@ from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import check_embeddings, exclusion_codes
 from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.retrieval.query_metrics import query_metrics
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, depends_on_ties
 from fewshot_callbacks.functional.retrieval.report import QueryMeans, notes_on, or_none
 from fewshot_callbacks.functional.retrieval.settings import (
     RankOptions,
     RetrievalSettings,
+    bytes_of,
     shows_settings,
 )
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
@@ -107,6 +109,7 @@ class MultilabelReport(QueryMeans):
 
 
 @shows_settings(RankOptions, ndcg_k=(10,))
+@default_mode()
 def evaluate_multilabel(
     embeddings: Any,
     targets: Any,
@@ -216,7 +219,7 @@ def _measure(
     metrics = multilabel_metrics(settings, ndcg_gain)
     values = {name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in metrics}
     tied = 0
-    rows = int(max(1, min(1024, settings.memory_mb * 10**6 // (BYTES_PER_PAIR * items))))
+    rows = int(max(1, min(1024, bytes_of(settings.memory_mb) // (BYTES_PER_PAIR * items))))
     with computing() as threads:
         vectors = Vectors(sets.queries, sets.items, settings.similarity, threads=threads)
         for block in _blocks(sets, vectors, rows):

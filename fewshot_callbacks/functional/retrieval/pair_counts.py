@@ -97,7 +97,9 @@ def thinned(done: Evaluation, known: Sequence[tuple[float, int, int]] = ()) -> P
     user_low, user_high = vectors.to_user(np.array([low, high]))
     beyond = user_high + 1e-6 * max(user_high - user_low, abs(user_high), 1e-30)  # an edge above all
     edges = np.unique(np.linspace(user_low, beyond, BINS + 1))
-    even = np.minimum(vectors.from_user(edges), 2.0)  # no distance is negative, but the last edge may stand for one; scores end at 1
+    even = np.minimum(
+        vectors.from_user(edges), 2.0
+    )  # no distance is negative, but the last edge may stand for one; scores end at 1
     even[0] = min(even[0], low)  # reading a score and writing it again may move it
     dense = [
         values[:: max(1, len(values) // DENSE)] for values in (relevant.scores, sample.estimates, negatives.highest)

@@ -17,11 +17,16 @@ import torch
 from docstring_parser import parse_from_object
 
 from fewshot_callbacks.engine.vectors import Similarity, check_similarity
+from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, checked_groups
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties, check_ties
 from fewshot_callbacks.functional.statistics.intervals import normal_quantile
 
 DEFAULT_MEMORY_MB: float = 512
+UNLIMITED_MB = 2**40
+"""A budget from here on, such as infinity, is no limit: no machine has as much, and as bytes it still has 64 bits."""
+LARGEST_RANK = 2**63 - 1
+"""Ranks are compared as integers of 64 bits."""
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -168,8 +173,9 @@ class RetrievalSettings:
     confidence: float = 0.95
     """Confidence level of the intervals, in (0, 1)."""
     memory_mb: float = DEFAULT_MEMORY_MB
-    """Bound on the memory used beyond the embeddings, in MB; None is the default. If more is needed, `memory_note` of
-    the report says how much. Binary codes take as much as their number and the largest class need, without a note."""
+    """Bound on the memory used beyond the embeddings, in MB; None is the default, infinity no limit. If more is needed,
+    `memory_note` of the report says how much. Binary codes take as much as their number and the largest class need,
+    without a note."""
     device: str = "cpu"
     """Device that computes the scores: `cpu`, `cuda` (or `cuda:1`, ...) or `auto`. The results are the same. The embeddings
     stay where they are and are copied in slices."""
@@ -284,7 +290,7 @@ def in_one_form(name: str, value: Any) -> Any:
         return tuple(map(_number, _several(value)))
     if name in ("group_size", "group_seed", "max_queries", "query_seed"):
         return _whole(value)
-    if name == "threshold":
+    if name in ("threshold", "device_memory_mb"):
         return _number(value)
     return memory_or_default(value) if name == "memory_mb" else value
 
@@ -309,6 +315,7 @@ def check_settings(call: str, settings: RetrievalSettings, shown: Mapping[str, s
         ks = getattr(settings, name)
         if any(not _is_rank(k) for k in ks):
             raise ValueError(f"{call}: {shown[name]}={ks} must hold positive whole numbers, such as (1, 5, 10).")
+        _check_largest(call, shown.get(name, name), ks)
     for entry in settings.map_k:
         k, divisor = entry if isinstance(entry, tuple | list) and len(entry) == 2 else (entry, "min")
         if not _is_rank(k) or divisor not in get_args(Divisor):
@@ -316,6 +323,7 @@ def check_settings(call: str, settings: RetrievalSettings, shown: Mapping[str, s
                 f"{call}: map_k={settings.map_k} must hold ranks, alone or with the divisor of AP@k, such as "
                 f"(10, (100, 'found')). The divisors are {', '.join(map(repr, get_args(Divisor)))}."
             )
+    _check_largest(call, "map_k", [entry[0] if isinstance(entry, tuple | list) else entry for entry in settings.map_k])
     if any(not (_is_number(precision) and 0 < precision <= 1) for precision in settings.precisions):
         raise ValueError(f"{call}: precisions={settings.precisions} must lie in (0, 1], such as (0.95,).")
     if any(not (_is_number(rate) and 0 < rate < 1) for rate in settings.false_match_rates):
@@ -331,6 +339,13 @@ def check_settings(call: str, settings: RetrievalSettings, shown: Mapping[str, s
     _check_draws(call, settings, shown)
     normal_quantile(settings.confidence)  # a wrong one is refused before the work, not after it
     check_memory(call, settings.memory_mb)
+    if settings.device_memory_mb is not None and not (
+        _is_number(settings.device_memory_mb) and settings.device_memory_mb > 0
+    ):
+        raise ValueError(
+            f"{call}: device_memory_mb={settings.device_memory_mb!r} must be positive, in MB; None takes half of the free "
+            "memory."
+        )
     compute_device(call, settings.device)
     if settings.similarity == "hamming" and (settings.prototype_accuracy or settings.device not in ("cpu", "auto")):
         raise ValueError(
@@ -369,8 +384,7 @@ def _check_draws(call: str, settings: RetrievalSettings, shown: Mapping[str, str
         wanted = "positive" if isinstance(settings.max_queries, int) else "a positive whole number"
         raise ValueError(f"{call}: max_queries={settings.max_queries!r} must be {wanted}; None evaluates all queries.")
     for name in ("group_seed", "query_seed"):
-        if not isinstance(getattr(settings, name), int):
-            raise ValueError(f"{call}: {shown[name]}={getattr(settings, name)!r} must be a whole number, such as 0.")
+        check_seed(call, shown.get(name, name), getattr(settings, name))
 
 
 def compute_device(call: str, device: str | torch.device) -> torch.device:
@@ -420,6 +434,11 @@ def check_memory(call: str, memory_mb: object) -> None:
         )
 
 
+def bytes_of(memory_mb: float) -> int:
+    """Return a bound on the memory in bytes; that of infinity is larger than any machine's memory."""
+    return int(min(memory_mb, UNLIMITED_MB) * 10**6)
+
+
 def _several(value: Any) -> tuple[Any, ...]:
     """Make a tuple of the values of an iterable, or of a single value."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
@@ -442,6 +461,14 @@ def _number(value: Any) -> Any:
     if type(value) in (int, float, bool) or not hasattr(value, "__float__") or getattr(value, "ndim", 0) != 0:
         return value
     return float(value)
+
+
+def _check_largest(call: str, name: str, ks: Iterable[int]) -> None:
+    if (largest := max(ks, default=0)) > LARGEST_RANK:
+        raise ValueError(
+            f"{call}: {name} holds {largest}, and ranks end at 2**63 - 1. From the number of gallery items on, all "
+            "candidates count: pass that number."
+        )
 
 
 def _is_rank(k: object) -> bool:

@@ -14,6 +14,10 @@
     return element;
   }
 
+  // A name keeps its own direction: one that is written from right to left moves no number beside it
+  const named = (name) => make("bdi", { text: name });
+  const isolated = (name) => `\u2068${name}\u2069`; // the same in an attribute
+
   function drawn(tag, attributes, text) {
     const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -218,7 +222,7 @@
   // --------------------------------------------------------------------------------------------------- classes
 
   const columns = [["class", false], ["queries", true], ["mAP", true], ["recall@1", true], ["confused with", false]];
-  if (data.models.length > 1) columns.push([`mAP of ${data.models[1]}`, true]);
+  if (data.models.length > 1) columns.push([`mAP of ${isolated(data.models[1])}`, true]);
   const table = byId("class-table"), filter = byId("filter"), moreClasses = byId("more-classes");
   let sorted = { column: 2, up: true }, shownClasses = 50;
   columns.forEach(([name, right], column) => {
@@ -245,8 +249,8 @@
     });
     const cell = (value) => make("td", { class: "number", text: value === null ? "" : value.toFixed(3) });
     table.tBodies[0].replaceChildren(...rows.slice(0, shownClasses).map((row) => {
-      const line = make("tr", {}, make("th", { scope: "row", text: row[0] }), make("td", { class: "number", text: number.format(row[1]) }), cell(row[2]), cell(row[3]),
-        make("td", { class: "confused", text: row[5] ? `${row[4]} (${(100 * row[5]).toFixed(row[5] < 0.1 ? 1 : 0)} %)` : "" }));
+      const line = make("tr", {}, make("th", { scope: "row" }, named(row[0])), make("td", { class: "number", text: number.format(row[1]) }), cell(row[2]), cell(row[3]),
+        make("td", { class: "confused" }, ...(row[5] ? [named(row[4]), ` (${(100 * row[5]).toFixed(row[5] < 0.1 ? 1 : 0)} %)`] : [])));
       if (data.models.length > 1) line.append(cell(row[6]));
       return line;
     }));
@@ -263,12 +267,12 @@
     const [label, where] = data.items[name];
     const frame = make("div", { class: "shot" });
     if (data.images[name]) {
-      const image = make("img", { src: data.images[name], alt: `${where}, labelled ${label}` });
+      const image = make("img", { src: data.images[name], alt: `${where}, labelled ${isolated(label)}` });
       image.addEventListener("load", () => { if (Math.max(image.naturalWidth, image.naturalHeight) <= 48) image.className = "tiny"; });
       frame.append(image);
     } else if (data.texts[name]) {
       frame.classList.add("words");
-      frame.textContent = data.texts[name];
+      frame.append(named(data.texts[name]));
     } else {
       frame.textContent = "no picture";
     }
@@ -277,8 +281,8 @@
 
   function item(name, kind, ...below) {
     const [label, where, file] = data.items[name];
-    const entry = make("li", { class: kind, title: [where, file].filter(Boolean).join(": ") });
-    entry.append(shot(name), make("span", { class: "name", text: label }), ...below);
+    const entry = make("li", { class: kind, title: file ? `${where}: ${isolated(file)}` : where });
+    entry.append(shot(name), make("span", { class: "name" }, named(label)), ...below);
     return entry;
   }
 
@@ -297,8 +301,8 @@
 
   function panel(one) {
     const [label, where, file] = data.items[one.query];
-    const head = make("h4", {}, make("b", { text: label }), make("span", { text: `AP ${one.ap === null ? "n/a" : one.ap.toFixed(3)}` }), make("span", { text: file || where }));
-    if (one.note) head.append(make("span", { text: one.note }));
+    const head = make("h4", {}, make("b", {}, named(label)), make("span", { text: `AP ${one.ap === null ? "n/a" : one.ap.toFixed(3)}` }), make("span", {}, named(file || where)));
+    if (one.note) head.append(make("span", {}, named(one.note)));
     return make("article", { class: "panel" }, head, strip(one.query, one.found));
   }
 
@@ -337,8 +341,8 @@
 
   function suspect(one) {
     const [label, where, file] = data.items[one.item], [forIt, forOwn, votes] = one.agree;
-    const head = make("h4", {}, make("b", { text: `${label}, perhaps ${one.suggested}` }), make("span", { text: `probability ${one.probability.toFixed(3)}` }),
-      make("span", { text: `${forIt} of ${votes} neighbours are ${one.suggested}, ${forOwn} are ${label}` }), make("span", { text: file || where }));
+    const head = make("h4", {}, make("b", {}, named(label), ", perhaps ", named(one.suggested)), make("span", { text: `probability ${one.probability.toFixed(3)}` }),
+      make("span", {}, `${forIt} of ${votes} neighbours are `, named(one.suggested), `, ${forOwn} are `, named(label)), make("span", {}, named(file || where)));
     const list = strip(one.item, one.found);
     list.firstChild.querySelector(".score").textContent = "suspect";
     list.querySelectorAll(".badge .hidden").forEach((words, index) => { words.textContent = one.found[index][2] ? "has the suggested label" : "has another label"; });
@@ -353,7 +357,7 @@
     lister(host, button, group.pairs, ([one, other, value]) => {
       const same = data.items[one][0] === data.items[other][0];
       const head = make("h4", {}, make("span", { text: `similarity ${Math.abs(value) < 10 ? value.toFixed(5) : value}` }), make("span", { class: same ? "badge" : "badge irrelevant", text: same ? "" : "labels differ" }));
-      const list = make("ul", { class: "strip" }, ...[one, other].map((name) => item(name, "", make("span", { class: "score", text: data.items[name][2] || data.items[name][1] }))));
+      const list = make("ul", { class: "strip" }, ...[one, other].map((name) => item(name, "", make("span", { class: "score" }, named(data.items[name][2] || data.items[name][1])))));
       return make("article", { class: "pair" }, head, list);
     }, 12);
   });

@@ -161,3 +161,23 @@ def test_some_of_the_codes():
     assert isinstance(some, Codes)
     assert (len(some), some.bits) == (2, 70)
     assert torch.equal(some.words, packed.words[[3, 1]])
+
+
+@pytest.mark.parametrize("bits", [16, 33])
+def test_cosine_and_distance_rank_codes_as_hamming_does(bits):
+    """d_H = K/4 |u - v|^2 of codes scaled to length 1 = K/2 (1 - cos) = (K - b.b') / 2, in every pair and every metric."""
+    codes, labels = signs(120, bits, classes=12), torch.arange(120) % 12
+    scaled = codes.double() / bits**0.5
+    differing = (codes[:, None] != codes[None]).sum(dim=2).double()
+    products = codes.double() @ codes.double().T
+    assert torch.equal(differing, (bits - products) / 2)
+    torch.testing.assert_close(differing, bits / 2 * (1 - products / bits))
+    torch.testing.assert_close(differing, bits / 4 * (scaled[:, None] - scaled[None]).square().sum(dim=2))
+    assert differing.min() >= 0
+    assert differing.max() <= bits
+    options = {"recall_k": (1, 5), "map_k": ((10, "found"),), "ndcg_k": (10,), "group_size": None}
+    found = {
+        name: evaluate_retrieval(codes, labels, similarity=name, **options).mean
+        for name in ("hamming", "cosine", "dot", "euclidean")
+    }
+    assert found["hamming"] == found["cosine"] == found["dot"] == found["euclidean"]

@@ -96,3 +96,34 @@ def test_refuses_a_negative_number_of_relevant_items():
     with pytest.raises(ValueError, match=r"relevant=-1 must not be negative"):
         plan_evaluation(10, 10, 4, relevant=-1)
     assert plan_evaluation(10, 10, 4, relevant=0).tiles == 1
+
+
+@pytest.mark.parametrize("name", ["queries", "gallery", "dim", "relevant", "max_queries"])
+@pytest.mark.parametrize("value", [2.5, "9", True])
+def test_refuses_what_is_no_whole_number(as_users_run_it, name, value):
+    arguments = {"queries": 10, "gallery": 10, "dim": 4} | {name: value}
+    with pytest.raises(ValueError, match=rf"plan_evaluation: {name}={value!r} must be a whole number, such as 1000"):
+        plan_evaluation(**arguments)
+
+
+def test_a_sample_of_the_queries():
+    plan = plan_evaluation(1000, 2000, 128, max_queries=100)
+    assert (plan.queries, plan.pairs, plan.floating_point_operations) == (100, 200_000, 2 * 200_000 * 128)
+    assert plan.query_bytes == 1000 * 128 * 4  # all of them are there to be drawn from
+    assert plan.tile[0] <= 100
+    assert plan_evaluation(1000, 2000, 128, max_queries=5000) == plan_evaluation(1000, 2000, 128)
+    with pytest.raises(ValueError, match="max_queries=0 must be positive"):
+        plan_evaluation(10, 10, 4, max_queries=0)
+
+
+@pytest.mark.parametrize(("dtype", "size", "copied"), [("float16", 2, 4), ("bfloat16", 2, 4), ("float64", 8, 0)])
+def test_half_precision_is_copied_and_float64_is_not(dtype, size, copied):
+    plan, two = plan_evaluation(1000, 1000, 16, dtype=dtype), plan_evaluation(1000, 500, 16, dtype=dtype)
+    assert (plan.query_bytes, plan.gallery_bytes, plan.copy_bytes) == (16_000 * size, 16_000 * size, 16_000 * copied)
+    assert (two.gallery_bytes, two.copy_bytes) == (8_000 * size, 24_000 * copied)
+    assert plan_evaluation(1000, 1000, 16).copy_bytes == 0
+
+
+def test_an_unknown_dtype(as_users_run_it):
+    with pytest.raises(ValueError, match=r"dtype='int8' is unknown. Choose one of float16, bfloat16, float32, float64"):
+        plan_evaluation(10, 10, 4, dtype="int8")

@@ -45,3 +45,17 @@ def test_embeddings_without_a_dimension_are_refused(side):
     labels = torch.tensor([0, 0, 1, 1])
     with pytest.raises(ValueError, match=f"{side} has no dimensions \\(shape \\(4, 0\\)\\)"):
         evaluate_retrieval(sets["embeddings"], labels, sets["gallery"], labels)
+
+
+def test_a_cosine_does_not_see_the_length_of_an_embedding():
+    generator = torch.Generator().manual_seed(0)
+    embeddings, labels = torch.randn(60, 8, generator=generator), torch.arange(60) % 6
+    lengths = 2.0 ** torch.randint(-20, 20, (60, 1), generator=generator)  # powers of two round nothing
+    report, other = (
+        evaluate_retrieval(rows, labels, group_size=3, equal_error_rate=True)
+        for rows in (embeddings, lengths * embeddings)
+    )
+    assert report.mean == other.mean
+    assert report.decision == other.decision
+    dot = evaluate_retrieval(lengths * embeddings, labels, group_size=3, similarity="dot")
+    assert dot.mAP != report.mAP

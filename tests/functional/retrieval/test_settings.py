@@ -1,5 +1,6 @@
 """Settings and inputs that ended in an error of NumPy, torch or Python: taken as they are meant, or one clear sentence."""
 
+import math
 import re
 
 import numpy as np
@@ -8,10 +9,17 @@ import torch
 
 from fewshot_callbacks import GeneralizationGapMonitor, RetrievalEvaluation, RetrievalMonitor
 from fewshot_callbacks.functional import (
+    class_subset,
     discriminant_ratio,
+    evaluate_multilabel,
     evaluate_retrieval,
     grouped_recall,
+    label_groups,
+    near_duplicates,
+    nearest,
     plan_evaluation,
+    sample_episodes,
+    suspects,
     variance_ratio,
 )
 from fewshot_callbacks.functional.retrieval.settings import in_one_form
@@ -62,7 +70,7 @@ def test_one_value_and_numpys_numbers_are_what_they_mean(name, given, meant):
     found = in_one_form(name, given)
     assert found == meant
     assert type(found) is type(meant)
-    metric = RetrievalEvaluation(options | {name: given})
+    metric = RetrievalEvaluation(**options | {name: given})
     metric.update(*made())
     assert list(metric.compute()) == list(expected.metrics())
     assert getattr(RetrievalMonitor(**({"group_size": 4} | {name: given}))._settings, name) == meant
@@ -80,6 +88,58 @@ def test_no_bound_on_memory_is_the_default():
     assert plan_evaluation(100, 100, 8, memory_mb=None) == plan_evaluation(100, 100, 8)
 
 
+@pytest.mark.parametrize("unlimited", [math.inf, 1e300, 10**400])
+def test_infinite_memory_is_no_limit(unlimited):
+    options = {"group_size": 4, "prototype_accuracy": True, "max_queries": 30}
+    for settings in ({}, options):
+        expected = evaluate_retrieval(*made(), **settings)
+        report = evaluate_retrieval(*made(), **settings, memory_mb=unlimited)
+        assert (report, report.memory_note) == (expected, None)
+        assert evaluate_retrieval(*made(), **settings, device_memory_mb=unlimited) == expected
+    assert grouped_recall(*made(), group_size=4, memory_mb=unlimited) == grouped_recall(*made(), group_size=4)
+    targets = torch.nn.functional.one_hot(LABELS).float()
+    embeddings = made()[0]
+    assert evaluate_multilabel(embeddings, targets, memory_mb=unlimited) == evaluate_multilabel(embeddings, targets)
+    found, expected = (nearest(embeddings, k=3, memory_mb=memory) for memory in (unlimited, None))
+    assert torch.equal(found.indices, expected.indices)
+    assert near_duplicates(embeddings, at_least=0.5, memory_mb=unlimited).total > 0
+    assert len(suspects(*made(), k=3, at_least=0, memory_mb=unlimited)) == 40
+    assert plan_evaluation(100, 100, 8, memory_mb=unlimited).needed_bytes < 10**8
+
+
+def test_the_largest_ranks_count_all_candidates():
+    names = ("recall_k", "ir_recall_k", "ndcg_k", "map_k")
+    last, all_items = (evaluate_retrieval(*made(), **dict.fromkeys(names, k)) for k in (2**63 - 1, 40))
+    expected = {name.replace("@40", "@9223372036854775807"): value for name, value in all_items.metrics().items()}
+    assert last.metrics() == expected
+    assert last.recall_at[2**63 - 1] == 1.0
+
+
+def test_seeds_of_64_bits_and_no_more():
+    for seed in (-(2**63), 2**64 - 1):
+        assert evaluate_retrieval(*made(), group_size=4, group_seed=seed, query_seed=seed, max_queries=8).queries == 8
+        assert len(class_subset(LABELS, 2, seed=seed)) == 10
+    for call in (
+        lambda seed: class_subset(LABELS, 2, seed=seed),
+        lambda seed: label_groups(LABELS, 4, seed=seed),
+        lambda seed: grouped_recall(*made(), group_size=4, seed=seed),
+        lambda seed: sample_episodes(LABELS, ways=2, queries=1, episodes=3, seed=seed),
+    ):
+        with pytest.raises(
+            ValueError, match=r"seed=\d+ must be a whole number, such as 0, from -2\*\*63 to 2\*\*64 - 1"
+        ):
+            call(2**64)
+
+
+def test_neighbours_beyond_any_gallery():
+    for search in (lambda k: nearest(made()[0], k=k), lambda k: suspects(*made(), k=k)):
+        with pytest.raises(
+            ValueError, match=r"k=9223372036854775808 must be at most 9223372036854775807. Pass the num"
+        ):
+            search(2**63)
+    assert near_duplicates(made()[0], at_least=0.5, most=2**70).total > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -94,6 +154,17 @@ def test_no_bound_on_memory_is_the_default():
         ({"group_size": "10"}, r"group_size='10' must be a whole number of at least 2 labels"),
         ({"max_queries": 2.5}, r"max_queries=2.5 must be a positive whole number"),
         ({"query_seed": None}, r"query_seed=None must be a whole number"),
+        (
+            {"recall_k": 2**63},
+            r"recall_k holds 9223372036854775808, and ranks end at 2\*\*63 - 1. From the number of gallery items on",
+        ),
+        ({"ndcg_k": (1, 10**30)}, r"ndcg_k holds 10{30}, and ranks end at 2\*\*63 - 1"),
+        ({"map_k": ((2**64, "found"),)}, r"map_k holds 18446744073709551616, and ranks end at 2\*\*63 - 1"),
+        ({"query_seed": 2**64}, r"query_seed=18446744073709551616 must be .* from -2\*\*63 to 2\*\*64 - 1"),
+        ({"group_seed": -(2**63) - 1}, r"group_seed=-9223372036854775809 must be .* from -2\*\*63 to 2\*\*64 - 1"),
+        ({"group_seed": True}, r"group_seed=True must be a whole number"),
+        ({"memory_mb": float("nan")}, r"memory_mb=nan must be positive"),
+        ({"device_memory_mb": float("nan")}, r"device_memory_mb=nan must be positive, in MB; None takes half"),
         ({"memory_mb": "512"}, r"memory_mb='512' must be positive, in MB; None is the default, 512"),
         ({"threshold": "0.5"}, r"threshold='0.5' must be a finite score"),
         ({"threshold_bounds": (1, 0)}, r"threshold_bounds=\(1, 0\) must hold the smallest threshold and the largest"),
@@ -107,7 +178,7 @@ def test_settings_that_mean_nothing(settings, message):
     with pytest.raises(ValueError, match=f"^RetrievalMonitor: {message}"):
         RetrievalMonitor(**settings)
     with pytest.raises(ValueError, match=f"^RetrievalEvaluation: {message}"):
-        RetrievalEvaluation(settings)
+        RetrievalEvaluation(**settings)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +194,7 @@ def test_settings_that_mean_nothing(settings, message):
 )
 def test_a_wrong_setting_of_the_metric_is_found_at_construction(settings, message):
     with pytest.raises(ValueError, match=message):
-        RetrievalEvaluation(settings)
+        RetrievalEvaluation(**settings)
 
 
 # ---------------------------------------------------------------------------------------------------------------- inputs

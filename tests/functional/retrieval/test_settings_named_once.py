@@ -49,6 +49,7 @@ def test_without_sources_only_the_meanings_are_missing(monkeypatch):
     [
         (evaluate_retrieval, RetrievalOptions, {}),
         (RetrievalMonitor, RetrievalOptions, {}),
+        (RetrievalEvaluation, RetrievalOptions, {}),
         (evaluate_multilabel, RankOptions, {"ndcg_k": (10,)}),
         (grouped_recall, GroupedOptions, {"k": 1}),
     ],
@@ -90,4 +91,4 @@ def test_a_misspelt_argument_beside_the_settings_is_found_too():
     with pytest.raises(
         ValueError, match=r"no setting 'zzz'. The settings are similarity, recall_k, .*device_memory_mb\."
     ):
-        RetrievalEvaluation({"zzz": 1})
+        RetrievalEvaluation(zzz=1)

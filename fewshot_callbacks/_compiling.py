@@ -1,0 +1,84 @@
+"""Says that kernels are being compiled, where that takes so long that it looks hung.
+
+It imports nothing of the package, so that every layer with compiled kernels can call it.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import sys
+import threading
+import time
+
+import torch
+from numba.core.event import Event, Listener, register
+
+AFTER = 2.0
+"""Seconds of compiling, together, after which it is said."""
+WORDS = "Compiling kernels of fewshot_callbacks: about half a minute on two cores, and kept for later runs."
+
+
+@functools.cache
+def announce_compiling() -> None:
+    """Say once in this process, on the standard error, when kernels of this package have compiled for two seconds.
+
+    What numba finds in its cache is not compiled, so that nothing is said. Call it before the first kernel runs; later calls
+    do nothing.
+    """
+    register("numba:compile", _Stopwatch())
+
+
+class _Stopwatch(Listener):
+    """Sums up the seconds in which kernels compile; those that they call compile inside these."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.depth, self.spent, self.began = 0, 0.0, 0.0
+        self.timer: threading.Timer | None = None
+        self.said = False
+
+    def on_start(self, event: Event) -> None:
+        if not _is_ours(event):
+            return
+        with self.lock:
+            self.depth += 1
+            if self.depth > 1 or self.said:
+                return
+            self.began = time.perf_counter()
+            self.timer = threading.Timer(max(0.0, AFTER - self.spent), self._say)
+            self.timer.daemon = True  # a process that ends does not wait for it
+            self.timer.start()
+
+    def on_end(self, event: Event) -> None:
+        if not _is_ours(event):
+            return
+        with self.lock:
+            self.depth -= 1
+            if self.depth == 0 and self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
+                self.spent += time.perf_counter() - self.began
+
+    def _say(self) -> None:
+        with self.lock:
+            if self.said or self.depth == 0:
+                return
+            self.said = True
+        if _is_first_process():
+            from tqdm import tqdm  # noqa: PLC0415 - writes above a progress bar, not into it
+
+            tqdm.write(WORDS, file=sys.stderr)
+
+
+def _is_ours(event: Event) -> bool:
+    return str(event.data["dispatcher"].py_func.__module__).startswith("fewshot_callbacks.")
+
+
+def _is_first_process() -> bool:
+    """Whether no other process says it: of those that evaluate together the first, and no worker of a loader or a pool."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() == 0
+    rank = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), "0")
+    return rank == "0" and multiprocessing.parent_process() is None

@@ -1,0 +1,163 @@
+"""Image files as the data modules and the report read them: which of a folder are images, and how one is opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fewshot_callbacks._terminal import printable
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Those of torchvision's ImageFolder."""
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
+"""What Pillow may read, whatever a file is called: of its other readers some are old, and one starts a program."""
+_NAMED_AT_MOST = 5
+_BITS_PER_SAMPLE = 258  # the tag of a TIFF
+
+
+def read_image(file: str | Path, longest: int | None = None) -> Image.Image:
+    """Read an image file; one of more than 8 bits in a channel is scaled to 8.
+
+    Pillow's `convert` cuts 16-bit greys off at 255, which makes nearly every image plain white.
+
+    Args:
+        file: The image file.
+        longest: A JPEG may be decoded smaller, in whole steps, as long as its sides stay above this.
+
+    Returns:
+        The image, in a mode that `convert` knows how to convert.
+
+    Raises:
+        ValueError: It cannot be read: it is no regular file, no image, broken, or of numbers whose range nobody knows.
+    """
+    with _opened(file) as image:
+        if longest is not None:
+            image.draft("RGB", (longest, longest))
+        image.load()
+        return to_8_bits(image)
+
+
+def image_size(file: str | Path) -> tuple[int, int]:
+    """Read the width and the height of an image from the head of its file.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    with _opened(file) as image:
+        return image.size
+
+
+@contextmanager
+def _opened(file: str | Path) -> Iterator[Image.Image]:
+    """Open an image; whatever goes wrong until it is closed again is a ValueError."""
+    try:
+        if not stat.S_ISREG(os.stat(file).st_mode):  # opening a named pipe would wait for ever
+            raise ValueError("it is no regular file")
+        with Image.open(file, formats=FORMATS) as image:
+            yield image
+    except Exception as error:  # Pillow promises no class of error for a broken file
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale 16-bit greys, which Pillow holds as `I;16`, or as `I` where an older version read a PNG or a PGM.
+
+    Raises:
+        ValueError: It holds other numbers of more than 8 bits.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        tags = getattr(image, "tag_v2", {})
+        largest = 2 ** int(tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1  # a TIFF may have 12 bits
+        values = np.asarray(image).astype(np.float64)  # (height, width)
+        return Image.fromarray(np.rint(values * (255 / largest)).clip(0, 255).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = "32-bit integers" if image.mode == "I" else "fractions"
+        raise ValueError(f"it holds {kind}, whose black and white are unknown; save it with 8 or 16 bits")
+    return image
+
+
+@dataclass
+class FoundFiles:
+    """The images below a folder.
+
+    Attributes:
+        files: The images; those of each folder sorted by name.
+        skipped: How many other files there are, by their ending.
+    """
+
+    files: list[Path] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def what_was_skipped(self) -> str:
+        """Count what was passed over: `3 files skipped: .gif 2, .avif 1`; nothing if that is nothing.
+
+        Examples:
+            >>> FoundFiles(skipped=Counter({".avif": 1, ".gif": 2})).what_was_skipped()
+            '3 files skipped: .gif 2, .avif 1'
+        """
+        total = self.skipped.total()
+        if not total:
+            return ""
+        named = [f"{ending} {count:,}" for ending, count in self.skipped.most_common(_NAMED_AT_MOST)]
+        more = ", ..." if len(self.skipped) > _NAMED_AT_MOST else ""
+        return printable(f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(named)}{more}")
+
+
+def images_below(
+    folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS
+) -> list[FoundFiles]:
+    """Find the images of folders, and of all folders in them, in the order of torchvision's ImageFolder.
+
+    Links are followed. A folder that is reached a second time, as by a link to a folder that it lies in, is refused: its
+    images would be in two places, or in one without end.
+
+    Args:
+        folders: The folders, such as one for each class.
+        root: The folder that they lie in.
+        endings: Endings of images, in lower case.
+
+    Returns:
+        The images of each folder.
+
+    Raises:
+        ValueError: A folder is reached twice; names both ways.
+        OSError: A folder may not be read.
+    """
+    seen = {} if root is None else {os.path.realpath(root): root}
+    return [_images_of(folder, seen, tuple(endings)) for folder in folders]
+
+
+def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...]) -> FoundFiles:
+    waiting, inside = [top], []
+    while waiting:
+        folder = waiting.pop()
+        real = os.path.realpath(folder)
+        if real in seen:
+            raise ValueError(
+                f"{folder} leads to {real}, which is read as {seen[real]} already: its images would count twice. Remove the "
+                "link."
+            )
+        seen[real] = folder
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        inside.append((str(folder), entries))
+        waiting += [folder / entry.name for entry in entries if entry.is_dir()]
+    found = FoundFiles()
+    for name, entries in sorted(inside, key=lambda one: one[0]):
+        for entry in entries:
+            if entry.is_dir():
+                continue
+            if not entry.name.lower().endswith(endings):
+                found.skipped[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
+            elif entry.is_file() or entry.is_symlink():  # a link to nothing is an image that lacks: reading it says so
+                found.files.append(Path(name, entry.name))
+            else:
+                found.skipped["no regular file"] += 1
+    return found

@@ -1,0 +1,56 @@
+"""Compiling is said once, by one process, and not where numba finds the kernels in its cache."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fewshot_callbacks._compiling import WORDS
+
+SOON = "from fewshot_callbacks import _compiling; _compiling.AFTER = 0.0"  # a machine may need less than two seconds
+MEASURE = """
+import torch
+from fewshot_callbacks import discriminant_ratio
+for dtype in (torch.float32, torch.float64):  # a kernel for each
+    print(float(discriminant_ratio(torch.arange(12.0).sqrt().reshape(6, 2).to(dtype), torch.arange(6) // 3)))
+"""
+IN_A_CHILD = f"""
+import multiprocessing
+child = multiprocessing.get_context("fork").Process(target=exec, args=({MEASURE!r}, {{}}))
+child.start()
+child.join()
+assert child.exitcode == 0
+"""
+
+
+def said(cache: Path, code: str, **variables: str) -> list[str]:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", f"{SOON}\n{code}"], capture_output=True, text=True, check=True, env=environment
+    )
+    assert len(done.stdout.split()) == 2
+    return done.stderr.splitlines()
+
+
+def test_compiling_is_said_once_and_a_warm_cache_is_silent(tmp_path):
+    assert said(tmp_path, MEASURE).count(WORDS) == 1
+    assert WORDS not in said(tmp_path, MEASURE)
+
+
+@pytest.mark.parametrize(
+    ("code", "variables"),
+    [
+        (MEASURE, {"RANK": "1"}),
+        pytest.param(
+            IN_A_CHILD,
+            {},
+            marks=pytest.mark.skipif(sys.platform == "win32", reason="Windows forks no processes"),
+        ),
+    ],
+    ids=["another rank", "a worker"],
+)
+def test_other_processes_are_silent(code, variables, tmp_path):
+    assert WORDS not in said(tmp_path, code, **variables)
+    assert list(tmp_path.rglob("*.nbi"))  # it did compile
