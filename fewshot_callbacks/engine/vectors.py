@@ -117,9 +117,7 @@ class Vectors:
                 return rows, 1.0
             return [np.ldexp(side, -exponent[:, None]) for side, exponent in zip(rows, exponents, strict=True)], 1.0
         top = self.processes.largest([max(float(top.max(initial=0.0)) for top in tops)])[0]
-        exponent = max(
-            -1000, int(np.frexp(top)[1])
-        )  # float64 does not hold 2**1024, by which the smallest would be multiplied
+        exponent = max(-1000, int(np.frexp(top)[1]))  # float64 does not hold 2**1024
         if top == 0.0 or abs(exponent) <= _SAFE:
             return rows, 1.0
         return [np.ldexp(side, -exponent) for side in rows], math.ldexp(1.0, -exponent)

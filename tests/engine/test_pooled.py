@@ -1,0 +1,299 @@
+"""Counts of all pairs together, and the operating points found from them, against loops over all pairs."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from scipy.optimize import brentq
+from sklearn.metrics import average_precision_score, roc_curve
+
+from fewshot_callbacks.engine.options import engine_options
+from fewshot_callbacks.engine.pooled import Positives
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
+from tests.cases import made, sampled_product
+from tests.engine.cases import (
+    KINDS,
+    LABELS,
+    POOLED,
+    PRECISIONS,
+    SIMILARITIES,
+    cases,
+    engines,
+    labels_of,
+    pooled_case,
+    report,
+    vectors,
+)
+from tests.engine.oracles import evaluated, scores_of
+
+ROADS = (
+    {},
+    {"precision": "bytes", "knots": 20, "collected": 60, "threads": 2},
+    {"precision": "bfloat16", "knots": 2, "collected": 4},
+    {"precision": "float32", "collected": 200, "height": 16},
+    {"precision": "float64", "knots": 40, "batch": 40, "collected": 500},
+    {"precision": "float64", "collected": 4, "batch": 1, "height": 16},
+    {"plain": True, "knots": 20, "collected": 60},
+    {"memory": 10**5, "threads": 2},
+)
+"""From all that is asked being known after one pass, to nothing being known."""
+
+
+def reaching(scores, thresholds):
+    """How many of the ascending scores reach each threshold."""
+    return len(scores) - np.searchsorted(scores, thresholds)
+
+
+def request_for(case, **changes):
+    """All that can be asked, with thresholds that occur in the case."""
+    queries = case["queries"].double()
+    some = {"dot": float(queries[0] @ queries[1]), "euclidean": -float((queries[0] - queries[1]).norm())}
+    thresholds = (some.get(case["similarity"], 0.5), 0.0, -0.25)
+    asked = PooledRequest((0.05, 0.11, 0.3, 0.75, 1.0), thresholds=thresholds, false_match_rates=(0.0, 1e-3, 0.1, 0.7))
+    return dataclasses.replace(asked, equal_error_rate=True, average_precision=True, **changes)
+
+
+@pytest.mark.parametrize(("kind", "similarity", "road"), sampled_product(POOLED, SIMILARITIES, range(len(ROADS)), count=27))
+def test_bounds_enclose_the_truth_and_closing_makes_them_equal_to_it(kind, similarity, road):
+    case, road = pooled_case(kind, similarity), ROADS[road]
+    truth, rng = scores_of(case), np.random.default_rng(0)
+    positives, negatives = truth.positives, truth.negatives
+    every = np.unique([*positives, *negatives, -1.5, 1.5])
+    every = np.unique([np.nextafter(every, -9), every, np.nextafter(every, 9)])
+    with evaluated(case, PooledRequest((0.3,)), **road) as (done, _):
+        found = done.negatives
+        assert (found.total, done.positives.total) == (len(negatives), len(positives))
+
+        def enclosed(scores):
+            fewest, most = found.bounds(scores)
+            exact = reaching(negatives, scores)
+            assert (fewest <= exact).all()
+            assert (exact <= most).all()
+            return fewest, most
+
+        enclosed(every)
+        for number in (1, 3, 40, 10**6):
+            some = np.sort(rng.choice(every, min(number, len(every)), replace=False))
+            found.close(some)
+            fewest, most = enclosed(some)
+            assert np.array_equal(fewest, most)
+            enclosed(every)
+        assert found.passes <= 5
+        reached = done.relevant_reaching(every)
+        assert np.array_equal(reached, reaching(positives, every))
+        low, high = found.span(positives[[0, -1]])
+        assert low <= truth.scores[truth.candidate].min()
+        assert high >= truth.scores[truth.candidate].max()
+        assert np.array_equal(found.estimate(every, done.sample), reaching(negatives, every))  # since all is closed
+
+
+@pytest.mark.parametrize(("kind", "similarity", "road"), sampled_product(POOLED, SIMILARITIES, range(len(ROADS)), count=18))
+def test_the_negative_of_some_rank_is_found(kind, similarity, road):
+    case, road = pooled_case(kind, similarity), ROADS[road]
+    negatives = scores_of(case).negatives[::-1]
+    total, rng = len(negatives), np.random.default_rng(0)
+    with evaluated(case, PooledRequest((0.3,)), **road) as (done, _):
+        for rank in (1, 2, 9, total // 2, total - 1, total, *rng.integers(1, total, 4).tolist()):
+            assert done.negatives.locate(rank) == negatives[rank - 1]
+
+
+@pytest.mark.parametrize("batch", [None, 30])
+@pytest.mark.parametrize("room", [5, 40, 10**6])
+@pytest.mark.parametrize("kind", ["hard", "few-values"])
+def test_more_relevant_scores_are_opened_between_those_that_are_held(kind, room, batch):
+    case = pooled_case(kind, "cosine")
+    truth = scores_of(case).positives
+    with evaluated(case, PooledRequest(), knots=7, batch=batch) as (done, _):
+        held = done.positives
+        for _ in range(3):
+            assert np.isin(held.scores, truth).all()
+            assert np.array_equal(held.reach, reaching(truth, held.scores))
+            assert np.array_equal(held.above, reaching(truth, np.nextafter(held.scores, 9)))
+            cell = np.searchsorted(held.scores, truth)  # in which each relevant pair lies, if it has no score that is held
+            assert np.array_equal(held.between, np.bincount(cell[~np.isin(truth, held.scores)], minlength=len(held.scores) + 1))
+            assert np.array_equal(held.most, reaching(truth, np.nextafter(np.append(-9, held.scores), 9)))
+            cells = np.arange(len(held.scores) + 1) % 2 == 0
+            cells &= held.between > 0
+            if not cells.any():
+                break
+            fewer, held = held, held.opened(cells, done.parts, room)
+            assert set(fewer.scores) < set(held.scores)
+            inside = cells[np.searchsorted(fewer.scores, np.setdiff1d(held.scores, fewer.scores))]
+            assert inside.all()
+            assert len(held.scores) - len(fewer.scores) <= room + cells.sum()
+        assert room < 10**6 or not held.between[::2].any()
+
+
+def test_scores_that_no_relevant_pair_has_are_left_out():
+    made = Positives.at(np.array([0.1, 0.2, 0.3]), [np.array([0.1, 0.1, 0.25]), np.array([0.3])])
+    assert [table.tolist() for table in made[:3]] == [[0.1, 0.3], [4, 1], [2, 0]]
+    assert (made.total, made.between.tolist(), made.most.tolist()) == (4, [0, 1, 0], [4, 2, 0])
+
+
+# ------------------------------------------------------------------------------------------------------ operating points
+
+
+def check_decisions(case, request, **road):
+    """Compare `decide` with loops over the scores of all pairs."""
+    truth = scores_of(case)
+    positives, negatives = truth.positives, truth.negatives
+    with evaluated(case, request, **road) as (done, _):
+        found, vectors = decide(done, request), done.vectors
+    scores = np.unique(positives)
+    tp, fp = reaching(positives, scores), reaching(negatives, scores)
+
+    def user(score):
+        return float(vectors.to_user(np.array([score]))[0])
+
+    def same(point, threshold, tp, fp):
+        assert (point.threshold, point.true_positives, point.false_positives) == (threshold, tp, fp)
+        assert point.false_negatives == len(positives) - tp
+
+    f1 = 2 * tp / (tp + fp + len(positives))
+    best = np.flatnonzero(f1 == f1.max())[-1]
+    same(found.best_f1, user(scores[best]), tp[best], fp[best])
+    low, high = (float(vectors.from_user(bound)) for bound in request.bounds)
+    tried = np.unique(np.concatenate([positives, negatives, [low, high]]))
+    tried = tried[(tried >= low) & (tried <= high) & np.isfinite(tried)]
+    tried_tp, tried_fp = reaching(positives, tried), reaching(negatives, tried)
+    for precision in request.precisions:
+        reach = np.flatnonzero(tried_tp / np.maximum(tried_tp + tried_fp, 1) >= precision)
+        point = found.at_precision[precision]
+        if len(reach):
+            at = reach[0]
+            bound = {low: request.bounds[0], high: request.bounds[1]}
+            same(point, bound.get(tried[at], user(tried[at])), tried_tp[at], tried_fp[at])
+        else:
+            assert math.isnan(point.threshold)
+            assert point.recall == 0
+    for threshold in request.thresholds:
+        score = float(vectors.from_user(threshold))
+        same(found.at_threshold[threshold], threshold, (positives >= score).sum(), (negatives >= score).sum())
+    for rate in request.false_match_rates:
+        allowed = np.flatnonzero(fp / max(len(negatives), 1) <= rate)
+        point = found.at_false_match_rate[rate]
+        if not len(negatives):
+            values = (point.threshold, point.false_match_rate, point.false_non_match_rate)
+            assert np.isnan(values).all()
+        elif not len(allowed):
+            assert math.isnan(point.threshold)
+            assert point.false_non_match_rate == 1
+        else:
+            at = allowed[0]
+            assert (point.threshold, point.false_match_rate) == (user(scores[at]), fp[at] / len(negatives))
+            assert point.false_non_match_rate == 1 - tp[at] / len(positives)
+    every, is_relevant = np.append(positives, negatives), np.repeat([1, 0], [len(positives), len(negatives)])
+    area, proved = average_precision_score(is_relevant, every), found.average_precision
+    assert proved.low - 1e-9 <= area <= proved.high + 1e-9
+    assert not request.average_precision or proved.high - proved.low < 1e-9
+    if request.equal_error_rate and len(negatives):
+        assert found.equal_error_rate == pytest.approx(equal_error_rate(positives, negatives), abs=1e-12)
+        fmr, tpr, _ = roc_curve(is_relevant, every, drop_intermediate=False)
+        # where the two cross: the lowest such place is the only one, since one falls where the other rises
+        crossing = brentq(lambda at: np.interp(at, np.arange(len(fmr)), fmr + tpr) - 1, 0, len(fmr) - 1, xtol=1e-13)
+        assert found.equal_error_rate == pytest.approx(np.interp(crossing, np.arange(len(fmr)), fmr), abs=1e-9)
+    for threshold, precision, recall in found.curve:
+        exact_tp, exact_fp = ((some >= float(vectors.from_user(threshold))).sum() for some in (positives, negatives))
+        assert recall == exact_tp / len(positives)
+        assert done.negatives.cut > -np.inf or precision == exact_tp / (exact_tp + exact_fp)
+    return found
+
+
+def equal_error_rate(positives, negatives):
+    """Where the line through the points of all thresholds, from the highest on, meets FMR = FNMR."""
+    before = (0.0, 1.0)
+    thresholds = np.unique(np.append(positives, negatives))[::-1]
+    rates = reaching(negatives, thresholds) / len(negatives), 1 - reaching(positives, thresholds) / len(positives)
+    for fmr, fnmr in zip(*rates, strict=True):
+        if fmr >= fnmr:
+            ahead, behind = before[1] - before[0], fmr - fnmr
+            return before[0] + (fmr - before[0]) * ahead / (ahead + behind)
+        before = fmr, fnmr
+    raise AssertionError("they always meet")
+
+
+@pytest.mark.parametrize(("kind", "similarity", "road"), sampled_product(POOLED, SIMILARITIES, range(len(ROADS)), count=40))
+def test_operating_points_are_those_of_loops(kind, similarity, road):
+    case = pooled_case(kind, similarity)
+    check_decisions(case, request_for(case), **ROADS[road])
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cases(), engines())
+def test_operating_points_of_any_case(case, road):
+    if len(scores_of(case).positives):
+        check_decisions(case, request_for(case) if len(case["queries"]) > 1 else PooledRequest((0.5,)), **road)
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("bounds", [(0.3, 0.35), (0.999, 1.0), (-1.0, -0.5), (0.4, 0.4), (-0.1, math.inf)])
+def test_bounds_of_thresholds(bounds, road):
+    for kind in ("hard", "few-values"):
+        case = pooled_case(kind, "cosine", 90)
+        check_decisions(case, request_for(case, bounds=bounds), **road)
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_negative_scores_alone(road):
+    queries, gallery = (torch.rand(60, 8) + 0.1 for _ in range(2))
+    case = {"queries": queries, "query_labels": torch.arange(60) % 6, "similarity": "dot"}
+    case |= {"gallery": -gallery, "gallery_labels": torch.arange(60) % 5}
+    check_decisions(case, request_for(case), **road)
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("kind", ["real", "grid"])
+def test_labels_of_any_kind(kind, labels, road):
+    """One class has no negatives, one pair is nearly all there is to find."""
+    queries = torch.from_numpy(vectors(kind, 60, 6).astype(np.float32))
+    case = {"queries": queries, "query_labels": torch.from_numpy(labels_of(labels, 60)), "similarity": "cosine"}
+    check_decisions(case, request_for(case), **road)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_far_more_pairs_than_are_collected(precision):
+    """Labels that say nothing: each relevant score is a possible threshold, and negatives lie around all of them."""
+    case = pooled_case("hard", "cosine", 700, 35)
+    case["query_labels"] = case["query_labels"][torch.randperm(700)]
+    check_decisions(case, request_for(case), precision=precision, collected=3000, threads=2)
+    check_decisions(case, request_for(case), precision=precision, collected=300, knots=300)
+
+
+# ------------------------------------------------------------------------------------------------------ all roads alike
+
+
+@pytest.mark.parametrize(("kind", "similarity"), sampled_product((*KINDS, "hard"), SIMILARITIES, count=12))
+def test_all_roads_give_one_report(kind, similarity):
+    labels = torch.arange(150) % 20
+    labels[:30] = labels[0]
+    rows = made(150, 20, 24, noise=4)[0] if kind == "hard" else torch.from_numpy(vectors(kind, 150, 24)).float()
+    case, everything = {"queries": rows, "query_labels": labels, "similarity": similarity}, {"group_size": 5, "auc_pr": True}
+    first = report(case, **everything)
+    for road in ROADS:
+        options = {name: value for name, value in road.items() if name != "memory"}
+        with engine_options(**options):
+            other = report(case, **everything, memory_mb=road.get("memory", 10**8) / 1e6)
+        assert other.auc_pr.value == pytest.approx(first.auc_pr.value, abs=1e-12)
+        alike = {"auc_pr": first.auc_pr, "memory_note": None, "curve": first.curve, "pair_counts": first.pair_counts}
+        assert dataclasses.replace(other, **alike) == dataclasses.replace(first, **alike)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_powers_of_two_and_order_change_nothing(similarity, precision):
+    embeddings, labels = made(150, 10, 16, noise=1.5)
+    plain = evaluate_retrieval(embeddings, labels, similarity=similarity, group_size=None)
+    order = torch.randperm(150)
+    for power in (-90, -3, 0, 40):
+        scaled = torch.ldexp(embeddings, torch.tensor(power))[order]
+        with engine_options(precision=precision):
+            other = evaluate_retrieval(scaled, labels[order], similarity=similarity, group_size=None)
+        ranked = (other.mAP, other.map_at_r, other.recall_at, other.decision.true_positives, other.decision.f1)
+        assert ranked == (plain.mAP, plain.map_at_r, plain.recall_at, plain.decision.true_positives, plain.decision.f1)
+        factor = {"cosine": 1.0, "dot": 4.0**power, "euclidean": 2.0**power}[similarity]
+        assert other.threshold == plain.threshold * factor
