@@ -86,7 +86,7 @@ class RankingPass:
 
     def scan(self, recount: Recount) -> None:
         """Pass over all pairs once more, for an observer of the negatives alone; no ranks are counted."""
-        self._done.extend(self.matrix.everyone.pairs)
+        self._done.begin_another()
         held = self.thresholds.held if self.matrix.symmetric_ranks else None
         blocks = held or self.matrix.query_blocks()
 
@@ -109,6 +109,11 @@ class RankingPass:
     def release(self) -> None:
         """Release the counters; relevant scores that are needed later are computed again."""
         self.thresholds.release()
+        self._done.finish()
+
+    def expect_scans(self) -> None:
+        """Leave a part of the progress for `scan`; `release` reports the end. Call it before `run`."""
+        self._done.begin_another()
 
     def _choose(self, pooled: PooledCounts | None) -> None:
         """Let the process with most pairs choose the first precision for all."""
@@ -164,17 +169,33 @@ class RankingPass:
 
 
 class _PairProgress:
-    """Counts the pairs that are done; every process is assumed to be as far as this one."""
+    """Counts the pairs that are done; every process is assumed to be as far as this one.
+
+    How many passes there will be is not known before they are over. What is reported never goes back: a pass that others
+    may follow takes nine tenths of the way to the end.
+    """
 
     def __init__(self, pairs: int, processes: int, report: Progress | None) -> None:
-        self.done, self.total, self.processes, self.report = 0, pairs, processes, report
+        self.pairs, self.processes, self.report = pairs, processes, report
+        self.done, self._start, self._end = 0, 0, pairs
 
-    def extend(self, pairs: int) -> None:
-        """Expect more pairs."""
-        self.total += pairs
+    def begin_another(self) -> None:
+        """Begin a pass over all pairs that others may follow."""
+        self._start = self._reached
+        self._end, self.done = self.pairs - (self.pairs - self._start) // 10, 0
+
+    @property
+    def _reached(self) -> int:
+        return self._start + min(self.done, self.pairs) * (self._end - self._start) // max(1, self.pairs)
 
     def add(self, pairs: int) -> None:
         """Note pairs as done."""
         self.done += pairs * self.processes
         if self.report is not None:
-            self.report(min(self.done, self.total), self.total)
+            self.report(self._reached, self.pairs)
+
+    def finish(self) -> None:
+        """Report that no pass follows, if that was not certain."""
+        if self.report is not None and self._reached < self.pairs:
+            self._start = self._end = self.pairs
+            self.report(self.pairs, self.pairs)

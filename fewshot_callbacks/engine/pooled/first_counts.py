@@ -37,6 +37,7 @@ class FirstCounts:
 
     def __init__(self, ranking_pass: RankingPass, observer: PooledCounts) -> None:
         self.ranking_pass, self._observer = ranking_pass, observer
+        ranking_pass.expect_scans()
 
     def run(self) -> Iterator[RankBlock]:
         """Run the pass, and yield its ranks; all pairs are counted when it has ended."""
