@@ -38,7 +38,7 @@ class Answers:
     @classmethod
     def of(cls, evaluated: EvaluatedSet, places: Sequence[int], k: int, processes: Processes) -> Answers:
         """Search for the neighbours of the queries at these places. Collective."""
-        wanted = torch.tensor(places, dtype=torch.int64)
+        wanted = torch.tensor(places, dtype=torch.int64, device="cpu")
         found = retrieved(evaluated, wanted, k, processes)
         neighbours = found.indices[found.indices >= 0].unique()
         positions = positions_of(evaluated.queries, processes)

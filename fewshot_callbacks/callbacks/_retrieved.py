@@ -11,6 +11,7 @@ from torch import Tensor
 from fewshot_callbacks.callbacks._targets import TargetBook
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.neighbours import Neighbours, merged, nearest
 
 Label: TypeAlias = int | str | tuple[int, ...]
@@ -81,6 +82,7 @@ def retrieved(evaluated: EvaluatedSet, places: Int[Tensor, "chosen"], k: int, pr
     return merged(*processes.gather(part))
 
 
+@default_mode()
 def _nothing(queries: int, k: int) -> Neighbours:
     """What a process without a candidate finds."""
     return Neighbours(

@@ -169,11 +169,11 @@ class EmbeddingMap(PictureCallback):
 def _thumbnail(picture: np.ndarray | str | None) -> Float[Tensor, "3 side side"]:
     """Fit a picture into a square of one size, in colour; anything but a picture is grey."""
     if picture is None or isinstance(picture, str):
-        return torch.full((3, THUMBNAIL, THUMBNAIL), 0.85)
+        return torch.full((3, THUMBNAIL, THUMBNAIL), 0.85, device="cpu")
     image = torch.from_numpy(np.ascontiguousarray(picture)).movedim(-1, 0)[None]
     scale = THUMBNAIL / max(image.shape[-2:])
     size = [max(1, round(length * scale)) for length in image.shape[-2:]]
     small = torch.nn.functional.interpolate(image, size, mode="bilinear", antialias=True)[0].clamp(0, 1)
-    side = torch.ones(3, THUMBNAIL, THUMBNAIL)
+    side = torch.ones(3, THUMBNAIL, THUMBNAIL, device="cpu")
     side[:, : size[0], : size[1]] = small
     return side

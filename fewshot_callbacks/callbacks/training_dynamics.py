@@ -366,7 +366,7 @@ def episode_in(labels: Tensor, shots: int) -> tuple[Tensor, int, int]:
     """
     _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
     if bool((counts == counts[0]).all()):
-        return torch.arange(len(labels)), int(counts[0]), len(counts)
+        return torch.arange(len(labels), device=labels.device), int(counts[0]), len(counts)
     enough = counts > shots
     kept = int(enough.sum())
     if kept < 2:
@@ -376,7 +376,9 @@ def episode_in(labels: Tensor, shots: int) -> tuple[Tensor, int, int]:
         )
     size = int(counts[enough].min())
     order = classes.argsort(stable=True)  # by class, in the order of the batch
-    position = torch.arange(len(order)) - (counts.cumsum(0) - counts)[classes[order]]  # in the class
+    position = (
+        torch.arange(len(order), device=labels.device) - (counts.cumsum(0) - counts)[classes[order]]
+    )  # in the class
     return order[enough[classes[order]] & (position < size)].sort().values, size, kept
 
 

@@ -95,7 +95,8 @@ def evaluate_retrieval(
         processes: The processes that make this call together, each with a part of the sets, which may be empty. Each of
             them returns the report of the whole sets, the same as a single process would. The parts of the gallery are
             exchanged in chunks, so that no process ever holds the whole gallery. See `metrics.TorchProcesses`.
-        progress: Called with the number of pairs done and the number of all pairs.
+        progress: Called with the number of pairs done and the number of all pairs. Where thresholds may need further passes
+            over the pairs, the first counts as nine tenths of them.
         **settings: See `RetrievalSettings`.
 
     Returns:

@@ -491,6 +491,17 @@ def test_progress_ends_at_the_total():
     assert seen[-1][0] == seen[-1][1]
 
 
+@pytest.mark.parametrize("memory_mb", [0.3, 512])
+def test_progress_never_falls_back(memory_mb):
+    """Where all pairs are counted once more, the total was doubled, and the bar fell from 100 to 50 %."""
+    seen = []
+    options = {"precisions": (0.05, 0.06), "memory_mb": memory_mb, "progress": lambda *now: seen.append(now)}
+    evaluate_retrieval(torch.randn(1000, 8), torch.arange(1000) % 20, **options)
+    assert {total for _, total in seen} == {10**6}
+    assert seen == sorted(seen)
+    assert seen[-1] == (10**6, 10**6)
+
+
 @pytest.mark.parametrize("memory_mb", [3.0, 0.4, 1e-6])
 def test_small_budgets_change_no_number_and_one_that_cannot_be_kept_is_told(memory_mb):
     embeddings, labels = made(600, 20, 6, noise=2.0)
