@@ -17,6 +17,8 @@ from fewshot_callbacks.engine.tiles import Estimates, Tile
 from fewshot_callbacks.engine.vectors import Floats
 
 HISTOGRAM_BINS = 2**15
+BELOW_ALL = -4.0
+"""A cut that every negative reaches, since no score is below -1, nor any estimate far from it; masked pairs do not."""
 """What is not collected is known up to the pairs of a bin or two; so many counters stay in the cache of a core."""
 STEP = 32
 """Estimates of a row that are compared with the cut at once, before they are looked at one by one."""
@@ -139,7 +141,7 @@ class Collector:
         dtype: Any = np.float64 if double else np.float32
         room, bins = max(2, self.capacity // self.estimates.threads), HISTOGRAM_BINS if self.bins else 0
         low, high = self.bins or (0.0, 1.0)
-        cut = np.nextafter(np.full(1, max(self.cut, -4.0), dtype), dtype(-4.0))  # not rounded up; no score is below -1
+        cut = np.nextafter(np.full(1, max(self.cut, BELOW_ALL), dtype), dtype(BELOW_ALL))  # not rounded up
         bag = Bag(
             np.empty(room, dtype),
             np.empty(room, np.int32),
@@ -180,7 +182,7 @@ class Collector:
         values, rows, columns = (
             np.concatenate(some) if some else np.empty(0, kind) for some, kind in zip(parts, kinds, strict=True)
         )
-        return cut, values, rows, columns
+        return cut if cut > BELOW_ALL else -np.inf, values, rows, columns
 
     def histogram(self) -> tuple[Floats, Ints]:
         """Return the edges of the bins, and how many estimates reach each; the first edge is below all."""

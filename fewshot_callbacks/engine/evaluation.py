@@ -97,9 +97,9 @@ class Evaluation:
 
     @property
     def collapsed(self) -> bool:
-        """Whether all queries are equal, and all items, of which there are several."""
+        """Whether all queries are equal, and all items, and there are several of either."""
         pairs = self.vectors.pairs
-        return len(pairs.gallery) > 1 and all(
+        return max(len(pairs.queries), len(pairs.gallery)) > 1 and all(
             bool((twin == twin[:1]).all()) for twin in (pairs.query_twin, pairs.gallery_twin)
         )
 

@@ -25,8 +25,8 @@ HEIGHT, WIDTH = 256, 2048
 """Queries and items of a tile: its estimates, 2 MB, stay in the cache of a core."""
 LEAST = 64
 """Smallest height and width: less takes longer to begin than to make."""
-COLLECTED_SHARE = 0.05
-"""Share of all pairs that is collected, at most."""
+COLLECTED_SHARE, EVERY = 0.05, 2**20
+"""Share of all pairs that is collected, at most; of so few pairs all are."""
 BINS, FEW_BINS, LONG = 20, 4, 64
 """Bins of a table for each threshold; where queries have more than `LONG` thresholds on average, fewer do."""
 
@@ -112,7 +112,8 @@ def plan_layout(
         sizes = sizes._replace(**({"width": sizes.width // 2} if wide else {"height": sizes.height // 2}))
     sizes = sizes._replace(height=options.height or sizes.height, width=options.width or sizes.width)
     rest = max(0.0, free - used(sizes) + used(least))
-    collected = min(COLLECTED_SHARE * queries * items, least.collected + 0.3 * rest / COLLECTED_BYTES)
+    wanted = max(COLLECTED_SHARE * queries * items, min(EVERY, queries * items))
+    collected = min(wanted, least.collected + 0.3 * rest / COLLECTED_BYTES)
     sizes = sizes._replace(
         collected=max(least.collected, int(collected)),
         knots=max(least.knots, min(relevant, least.knots + int(0.2 * rest / KNOT_BYTES))),

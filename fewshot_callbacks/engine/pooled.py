@@ -24,6 +24,7 @@ from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine.collecting import HISTOGRAM_BINS, Collector
 from fewshot_callbacks.engine.compiled import kernel
 from fewshot_callbacks.engine.counting import MARGIN
+from fewshot_callbacks.engine.layout import EVERY
 from fewshot_callbacks.engine.ranks import recount
 from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.tiles import Estimates
@@ -119,7 +120,8 @@ def collector(estimates: Estimates, sample: Sample, wanted: Sequence[Wanted], sc
         scores: Of relevant pairs, ascending.
     """
     processes, pairs = estimates.processes, estimates.pairs
-    room = max(2, min(estimates.layout.collected, max(FEWEST, int(0.03 * pairs))) // processes.count)
+    enough = pairs if pairs <= EVERY else max(FEWEST, int(0.03 * pairs))
+    room = max(2, min(estimates.layout.collected, enough) // processes.count)
     if pairs <= room:
         return Collector(estimates, -math.inf, (pairs + estimates.shape[0]) * estimates.threads)
     if not len(sample.estimates) or not len(scores):

@@ -97,6 +97,9 @@ def thinned(done: Evaluation, known: Sequence[tuple[float, int, int]] = ()) -> P
     user_low, user_high = vectors.to_user(np.array([low, high]))
     beyond = user_high + 1e-6 * max(user_high - user_low, abs(user_high), 1e-30)  # an edge above all
     edges = np.unique(np.linspace(user_low, beyond, BINS + 1))
+    if vectors.pairs.whole:  # a bin for each distance, or for several; the last edge lies above all
+        step = math.ceil((user_high - user_low + 1) / BINS)
+        edges = np.arange(user_low, user_high + step + 0.5, step)
     even = np.minimum(
         vectors.from_user(edges), 2.0
     )  # no distance is negative, but the last edge may stand for one; scores end at 1

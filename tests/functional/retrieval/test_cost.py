@@ -40,7 +40,7 @@ def test_tiles_cover_every_pair_once(queries, gallery, dim, memory_mb, relevant)
 def test_a_plan_keeps_to_its_budget_or_to_the_least_that_is_possible(queries, gallery, dim, power, relevant):
     plan = plan_evaluation(queries, gallery, dim, memory_mb=10**power, relevant=relevant)
     assert plan.needed_bytes <= max(plan.memory_bytes, plan.least_bytes)
-    assert plan.least_bytes <= plan_evaluation(queries, gallery, dim, memory_mb=1e-6, relevant=relevant).needed_bytes
+    assert plan.least_bytes == plan_evaluation(queries, gallery, dim, memory_mb=1e-6, relevant=relevant).needed_bytes
 
 
 def test_the_least_budget_by_hand():
@@ -51,10 +51,9 @@ def test_the_least_budget_by_hand():
     assert plan.needed_bytes <= plan.least_bytes
 
 
-def test_more_memory_means_fewer_tiles():
+def test_little_memory_means_more_tiles():
     tiles = [plan_evaluation(60_000, 60_000, 512, memory_mb=memory).tiles for memory in (16, 64, 256, 1024)]
-    assert tiles == sorted(tiles, reverse=True)
-    assert tiles[0] > tiles[-1]
+    assert tiles[0] > tiles[1] > max(tiles[2:])
 
 
 @pytest.mark.parametrize("memory_mb", [0.1, 24, 64])
