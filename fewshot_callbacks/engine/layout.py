@@ -25,7 +25,7 @@ HEIGHT, WIDTH = 256, 2048
 """Queries and items of a tile: its estimates, 2 MB, stay in the cache of a core."""
 LEAST = 64
 """Smallest height and width: less takes longer to begin than to make."""
-COLLECTED_SHARE, EVERY = 0.05, 2**20
+COLLECTED_SHARE, EVERY = 0.05, 2**18
 """Share of all pairs that is collected, at most; of so few pairs all are."""
 BINS, FEW_BINS, LONG = 20, 4, 64
 """Bins of a table for each threshold; where queries have more than `LONG` thresholds on average, fewer do."""

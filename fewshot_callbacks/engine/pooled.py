@@ -209,12 +209,9 @@ class Negatives:
 
     @property
     def highest(self) -> Floats:
-        """The values of the collected pairs of this process, ascending."""
-        return (
-            self._values.astype(np.float64)
-            if len(self._values) < FEWEST
-            else self._values[:: len(self._values) // FEWEST]
-        )
+        """Some values of the collected pairs of all processes, ascending; collective."""
+        thin = max(1, self.processes.count * len(self._values) // FEWEST)
+        return self._joined(self._values[::thin].astype(np.float64))
 
     def span(self, others: Floats) -> tuple[float, float]:
         """Return scores below and above all negatives that are known, and some others."""

@@ -155,7 +155,7 @@ def test_the_report_is_that_of_one_process(case, options, count, form, each):
         gallery_parts = spread(items, count, seed + seed % 2)
     if form.startswith("drawn"):
         options["max_queries"] = max(1, items // 2)
-    each = [one | {"precision": each[0]["precision"]} for one in each]
+    each = [one | {name: each[0][name] for name in ("precision", "plain")} for one in each]
     alone = outcome(lambda: evaluate_retrieval(**sets, **options))
     assert_all_same(alone, evaluated(spread(items, count, seed), sets, gallery_parts, each, **options))
 
@@ -428,17 +428,14 @@ class TestErrors:
         assert words.startswith(f"evaluate_retrieval: embeddings have dimension 3 in process 0, 2 in process {other}.")
 
     @pytest.mark.parametrize("raised", [ArithmeticError, KeyboardInterrupt])
-    @pytest.mark.parametrize("when", [1, 5])
+    @pytest.mark.parametrize("late", [False, True])
     @pytest.mark.parametrize("threads", [1, 3])
-    def test_an_error_or_interrupt_of_one_is_one_of_all(self, raised, when, threads):
+    def test_an_error_or_interrupt_of_one_is_one_of_all(self, raised, late, threads):
         embeddings, labels = torch.randn(60, 4), torch.arange(60) % 6
 
         def work(processes: Thread):
-            calls = []
-
             def progress(done: int, total: int) -> None:
-                calls.append(done)
-                if processes.rank == 1 and len(calls) == when:
+                if processes.rank == 1 and (done == total or not late):
                     raise raised("no more numbers")
 
             own = torch.arange(processes.rank, 60, 3)
