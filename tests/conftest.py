@@ -37,11 +37,11 @@ hypothesis.settings.load_profile("repeatable")
 
 
 FIRST = (
-    "engine/test_exchange.py",
+    "engine/test_processes.py",
     "callbacks/test_distributed.py",
     "cli/test_fit.py",
     "examples/test_train_on_average_precision.py",
-    "engine/test_budget.py",
+    "engine/test_pooled.py",
     "cli/test_demo.py",
 )
 """Files of tens of seconds: whoever began one of them last would let the other processes of pytest-xdist wait."""

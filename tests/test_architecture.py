@@ -70,7 +70,7 @@ def test_the_maths_knows_no_lightning(layer):
 
 
 BEHAVIOURS = {
-    "docs": ("code_blocks",),
+    "docs": ("code_blocks", "sources"),
     "callbacks": (
         *(
             "degenerate",
@@ -140,7 +140,7 @@ TESTED_WITH = {
     "data/icons/drawing": "data/icons/test_data_module",
     "data/icons/sheet": "data/icons/test_data_module",
     "data/icons/splits": "data/icons/test_data_module",
-    "distributed/processes": "distributed/test_torch_distributed",
+    "distributed/processes": "engine/test_processes",
     "functional/_codes": "functional/retrieval/test_settings",
     "functional/_scatter_kernel": "functional/test_variance_ratio",
     "functional/_tensors": "functional/test_inputs",

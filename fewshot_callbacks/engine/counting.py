@@ -215,7 +215,7 @@ def threshold_scores(part, relevant, rules, queries, offset, once, out, work):
         queries: First and last query, and the one whose scores stand first in `out`.
         offset: Where the scores of each query stand.
         once: Of one set, make only those of items after the query.
-        out: inf for those that are no candidates.
+        out: Scores; inf for those that are no candidates.
         work: To work in.
     """
     pairs, number = part

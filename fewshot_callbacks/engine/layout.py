@@ -99,7 +99,8 @@ def plan_layout(
 
     # everything has its least, and a share of what is left beside it: together 0.4 + 0.3 of it, and 0.95 of the rest
     fewest = min(relevant, LEAST * of_a_query)
-    least = Layout(LEAST, LEAST, False, 2**12, 2**10, fewest, 2**11, 0)
+    pairs = queries * items
+    least = Layout(LEAST, LEAST, False, 2**12, 2**10, fewest, min(2**11, relevant), 0)
     free = max(0.0, min(memory, 2.0**60) - used(least))
     kept = operands <= 0.4 * free
     # operands that are made for each tile pay for a square one
@@ -112,13 +113,12 @@ def plan_layout(
         sizes = sizes._replace(**({"width": sizes.width // 2} if wide else {"height": sizes.height // 2}))
     sizes = sizes._replace(height=options.height or sizes.height, width=options.width or sizes.width)
     rest = max(0.0, free - used(sizes) + used(least))
-    wanted = max(COLLECTED_SHARE * queries * items, min(EVERY, queries * items))
-    collected = min(wanted, least.collected + 0.3 * rest / COLLECTED_BYTES)
+    wanted = max(int(COLLECTED_SHARE * pairs), min(EVERY, pairs))
     sizes = sizes._replace(
-        collected=max(least.collected, int(collected)),
+        collected=max(least.collected, min(wanted, least.collected + int(0.3 * rest / COLLECTED_BYTES))),
         knots=max(least.knots, min(relevant, least.knots + int(0.2 * rest / KNOT_BYTES))),
         batch=min(relevant, fewest + int(0.35 * rest / each)),
-        ranked=max(least.ranked, min(2**21, relevant, least.ranked + int(0.1 * rest / RANKED_BYTES))),
+        ranked=min(2**21, relevant, least.ranked + int(0.1 * rest / RANKED_BYTES)),
     )
     return sizes._replace(
         collected=options.collected or sizes.collected,

@@ -160,8 +160,10 @@ class Negatives:
         self.error = seen.error
         cut, *self._collected = seen.found()
         (self.cut,) = self.processes.largest([cut])
-        self._values = np.sort(self._collected[0])
-        self._exact = np.empty(0)
+        self._values, self._exact = np.sort(self._collected[0]), np.empty(0)
+        if estimates.vectors.pairs.whole:  # the estimates of codes are their scores
+            self._values, self._exact = self._values[:0], self._values.astype(np.float64)
+            self._collected = [part[:0] for part in self._collected]
         self._knots = (np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))
         if seen.bins is not None:
             edges, reaching = seen.histogram()
@@ -209,9 +211,10 @@ class Negatives:
 
     @property
     def highest(self) -> Floats:
-        """Some values of the collected pairs of all processes, ascending; collective."""
-        thin = max(1, self.processes.count * len(self._values) // FEWEST)
-        return self._joined(self._values[::thin].astype(np.float64))
+        """Some values of the collected pairs of all processes, ascending, the highest of them all; collective."""
+        number = len(self._values)
+        thin = max(1, self.processes.count * number // FEWEST)
+        return self._joined(np.append(self._values[:-FEWEST:thin], self._values[-FEWEST:]).astype(np.float64))
 
     def span(self, others: Floats) -> tuple[float, float]:
         """Return scores below and above all negatives that are known, and some others."""

@@ -57,7 +57,7 @@ def close(values: dict[str, float]) -> Any:
         {"similarity": "euclidean"},
         {"similarity": "dot", "recall_k": [2], "precisions": [0.2, 0.5], "threshold": 0.1},
         {"group_size": 3, "grouped_k": (1, 2), "group_seed": 7},
-        {"group_size": 2, "memory_mb": 1},
+        {"group_size": 2, "memory_mb": 2},
         {"precisions": (0.2,), "threshold_bounds": (0.3, 1)},
     ],
 )

@@ -200,7 +200,7 @@ def test_measured_tables_name_the_kind_of_processor() -> None:
     page = ROOT / "benchmarks" / "README.md"
     for title in re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.M):
         words = " ".join(section(page, title).split())
-        assert any(kind in words for kind in KINDS), title
+        assert any(kind in words for kind in KINDS) or "**Not measured" in words, title
 
 
 def test_a_kind_that_an_option_simulates_is_called_simulated() -> None:

@@ -100,13 +100,12 @@ def thinned(done: Evaluation, known: Sequence[tuple[float, int, int]] = ()) -> P
     if vectors.pairs.whole:  # a bin for each distance, or for several; the last edge lies above all
         step = math.ceil((user_high - user_low + 1) / BINS)
         edges = np.arange(user_low, user_high + step + 0.5, step)
-    even = np.minimum(
-        vectors.from_user(edges), 2.0
-    )  # no distance is negative, but the last edge may stand for one; scores end at 1
+    even = np.minimum(vectors.from_user(edges), 2.0)  # scores end at 1; an edge above all distances is none, and infinite
     even[0] = min(even[0], low)  # reading a score and writing it again may move it
-    dense = [
-        values[:: max(1, len(values) // DENSE)] for values in (relevant.scores, sample.estimates, negatives.highest)
-    ]
+    highest = negatives.highest
+    dense = [values[:: max(1, len(values) // DENSE)] for values in (relevant.scores, sample.estimates, highest)]
+    if len(highest):  # by their rank, since false match rates are read on a logarithmic axis
+        dense.append(highest[len(highest) - np.unique(np.geomspace(1, len(highest), DENSE).astype(np.int64))])
     fine = np.unique(np.concatenate([even, *dense]))
     tp, fp = done.relevant_reaching(fine), negatives.estimate(fine, sample)
     fp[0] = negatives.total

@@ -405,7 +405,8 @@ def decide(done: Evaluation, request: PooledRequest) -> PooledDecisions:
         at_threshold=at_threshold,
         at_false_match_rate=at_rate,
         equal_error_rate=equal_error,
-        average_precision=search.area(exact=request.average_precision),
+        # codes have few distinct scores, all of which can be closed
+        average_precision=search.area(exact=request.average_precision or done.vectors.similarity == "hamming"),
         curve=search.curve(),
         pair_counts=thinned(done, [point for point in known if math.isfinite(point[0])]),
         passes=done.negatives.passes,

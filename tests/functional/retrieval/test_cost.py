@@ -53,7 +53,7 @@ def test_the_least_budget_by_hand():
 
 def test_little_memory_means_more_tiles():
     tiles = [plan_evaluation(60_000, 60_000, 512, memory_mb=memory).tiles for memory in (16, 64, 256, 1024)]
-    assert tiles[0] > tiles[1] > max(tiles[2:])
+    assert tiles[0] > max(tiles[1:])  # where operands are made for each tile, tiles are square
 
 
 @pytest.mark.parametrize("memory_mb", [0.1, 24, 64])

@@ -1,4 +1,4 @@
-"""Binary codes by counting distances, against the general road on the same codes, and against loops."""
+"""Binary codes against vectors of -1 and +1, and against loops."""
 
 import math
 
@@ -8,18 +8,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.engine.codes.packing import Codes, pack_codes
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.scores.products import ScoreTiles
+from fewshot_callbacks.functional._codes import signs as signs_of
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall
 from tests.cases import sampled_product
-from tests.engine.codes.cases import signs
 from tests.functional.brute_force import BruteForce, TooManyOrdersError
 
 
+def signs(items, bits, seed=0, classes=None):
+    """Codes of -1 and +1; with classes, those of one class differ in every fourth bit or so."""
+    rng = np.random.default_rng(seed)
+    if classes is None:
+        return torch.from_numpy(rng.choice([-1.0, 1.0], (items, bits)))
+    centres = np.random.default_rng(7).choice([-1.0, 1.0], (classes, bits))
+    return torch.from_numpy(centres[np.arange(items) % classes] * rng.choice([1.0, 1.0, 1.0, -1.0], (items, bits)))
+
+
 def both_roads(case, **options):
-    """By counting distances, and by products of codes of -1 and +1."""
+    """As codes, and as vectors of -1 and +1."""
     options = {
         "recall_k": (1, 2, 5),
         "precisions": (0.2, 0.6, 0.95),
@@ -47,15 +54,12 @@ def assert_same(counted, products, bits):
 
 
 @pytest.mark.parametrize(
-    ("form", "bits", "kernel"),
+    ("form", "bits", "plain"),
     sampled_product(
-        ["one", "groups", "two", "ids", "distractors", "sampled"],
-        [3, 64, 100, 130],
-        ["compiled", "pytorch"],
-        count=16,
+        ["one", "groups", "two", "ids", "distractors", "sampled"], [3, 64, 100, 130], [False, True], count=16
     ),
 )
-def test_counting_is_the_general_road(form, bits, kernel):
+def test_codes_are_vectors_of_signs(form, bits, plain):
     labels = torch.arange(180) % 13
     case, extra = {"queries": signs(180, bits, classes=13), "labels": labels}, {}
     if form == "groups":
@@ -68,7 +72,7 @@ def test_counting_is_the_general_road(form, bits, kernel):
         case |= {"query_ids": torch.arange(180) % 90, "gallery_ids": torch.arange(150) % 110}
     elif form == "distractors":
         case["gallery_labels"] = torch.where(torch.arange(150) % 7 == 0, 99, case["gallery_labels"])
-    with engine_options(kernel=kernel):
+    with engine_options(plain=plain):
         for memory_mb in (512, 0.5):
             counted, products = both_roads(case, memory_mb=memory_mb, macro=True, map_k=(5, (5, "found")), **extra)
             assert_same(counted, products, bits)
@@ -95,25 +99,6 @@ def test_ties_are_those_of_loops(items, bits, classes, seed, ties):
         return
     found = evaluate_retrieval(codes, labels, similarity="hamming", ties=ties, group_size=None)
     assert found.mAP == pytest.approx(value, abs=1e-12)
-
-
-def test_threads_and_progress():
-    codes, labels = signs(900, 70, classes=30), torch.arange(900) % 30
-    seen, before = [], torch.get_num_threads()
-    reports = []
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        try:
-            reports.append(
-                evaluate_retrieval(
-                    codes, labels, similarity="hamming", memory_mb=1, progress=lambda *now: seen.append(now)
-                )
-            )
-        finally:
-            torch.set_num_threads(before)
-    assert reports[0] == reports[1]
-    assert seen[-1] == (810_000, 810_000)
-    assert len(seen) >= 4
 
 
 def test_thresholds_are_minus_distances():
@@ -143,24 +128,12 @@ class TestRefusals:
         with pytest.raises(ValueError, match=message):
             evaluate_retrieval(**arguments)
 
-    def test_score_tiles_know_no_codes(self):
-        with pytest.raises(ValueError, match="binary codes are packed"):
-            ScoreTiles.from_rows(signs(3, 4), signs(3, 4), "hamming")
-
 
 def test_grouped_recall_of_codes():
     codes, labels = signs(200, 40, classes=20), torch.arange(200) % 20
     assert grouped_recall(codes, labels, group_size=6, k=(1, 3), repeats=2, similarity="hamming") == grouped_recall(
         codes, labels, group_size=6, k=(1, 3), repeats=2, similarity="dot"
     )
-
-
-def test_some_of_the_codes():
-    packed = pack_codes(signs(9, 70), "codes", "call")
-    some = packed[torch.tensor([3, 1])]
-    assert isinstance(some, Codes)
-    assert (len(some), some.bits) == (2, 70)
-    assert torch.equal(some.words, packed.words[[3, 1]])
 
 
 @pytest.mark.parametrize("bits", [16, 33])
@@ -181,3 +154,22 @@ def test_cosine_and_distance_rank_codes_as_hamming_does(bits):
         for name in ("hamming", "cosine", "dot", "euclidean")
     }
     assert found["hamming"] == found["cosine"] == found["dot"] == found["euclidean"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "message"),
+    [
+        (
+            torch.tensor([[1.0, -1.0], [0.5, 2.0]]),
+            r"2 of 4 values of codes are neither \(0.5, 2\). Pass codes.sign\(\)",
+        ),
+        (torch.full((3, 4), math.nan), r"12 of 12 values of codes are neither \(nan, nan, nan, ...\)"),
+        (torch.tensor([[1, -1, 0]]), r"codes hold -1 and 0"),
+        (torch.ones(3), r"codes have shape \(3,\); codes are \(items, bits\)"),
+        (torch.ones(0, 3), r"codes have shape \(0, 3\)"),
+        (torch.ones(3, 0), r"codes have shape \(3, 0\)"),
+    ],
+)
+def test_what_is_no_code_is_refused(codes, message):
+    with pytest.raises(ValueError, match=message):
+        signs_of(codes, "codes", "call")
