@@ -102,7 +102,9 @@ def test_every_test_file_is_named_after_a_module():
         folder, name = file.parent.relative_to(TESTS), file.stem.removeprefix("test_")
         where = PACKAGE / folder if (PACKAGE / folder).is_dir() and folder != Path() else ROOT / folder
         modules = [part.stem.strip("_") for part in where.glob("*.py")] + [part.name for part in where.glob("*/")]
-        if folder in (Path(), Path("engine")) or any(name == module or name.startswith(f"{module}_") for module in modules):
+        if folder in (Path(), Path("engine")) or any(
+            name == module or name.startswith(f"{module}_") for module in modules
+        ):
             continue
         if (str(folder), name) not in behaviours:
             wrong.append(str(file.relative_to(ROOT)))
@@ -278,7 +280,8 @@ def test_the_engine_says_why():
         lines, body = text.split("\n"), ast.parse(text).body
         assert ast.get_docstring(ast.parse(text)), file
         for node, following in itertools.pairwise([*body, None]):
-            numbers = [part for part in ast.walk(node) if isinstance(part, ast.Constant) and type(part.value) in (int, float)]
+            constants = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            numbers = [value for value in constants if type(value) in (int, float)]
             if not isinstance(node, ast.Assign) or not numbers or not ast.unparse(node.targets[0]).isupper():
                 continue
             said = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)

@@ -109,8 +109,10 @@ def plan_layout(
         height //= 2
     sizes = least._replace(height=height, width=width, kept=kept)
     while used(sizes) - used(least) > 0.3 * free + (operands if kept else 0) and sizes.height * sizes.width > LEAST**2:
-        wide = sizes.width > sizes.height
-        sizes = sizes._replace(**({"width": sizes.width // 2} if wide else {"height": sizes.height // 2}))
+        if sizes.width > sizes.height:
+            sizes = sizes._replace(width=sizes.width // 2)
+        else:
+            sizes = sizes._replace(height=sizes.height // 2)
     sizes = sizes._replace(height=options.height or sizes.height, width=options.width or sizes.width)
     rest = max(0.0, free - used(sizes) + used(least))
     wanted = max(int(COLLECTED_SHARE * pairs), min(EVERY, pairs))

@@ -142,7 +142,9 @@ def counted(case, **setting):
     with evaluated(case, progress=lambda *now: told.append(now), **setting) as (done, found):
         whole = len(case["queries"]) * len(case.get("gallery", case["queries"]))
         assert told[-1] == (whole, whole)
-        assert all(before <= after and total == whole for (before, _), (after, total) in zip(told, told[1:], strict=False))
+        assert all(
+            before <= after and total == whole for (before, _), (after, total) in zip(told, told[1:], strict=False)
+        )
         best, tied = done.best
         assert np.isfinite(best).tolist() == [len(found[query][0]) > 0 for query in sorted(found)]
         assert tied.tolist() == [(found[query][3] or [0])[-1] for query in sorted(found)]

@@ -30,7 +30,9 @@ DTYPES = (np.float32, np.float64)
 
 
 def of(queries, gallery, similarity, threads=1):
-    return Vectors(torch.from_numpy(queries), None if gallery is None else torch.from_numpy(gallery), similarity, threads=threads)
+    return Vectors(
+        torch.from_numpy(queries), None if gallery is None else torch.from_numpy(gallery), similarity, threads=threads
+    )
 
 
 def scores(queries, gallery, similarity):
@@ -79,7 +81,10 @@ def test_the_reference_is_that_of_rational_numbers():
     right[0] = 0
     one, other = ([[Fraction(x) for x in row] for row in side.tolist()] for side in (left, right))
     for (i, a), (j, b) in product(enumerate(one), enumerate(other)):
-        dot, square = sum(x * y for x, y in zip(a, b, strict=True)), sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+        dot, square = (
+            sum(x * y for x, y in zip(a, b, strict=True)),
+            sum((x - y) ** 2 for x, y in zip(a, b, strict=True)),
+        )
         norms = sum(x * x for x in a) * sum(y * y for y in b)
         cosine = math.copysign(decimal_root(dot * dot / norms), dot) if dot else 0.0
         for similarity, wanted in (("dot", float(dot)), ("euclidean", -decimal_root(square)), ("cosine", cosine)):
@@ -128,7 +133,9 @@ def test_hold_for_every_finite_float32(values, similarity):
 def test_hold_at_every_power_of_two_of_float64(values, similarity, power):
     """Rows are scaled where squares would leave the range of float64: order and ties stay those of the true scores."""
     data = np.array(values)
-    data[np.abs(data) < np.abs(data).max() * 2.0**-60] = 0  # products smaller than 2**-960 of the largest are not told apart
+    data[np.abs(data) < np.abs(data).max() * 2.0**-60] = (
+        0  # products smaller than 2**-960 of the largest are not told apart
+    )
     top = np.frexp(np.abs(data).max())[1]
     assume(np.abs(data).max() > 0)
     near, far = np.ldexp(data, -top), np.ldexp(np.ldexp(data, -top), power)
@@ -158,7 +165,9 @@ def test_a_half_is_rounded_by_what_follows(first):
     assert len(np.unique(expected)) >= 3
 
 
-powers = st.tuples(st.sampled_from((-3, -1, 1, 3)), st.sampled_from((0, -1, -52, -53, -54, -106, -107, -108, -160, -400)))
+powers = st.tuples(
+    st.sampled_from((-3, -1, 1, 3)), st.sampled_from((0, -1, -52, -53, -54, -106, -107, -108, -160, -400))
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -368,7 +377,9 @@ def estimates_of(vectors, precision, *, mutual=False, on=None):
     return seen.values
 
 
-@pytest.mark.parametrize(("kind", "dim", "dtype"), sampled_product((*KINDS, "cancelling"), [1, 2, 130], DTYPES, count=24))
+@pytest.mark.parametrize(
+    ("kind", "dim", "dtype"), sampled_product((*KINDS, "cancelling"), [1, 2, 130], DTYPES, count=24)
+)
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_no_estimate_is_off_by_more_than_the_error_of_its_row_and_column(similarity, kind, dim, dtype):
     """With one set and two; data far from the origin, or that cancel, included."""
@@ -393,7 +404,9 @@ def test_no_estimate_is_off_by_more_than_the_error_of_its_row_and_column(similar
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_errors_are_those_of_the_theory(similarity, dim):
     """No estimate of a test comes near the worst case, so that only its formula can be held against the claim."""
-    queries, gallery = (np.random.default_rng(n).normal(size=(n, dim)) * np.linspace(0.5, 3, n)[:, None] for n in (7, 9))
+    queries, gallery = (
+        np.random.default_rng(n).normal(size=(n, dim)) * np.linspace(0.5, 3, n)[:, None] for n in (7, 9)
+    )
     made = of(queries, gallery, similarity)
     lengths = np.ones(7)
     if similarity == "dot":
@@ -403,7 +416,9 @@ def test_errors_are_those_of_the_theory(similarity, dim):
         terms = (3 if precision == "bfloat16" else dim + 2) * roundoff
         error = made.error(precision)
         assert (error >= terms / (1 - terms) * lengths).all()
-        assert (error <= (1.2 * terms + 16 * roundoff + 1e-13 + dim * 2.0**-22 * (precision == "bfloat16")) * lengths).all()
+        assert (
+            error <= (1.2 * terms + 16 * roundoff + 1e-13 + dim * 2.0**-22 * (precision == "bfloat16")) * lengths
+        ).all()
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)

@@ -54,7 +54,9 @@ TESTS = (
     *(f"tests/{part}" for part in ("distributed", "engine", "functional", "callbacks", "metrics")),
 )
 ENGINE = "fewshot_callbacks/engine"
-KERNELS = {f"{ENGINE}/{name}.py": f"{ENGINE}/{name}.py" for name in ("collecting", "device", "nearest", "relevance")} | {
+KERNELS = {
+    f"{ENGINE}/{name}.py": f"{ENGINE}/{name}.py" for name in ("collecting", "device", "nearest", "relevance")
+} | {
     f"{ENGINE}/counting.py": f"{ENGINE}/ranks.py",
     f"{ENGINE}/exact.py": f"{ENGINE}/vectors.py",
 }
@@ -166,7 +168,9 @@ class Excluded(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._add(node.returns)
         for decorator in node.decorator_list:
-            if any(word in ast.unparse(decorator) for word in ("numba", "kernel", "inlined", "allocating", "any_order")):
+            if any(
+                word in ast.unparse(decorator) for word in ("numba", "kernel", "inlined", "allocating", "any_order")
+            ):
                 start, end = (decorator.lineno, 0), (decorator.lineno + 1, 0)
                 self.spans.append((start, end))
         self.generic_visit(node)

@@ -100,7 +100,9 @@ def thinned(done: Evaluation, known: Sequence[tuple[float, int, int]] = ()) -> P
     if vectors.pairs.whole:  # a bin for each distance, or for several; the last edge lies above all
         step = math.ceil((user_high - user_low + 1) / BINS)
         edges = np.arange(user_low, user_high + step + 0.5, step)
-    even = np.minimum(vectors.from_user(edges), 2.0)  # scores end at 1; an edge above all distances is none, and infinite
+    even = np.minimum(
+        vectors.from_user(edges), 2.0
+    )  # scores end at 1; an edge above all distances is none, and infinite
     even[0] = min(even[0], low)  # reading a score and writing it again may move it
     highest = negatives.highest
     dense = [values[:: max(1, len(values) // DENSE)] for values in (relevant.scores, sample.estimates, highest)]

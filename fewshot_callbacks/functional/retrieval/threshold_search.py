@@ -328,25 +328,21 @@ class ThresholdSearch:
         if not exact:
             return _area(knots, *negatives.bounds(knots.scores), negatives.total)
         low = high = 0.0
-        ends = np.append(-1, knots.total - knots.above) // max(
-            1, self.room
-        )  # knots with at most so many pairs between them
-        for chunk in np.unique(ends[1:]):
-            some = np.flatnonzero(ends[1:] == chunk)
-            cells = np.zeros(len(knots.scores) + 1, bool)
-            cells[some] = True
-            cells &= knots.between > 0
-            opened = knots.opened(cells, self.done.parts, self.room, self.processes) if cells.any() else knots
-            first = knots.scores[some[0] - 1] if some[0] else -np.inf
-            inside = (opened.scores > first) & (opened.scores <= knots.scores[some[-1]])
-            scores = opened.scores[inside]
-            negatives.close(scores)
-            fewest, most = negatives.bounds(scores)
-            reach, pairs = opened.reach[inside], (opened.reach - opened.above)[inside]
-            low += float((pairs * reach / (reach + most)).sum())
-            high += float((pairs * reach / (reach + fewest)).sum())
-        rest = int(np.append(knots.total, knots.above)[-1])  # above all knots: none, since the highest score is one
-        return Enclosure(low / max(1, knots.total), (high + rest) / max(1, knots.total))
+        # groups of cells, between two knots or above all, each with about as many relevant pairs as there is room for
+        groups = np.append(knots.total - knots.reach, knots.total) // max(1, self.room)
+        for group in np.unique(groups):
+            some = np.flatnonzero(groups == group)
+            cells = np.isin(np.arange(len(groups)), some) & (knots.between > 0)
+            pairs = int(knots.between[cells].sum())
+            opened = knots.opened(cells, self.done.parts, pairs, self.processes) if pairs else knots
+            ends = np.concatenate([[-np.inf], knots.scores, [np.inf]])[[some[0], some[-1] + 1]]
+            inside = (opened.scores > ends[0]) & (opened.scores <= ends[1])
+            negatives.close(opened.scores[inside])
+            fewest, most = negatives.bounds(opened.scores[inside])
+            reach, tied = opened.reach[inside], (opened.reach - opened.above)[inside]
+            low += float((tied * reach / (reach + most)).sum())
+            high += float((tied * reach / (reach + fewest)).sum())
+        return Enclosure(low / max(1, knots.total), high / max(1, knots.total))
 
     def curve(self) -> tuple[tuple[float, float, float], ...]:
         """Return thresholds, precisions and recalls at relevant scores that are about evenly spaced in recall."""

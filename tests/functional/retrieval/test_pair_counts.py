@@ -86,7 +86,9 @@ def test_codes_are_counted_at_each_distance():
         assert tp == int((same & (-distances >= threshold)).sum())
     assert (counts.tolerance, counts.sampled_below) == (0.0, -math.inf)
     assert counts.thresholds.tolist() == counts.thresholds.round().tolist()
-    assert counts.edges.tolist() == list(range(-int(distances.max()), -int((distances + 99 * torch.eye(200)).min()) + 2))
+    assert counts.edges.tolist() == list(
+        range(-int(distances.max()), -int((distances + 99 * torch.eye(200)).min()) + 2)
+    )
     assert counts.relevant_counts.tolist() == [int((same & (-distances == edge)).sum()) for edge in counts.edges[:-1]]
 
 
