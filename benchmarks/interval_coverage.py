@@ -1,6 +1,6 @@
 """How often the 95 % intervals of reports hold the truth, on sets that are drawn from a population of classes.
 
-    python benchmarks/interval_coverage.py [--quick] [--sets 2000] [--all]
+    python benchmarks/interval_coverage.py [--quick] [--sets 2000] [--all | --long-tailed | --embeddings]
 
 Classes differ: the true recall of each is drawn from a Beta distribution whose mean is the truth, with alpha + beta = 5
 (some classes are far worse than others) or 50 (all are much alike), or is the truth itself. Queries are drawn from their
@@ -8,7 +8,8 @@ class. A set has 2 to 200 classes of 10 to 100 queries, all of one size or of si
 group of Grouped Recall is 5 such classes of 8 queries. For differences a second model errs on queries of its own, or on
 many of those of the first. The intervals of all sets of a regime are computed at once, and those of the first of them also
 by the functions that reports use: they must agree. The values of Recall@K are drawn directly, since in a set of embeddings
-the truth itself would have to be estimated; `--embeddings` does that for one population.
+the truth itself would have to be estimated; `--embeddings` does that for one population. `--long-tailed` draws classes of
+very different sizes, whose size decides how difficult they are: there, intervals of means over queries are too short.
 
 Printed are the share of the sets whose interval holds the truth (in brackets: of the normal interval, mean ± 1.96 standard
 errors, which reports had before), and how many of the regimes lie inside, below and above 93 to 97 %. Where every class of
@@ -162,10 +163,13 @@ def of_differences(means: Rows, sizes: Sizes) -> Ends:
 
     def end(sign: int) -> Row:
         cubic = 3 / skewness * (np.cbrt(1 + skewness * (sign * quantile - skewness / 6)) - 1)
-        return np.clip(mean - error * np.where(small, sign * quantile, cubic), -1, 1)
+        return np.asarray(mean - error * np.where(small, sign * quantile, cubic))
 
+    plain, ends = (mean - error * quantile, mean + error * quantile), (end(1), end(-1))
+    beyond = (ends[0] < np.minimum(means.min(axis=1), plain[0])) | (ends[1] > np.maximum(means.max(axis=1), plain[1]))
+    corrected = [np.clip(np.where(beyond, *both), -1, 1) for both in zip(plain, ends, strict=True)]
     low, high = of_equal((1 + mean) / 2, means.shape[1])
-    return np.where(error > 0, end(1), 2 * low - 1), np.where(error > 0, end(-1), 2 * high - 1)
+    return np.where(error > 0, corrected[0], 2 * low - 1), np.where(error > 0, corrected[1], 2 * high - 1)
 
 
 def of_independent(first: Row, interval: Ends, second: Row, other: Ends) -> Ends:
@@ -229,6 +233,60 @@ def micro(regime: Regime, sets: int, rng: np.random.Generator) -> Draw:
         all_equal(means),
         lambda index: clustered_mean_interval(*queries_of(hits[index], sizes[index])),
     )
+
+
+def long_tailed(regime: Regime, sets: int, rng: np.random.Generator, *, easy: bool, most: int) -> tuple[Draw, Draw]:
+    """Recall@1 over the queries, and over the classes, where the size of a class decides its recall.
+
+    Sizes have a Pareto distribution with a shape of 1.1: the largest of 40 classes holds a quarter of the queries, if it
+    has 1,000 at most.
+
+    Args:
+        regime: Its queries are those of the smallest class.
+        sets: How many sets.
+        rng: Draws them.
+        easy: Large classes are easy; otherwise they are difficult.
+        most: Queries of a class, at most.
+    """
+
+    def of_shares(smaller: NDArray[np.float64]) -> tuple[Sizes, NDArray[np.float64]]:
+        sizes = np.minimum(regime.queries * (1 - smaller) ** (-1 / 1.1), most).round().astype(np.int64)
+        return sizes, recalls(regime.truth, regime.spread, smaller if easy else 1 - smaller)
+
+    sizes, of_classes = of_shares((np.arange(10**6) + 0.5) / 10**6)
+    truth = float((sizes * of_classes).sum() / sizes.sum())
+    sizes, of_classes = of_shares(rng.random((sets, regime.units)))
+    hits = rng.binomial(sizes, of_classes)
+    means = hits / sizes
+    over_queries = Draw(
+        of_metric(means, sizes),
+        normal(means, sizes),
+        truth,
+        all_equal(means),
+        lambda index: clustered_mean_interval(*queries_of(hits[index], sizes[index])),
+    )
+    return over_queries, over_units(means, regime.truth)
+
+
+def long_tailed_table(sets: int) -> Table:
+    """Coverage of means over queries and over classes of long-tailed sizes."""
+    table = Table(title="share of sets that hold the truth, sizes with a Pareto distribution, difficulty by size")
+    for name in ("classes", "large classes are", "largest class", "mean over queries", "mean over classes"):
+        table.add_column(name, justify="right")
+    for easy in (True, False):
+        for most in (100, 1000):
+            for units in (10, 20, 40, 200, 1000):
+                drawn = long_tailed(
+                    Regime(0.8, units, 5.0, 5), sets, np.random.default_rng(units), easy=easy, most=most
+                )
+                shares = []
+                for draw in drawn:
+                    for index in range(CHECKED):
+                        assert np.allclose(draw.one(index), [ends[index] for ends in draw.intervals], atol=1e-9)
+                    low, high = draw.intervals
+                    shares.append(f"{((low <= draw.truth) & (draw.truth <= high)).mean():.1%}")
+                table.add_row(str(units), "easy" if easy else "difficult", str(most), *shares)
+    return table
 
 
 def over_units(means: Rows, truth: float, parts: int = 1) -> Draw:
@@ -493,11 +551,14 @@ def main() -> None:
     parser.add_argument("--sets", type=int, default=2000, help="sets of each regime")
     parser.add_argument("--quick", action="store_true", help="200 sets of a third of the regimes")
     parser.add_argument("--all", action="store_true", help="print every regime")
+    parser.add_argument("--long-tailed", action="store_true", help="classes whose size decides how difficult they are")
     parser.add_argument("--embeddings", action="store_true", help="sets of embeddings instead")
     options = parser.parse_args()
     console = Console(width=150)
     sets = 200 if options.quick else options.sets
-    if options.embeddings:
+    if options.long_tailed:
+        console.print(long_tailed_table(sets))
+    elif options.embeddings:
         console.print(embeddings_table(sets, 2 * sets))
     else:
         tried = kinds(TRUTHS[::2], UNITS[::2]) if options.quick else kinds(TRUTHS, UNITS)

@@ -91,9 +91,9 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery_flag: Entry of the step's output or of the batch, or function of (outputs, batch), with a boolean for
             each item: whether it belongs to the gallery.
         ids: Entry of the step's output or of the batch, or function of (outputs, batch), with an integer or a word that
-            identifies each item. An item that occurs more than once is counted once. Needed if your own sampler repeats
-            samples; the samples that Lightning's `DistributedSampler` repeats to give all processes the same number are
-            dropped without ids.
+            identifies each item, such as its path. An item that occurs more than once is counted once; items of one id
+            that differ in embedding or label are a warning. Needed if your own sampler repeats samples; the samples
+            that Lightning's `DistributedSampler` repeats to give all processes the same number are dropped without ids.
         ndcg_gain: Gain of a candidate that shares n labels, for multi-label targets: `exponential`, 2^n - 1, or `linear`, n,
             logged as `ndcg@10_linear`. If `ndcg_k` is empty, nDCG@10 is logged for multi-label targets.
         name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
@@ -320,7 +320,10 @@ class RetrievalMonitor(EvaluationMonitor):
         held = self._stores.get((loader, is_gallery), EmbeddingStore())
         if loader != self._gallery_index(trainer):  # no other set will be searched in it: not to be held twice
             self._stores.pop((loader, is_gallery), None)
-        return held.shard(dataset_size=self._unpadded_length(trainer, loader, ids=self.ids is not None))
+        shard = held.shard(dataset_size=self._unpadded_length(trainer, loader, ids=self.ids is not None))
+        if shard.note is not None:
+            self._policy.warn(f"RetrievalMonitor: {shard.note} (Shown once.)", kind="ids")
+        return shard
 
     def _publish(
         self,

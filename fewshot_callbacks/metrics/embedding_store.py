@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,11 @@ from fewshot_callbacks.functional._tensors import number_distinct
 from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.metrics._words import read_batch, refuse_another_dim, refuse_another_form
+
+SKETCH = 8
+"""Numbers that an embedding is shortened to. Those of two that are far apart are all close with a probability below 1e-8."""
+SAME_ITEM = 0.05
+"""The same item, embedded in another batch or on another device, differs by rounding: 1 % of its length in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Shard(NamedTuple):
     """the words of the labels of this process; None if labels are integers"""
     positions: Int[Tensor, "items"]
     """index of each item in the pass of all processes over their data, in which dropped items count, too"""
+    note: str | None = None
+    """what is wrong with the ids, where items were dropped that are not the one that was kept"""
 
     @property
     def named_labels(self) -> Labels:
@@ -177,14 +185,21 @@ class EmbeddingStore:
         stays = torch.ones(len(places), dtype=torch.bool)
         if dataset_size is not None:
             stays &= places < dataset_size
-        everyone = processes.gather((places[stays], None if ids is None else ids[stays], len(labels)))
-        if all(shard_ids is not None for _, shard_ids, length in everyone if length):
-            stays[stays.clone()] = _is_first(places[stays], ids, everyone)
-            everyone = [(part, None, 0) for part in processes.gather(places[stays])]
+        own = None if ids is None else _Named(ids[stays], labels[stays], sketches(embeddings)[stays])
+        everyone, note = processes.gather((places[stays], own, len(labels))), None
+        if items and all(named is not None for _, named, length in everyone if length):
+            named = [(part, of_part) for part, of_part, _ in everyone if of_part is not None]
+            order = torch.cat([part for part, _ in named]).argsort()
+            all_items = _Named(
+                *(torch.cat(parts)[order] for parts in zip(*(of_part for _, of_part in named), strict=True))
+            )
+            first = torch.cat([part for part, _ in named])[order][first_of_each(all_items.ids)]
+            stays &= torch.isin(places, first)
+            everyone, note = [(part, None, 0) for part in processes.gather(places[stays])], note_on_ids(*all_items)
         left = torch.cat([part for part, *_ in everyone]).sort().values
         if not bool(stays.all()):
             embeddings, labels, places = embeddings[stays], labels[stays], places[stays]
-        return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left), self._words, places)
+        return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left), self._words, places, note)
 
     @default_mode()
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
@@ -212,15 +227,50 @@ def in_order(shards: Sequence[Shard], labels: Sequence[Tensor]) -> tuple[Tensor,
     return torch.cat(filled)[order], torch.cat(list(labels))[order]
 
 
-def _is_first(places: Tensor, ids: Tensor | None, everyone: list[tuple[Tensor, Tensor | None, int]]) -> Tensor:
-    """Find the items that come first among all with their id."""
-    if ids is None:
-        return torch.ones(len(places), dtype=torch.bool)
-    all_places = torch.cat([part for part, *_ in everyone])
-    order = all_places.argsort()
-    all_ids = torch.cat([part for _, part, _ in everyone if part is not None])[order]
-    first = all_places[order][first_of_each(all_ids)]
-    return torch.isin(places, first)
+class _Named(NamedTuple):
+    """The ids of some items, and what tells whether items of one id are the same item."""
+
+    ids: Int[Tensor, "items"]
+    labels: Int[Tensor, "items"]
+    sketch: Float[Tensor, "items numbers"]
+
+
+def sketches(embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items numbers"]:
+    """Shorten rows to a few numbers whose distances are about those of the rows: a random projection."""
+    generator = torch.Generator().manual_seed(0)
+    signs = 2.0 * torch.randint(2, (embeddings.shape[1], SKETCH), generator=generator).double() - 1
+    # a part at a time, for a copy of all rows in float64 could be eight times as large as they are
+    parts = [part.double() @ signs for part in embeddings.split(4096)]
+    return torch.cat(parts) / math.sqrt(SKETCH)
+
+
+@default_mode()
+def note_on_ids(
+    ids: Int[Tensor, "items"], labels: Int[Tensor, "items"], sketch: Float[Tensor, "items numbers"]
+) -> str | None:
+    """Describe items that are dropped as repetitions, and are not: their label or embedding is another one.
+
+    Args:
+        ids: One for each item; of each the first item is kept.
+        labels: The label of each item.
+        sketch: See `sketches`.
+
+    Returns:
+        A sentence or two; None where all items of an id are the same.
+    """
+    number, first = number_distinct(ids)
+    kept = first[number]
+    longer = torch.maximum(sketch.norm(dim=1), sketch[kept].norm(dim=1))
+    others = ((sketch - sketch[kept]).norm(dim=1) > SAME_ITEM * longer) | (labels != labels[kept])
+    if not bool(others.any()):
+        return None
+    shared = len(number[others].unique())
+    return (
+        f"{shared:,} of {len(first):,} ids are shared by items that differ in embedding or label. Only the first item of "
+        f"each id is counted, so that {len(ids) - len(first):,} of {len(ids):,} items are left out, and "
+        f"{int(others.sum()):,} of them are no repetitions. Pass ids that name single items, such as the path of a file or "
+        "the index in the data set, or none if no item comes twice."
+    )
 
 
 def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:

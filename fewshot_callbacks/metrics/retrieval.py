@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast, get_type_hints
 
@@ -26,7 +27,7 @@ from fewshot_callbacks.metrics._words import (
     refuse_other_codes,
     words_held,
 )
-from fewshot_callbacks.metrics.embedding_store import first_of_each, id_numbers
+from fewshot_callbacks.metrics.embedding_store import first_of_each, id_numbers, note_on_ids, sketches
 
 
 class MetricOptions(TypedDict, total=False):
@@ -98,7 +99,8 @@ class RetrievalEvaluation(Metric):
         Args:
             embeddings: (items, dim), any floating dtype.
             labels: (items,) integers or words.
-            ids: (items,) integers or words that identify each item. Only the first item of each id is counted. Needed
+            ids: (items,) integers or words that identify each item. Only the first item of each id is counted, with a
+                warning in `compute` if others of this id differ from it in embedding or label. Needed
                 under a `DistributedSampler`, which repeats items to give all processes the same number; a metric cannot
                 see which.
 
@@ -134,6 +136,9 @@ class RetrievalEvaluation(Metric):
         if len(embeddings) == 0:
             raise ValueError("RetrievalEvaluation.compute: no batch was added. Call update(embeddings, labels) first.")
         if len(ids) == len(labels):
+            note = note_on_ids(ids.cpu(), labels.cpu(), sketches(embeddings.cpu()))
+            if note is not None:
+                warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=2)
             first = first_of_each(ids)
             embeddings, labels = embeddings[first], labels[first]
         book = words_held(self.words)

@@ -483,3 +483,20 @@ class _Growing(Net):
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         points, labels = batch
         return {"embeddings": torch.nn.functional.pad(self.embed(points), (0, min(batch_idx, 1))), "labels": labels}
+
+
+def test_ids_that_name_no_single_items_are_told_once():
+    def identities(outputs: Any, batch: Any) -> list[str]:  # and camera: such as those of several photographs
+        return [f"identity {label} camera 1" for label in batch[1].tolist()]
+
+    monitor = retrieval(ids=identities, group_size=None, strict=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = trainer(monitor, max_epochs=2)
+        run.fit(Net(), loader(), loader())
+    told = [str(warning.message) for warning in caught if "ids are shared" in str(warning.message)]
+    assert len(told) == 1
+    assert told[0].startswith("RetrievalMonitor: 6 of 6 ids are shared by items that differ in embedding or label.")
+    assert (
+        "so that 30 of 36 items are left out, and 30 of them are no repetitions. Pass ids that name single" in told[0]
+    )

@@ -192,6 +192,8 @@ def test_two_views_of_each_item(calls: int, views: int) -> None:
 def test_ids_and_a_gallery_flag_of_each_item_hold_for_its_views() -> None:
     net, data = SimCLR(calls=2), items()
     numbers, shop = torch.arange(len(data)) % 34, torch.arange(len(data)) % 2 == 0
+    for tensor in data.tensors:
+        tensor[34:] = tensor[:2]
 
     def of_batch(values: Tensor) -> Any:
         return lambda outputs, batch: values[batch[2]]

@@ -156,6 +156,31 @@ class TestIds:
         assert shard.places.tolist() == [0, 1, 2]
         assert shard.dropped == 2
 
+    def test_items_of_one_id_that_are_no_repetitions_are_counted(self):
+        store, embeddings = EmbeddingStore(), torch.randn(400, 32)
+        store.append(embeddings, torch.arange(400) % 20, ids=[f"item {number % 80}" for number in range(400)])
+        shard = store.shard()
+        assert (len(shard.labels), shard.dropped) == (80, 320)
+        assert shard.note is not None
+        assert shard.note.startswith(
+            "80 of 80 ids are shared by items that differ in embedding or label. Only the first item of each id is "
+            "counted, so that 320 of 400 items are left out, and 320 of them are no repetitions. Pass ids that name single "
+        )
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_repetitions_may_differ_by_rounding_and_labels_may_not(self, dtype):
+        for changed in (0, 3):
+            store, embeddings, labels = EmbeddingStore(), 1e20 * torch.randn(40, 32), torch.arange(80) % 40
+            labels[77:] += changed
+            store.append(torch.cat([embeddings, embeddings * 1.004]).to(dtype), labels, ids=torch.arange(80) % 40)
+            note = store.shard().note
+            if not changed:
+                assert note is None
+            else:
+                assert note is not None
+                assert "3 of 40 ids" in note
+                assert "40 of 80 items are left out, and 3 of them are no repetitions" in note
+
     def test_one_for_each_item(self):
         with pytest.raises(ValueError, match=r"EmbeddingStore: 5 embeddings, but 4 ids"):
             EmbeddingStore().append(torch.ones(5, 2), torch.arange(5), ids=["a", "b", "c", "d"])

@@ -216,6 +216,15 @@ def test_of_items_with_one_id_the_first_counts():
         metric.update(embeddings, labels)
 
 
+def test_ids_that_name_no_single_items_are_a_warning():
+    embeddings, labels = made(40, 4)
+    metric = RetrievalEvaluation(SETTINGS)
+    metric.update(embeddings, labels, ids=torch.arange(40) // 2 % 20)
+    with pytest.warns(UserWarning, match="RetrievalEvaluation: 20 of 20 ids are shared .* 20 of 40 items are left out"):
+        found = metric.compute()
+    same(found, evaluate_retrieval(embeddings[::2], labels[::2], **SETTINGS).metrics())
+
+
 class TestSeveralProcesses:
     @pytest.mark.parametrize("name", gloo_jobs.SHARDS)
     def test_every_rank_gets_the_value_of_one_process(self, on_ranks, name):

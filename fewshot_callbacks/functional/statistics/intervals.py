@@ -13,12 +13,16 @@ perfect. These intervals are used instead, here and in every report:
 - A mean in [0, 1] has its t interval on the logit scale, which cannot leave [0, 1] and is skewed as the estimate is.
 - Where all units have the same value, the variance cannot be estimated. The interval is then the one of
   Gaffke (2005) for values between 0 and 1, which for units that are all perfect is that of Clopper and Pearson (1934).
-- A paired difference has a t interval that is corrected for skewness (Hall, 1992); the interval of a difference of two
-  independent means is combined from their two intervals (Zou and Donner, 2008).
+- A paired difference has a t interval that is corrected for skewness (Hall, 1992), unless the correction carries an end
+  beyond the differences of all units, and beyond the plain t interval: then it is that interval. The interval of a
+  difference of two independent means is combined from their two intervals (Zou and Donner, 2008).
 - A mean of values without bounds, such as a loss over seeds, has Student's t interval.
 
 Units are taken as independent of each other. `benchmarks/interval_coverage.py` measures how often each of these
-intervals contains the true value; benchmarks/README.md has the figures.
+intervals contains the true value; benchmarks/README.md has the figures. A mean over queries is short of its confidence
+where few classes hold most of the queries and differ from the others: with sizes of 5 to 1,000 queries (Pareto, 1.1)
+that decide how difficult a class is, 95 % intervals of 40 classes hold the true mean in 81 to 88 % of the sets
+(`--long-tailed`), and those of the mean over classes in 95 to 96 %.
 """
 
 from __future__ import annotations
@@ -135,7 +139,9 @@ def clustered_mean_interval(values: Any, clusters: Any, confidence: float = 0.95
     """Compute the interval of a mean of values in [0, 1] that are dependent inside clusters (the queries of a class).
 
     The module docstring gives the method and its sources. The result does not depend on the order of the values, nor on
-    the names of the clusters.
+    the names of the clusters. Where few clusters hold most of the values and differ from the others, the interval is too
+    short: the largest clusters of a sample say little of those that another sample would have. The mean over clusters
+    (`mean_interval` of their means) does not suffer from that.
 
     Args:
         values: One value in [0, 1] for each query; queries with NaN are left out.
@@ -179,8 +185,9 @@ def macro_mean_interval(
 def paired_difference_interval(differences: Any, clusters: Any | None = None, confidence: float = 0.95) -> Interval:
     """Compute the interval of the mean of differences of a metric: a t interval, corrected for skewness (Hall, 1992).
 
-    Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. The
-    module docstring gives the method and its sources.
+    Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. Where they
+    are so skewed that the correction goes beyond all of them, the plain t interval is used. The module docstring gives
+    the method and its sources.
 
     Args:
         differences: (items,) each a value of the first minus the value of the second, in [-1, 1]; NaN is left out.
@@ -216,7 +223,11 @@ def paired_difference_interval(differences: Any, clusters: Any | None = None, co
         low, high = _of_equal_units((1 + mean) / 2, len(means), confidence)
         return Interval(2 * low - 1, 2 * high - 1)
     quantile = _t_quantile(confidence, freedom)
+    plain = Interval(mean - quantile * error, mean + quantile * error)
     low, high = (mean - error * _hall(end, skewness) for end in (quantile, -quantile))
+    # beyond every difference the cubic is far from where it corrects a t statistic; so few also say little of skewness
+    if low < min(*means, plain.low) or high > max(*means, plain.high):
+        low, high = plain
     return Interval(max(-1.0, low), min(1.0, high))
 
 
