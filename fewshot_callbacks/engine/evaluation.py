@@ -97,12 +97,14 @@ class Evaluation:
 
     @property
     def collapsed(self) -> bool:
-        """Whether all queries are equal, and all items, of which there are several; collective."""
+        """Whether all queries are equal, and all items, and there are several of either; collective."""
         pairs = self.vectors.pairs
         sides = ((pairs.queries, pairs.query_twin), (pairs.gallery, pairs.gallery_twin))
         own = [(len(rows), bool((twin == twin[:1]).all()), rows[:1].tobytes()) for rows, twin in sides]
-        every = [[side for side in of_side if side[0]] for of_side in zip(*self.vectors.processes.gather(own), strict=True)]
-        several = sum(items for items, *_ in every[-1]) > 1
+        every = [
+            [side for side in of_side if side[0]] for of_side in zip(*self.vectors.processes.gather(own), strict=True)
+        ]
+        several = any(sum(items for items, *_ in of_side) > 1 for of_side in every)
         return several and all(
             all(equal for _, equal, _ in of_side) and len({row for *_, row in of_side}) == 1 for of_side in every
         )
