@@ -46,6 +46,7 @@ from fewshot_callbacks.functional import (
 )
 from fewshot_callbacks.functional.retrieval.grouped_recall import over_splits
 from fewshot_callbacks.functional.statistics import independent_difference_interval
+from fewshot_callbacks.functional.statistics.intervals import UNITS_WITH_RANGE
 
 TRUTHS = (0.5, 0.8, 0.9, 0.95, 0.98, 0.995)
 UNITS = (2, 3, 5, 10, 20, 50, 200)
@@ -167,6 +168,7 @@ def of_differences(means: Rows, sizes: Sizes) -> Ends:
 
     plain, ends = (mean - error * quantile, mean + error * quantile), (end(1), end(-1))
     beyond = (ends[0] < np.minimum(means.min(axis=1), plain[0])) | (ends[1] > np.maximum(means.max(axis=1), plain[1]))
+    beyond &= means.shape[1] >= UNITS_WITH_RANGE
     corrected = [np.clip(np.where(beyond, *both), -1, 1) for both in zip(plain, ends, strict=True)]
     low, high = of_equal((1 + mean) / 2, means.shape[1])
     return np.where(error > 0, corrected[0], 2 * low - 1), np.where(error > 0, corrected[1], 2 * high - 1)

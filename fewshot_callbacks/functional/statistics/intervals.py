@@ -14,8 +14,8 @@ perfect. These intervals are used instead, here and in every report:
 - Where all units have the same value, the variance cannot be estimated. The interval is then the one of
   Gaffke (2005) for values between 0 and 1, which for units that are all perfect is that of Clopper and Pearson (1934).
 - A paired difference has a t interval that is corrected for skewness (Hall, 1992), unless the correction carries an end
-  beyond the differences of all units, and beyond the plain t interval: then it is that interval. The interval of a
-  difference of two independent means is combined from their two intervals (Zou and Donner, 2008).
+  beyond the differences of all units, eight or more, and beyond the plain t interval: then it is that interval. The
+  interval of a difference of two independent means is combined from their two intervals (Zou and Donner, 2008).
 - A mean of values without bounds, such as a loss over seeds, has Student's t interval.
 
 Units are taken as independent of each other. `benchmarks/interval_coverage.py` measures how often each of these
@@ -43,6 +43,9 @@ from fewshot_callbacks.functional.statistics.class_means import class_means
 
 SAME = 1e-12
 """Two means of metrics that differ by less are equal: rounding is 1e-16 of them, and one query of a million 1e-6."""
+UNITS_WITH_RANGE = 8
+"""Units from which on the range of their differences tells that a correction went too far. Fewer often have a mean beyond
+all of them, and `benchmarks/interval_coverage.py` finds no better coverage with the t interval."""
 OUTSIDE = 1e-6
 """By how much rounding may carry a metric that was computed in float32 outside its range."""
 
@@ -186,8 +189,8 @@ def paired_difference_interval(differences: Any, clusters: Any | None = None, co
     """Compute the interval of the mean of differences of a metric: a t interval, corrected for skewness (Hall, 1992).
 
     Two good models differ in few queries, mostly to the advantage of one of them: such differences are skewed. Where they
-    are so skewed that the correction goes beyond all of them, the plain t interval is used. The module docstring gives
-    the method and its sources.
+    are so skewed that the correction goes beyond all of them, eight or more, the plain t interval is used. The module
+    docstring gives the method and its sources.
 
     Args:
         differences: (items,) each a value of the first minus the value of the second, in [-1, 1]; NaN is left out.
@@ -225,8 +228,9 @@ def paired_difference_interval(differences: Any, clusters: Any | None = None, co
     quantile = _t_quantile(confidence, freedom)
     plain = Interval(mean - quantile * error, mean + quantile * error)
     low, high = (mean - error * _hall(end, skewness) for end in (quantile, -quantile))
-    # beyond every difference the cubic is far from where it corrects a t statistic; so few also say little of skewness
-    if low < min(*means, plain.low) or high > max(*means, plain.high):
+    # beyond every difference the cubic is far from where it corrects a t statistic
+    outside = low < min(*means, plain.low) or high > max(*means, plain.high)
+    if outside and len(means) >= UNITS_WITH_RANGE:
         low, high = plain
     return Interval(max(-1.0, low), min(1.0, high))
 
