@@ -1,5 +1,6 @@
 """What the engine must find, by slow roads that share no code with it: integers of any size, comparisons of all pairs."""
 
+import itertools
 import math
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -137,14 +138,12 @@ def evaluated(case, request=None, memory=10**8, progress=None, relevance=None, *
 
 
 def counted(case, **setting):
-    """The counts of each query; the progress never falls and ends with all pairs, the best matches are the highest scores."""
+    """The counts of each query; the progress never falls and ends with all pairs, best matches have the highest scores."""
     told = []
     with evaluated(case, progress=lambda *now: told.append(now), **setting) as (done, found):
         whole = len(case["queries"]) * len(case.get("gallery", case["queries"]))
         assert told[-1] == (whole, whole)
-        assert all(
-            before <= after and total == whole for (before, _), (after, total) in zip(told, told[1:], strict=False)
-        )
+        assert all(before <= after and total == whole for (before, _), (after, total) in itertools.pairwise(told))
         best, tied = done.best
         assert np.isfinite(best).tolist() == [len(found[query][0]) > 0 for query in sorted(found)]
         assert tied.tolist() == [(found[query][3] or [0])[-1] for query in sorted(found)]

@@ -21,7 +21,7 @@ from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import made, sampled_product
-from tests.engine.cases import KINDS, PRECISIONS, SIMILARITIES, vectors
+from tests.engine.cases import KINDS, SIMILARITIES, vectors
 from tests.engine.oracles import root, true_scores
 from tests.functional.brute_force import BruteForce
 from tests.functional.brute_force import root as decimal_root
@@ -247,7 +247,7 @@ def near_distance(chance, closeness, dim):
 
 
 NEAR, DIMS, CLOSEST = {"cosine": near_cosine, "euclidean": near_distance}, (14, 60, 300), 96
-"""What is promised: a cosine or a distance that is no closer to the middle than 2**-97 of itself is rounded to the nearer."""
+"""What is promised: a cosine or a distance no closer to the middle than 2**-97 of itself is rounded to the nearer."""
 
 
 @settings(max_examples=80, deadline=None)
@@ -329,7 +329,7 @@ def test_a_threshold_given_back_decides_alike(similarity):
         assert again.decision == best.decision
 
 
-@pytest.mark.parametrize("similarity", (*SIMILARITIES, "hamming"))
+@pytest.mark.parametrize("similarity", [*SIMILARITIES, "hamming"])
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e300])
 def test_what_a_user_reads_is_read_back(similarity, scale):
     kind, dtype = ("codes", np.int8) if similarity == "hamming" else ("mixed", np.float64)
