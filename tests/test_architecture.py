@@ -117,6 +117,8 @@ TESTED_WITH = {
     "callbacks/_training_classes": "callbacks/test_generalization_gap",
     "callbacks/_viewers": "callbacks/test_pictures",
     "cli/_checkpoint": "cli/test_mistakes",
+    "cli/_configuration": "cli/test_mistakes",
+    "cli/_demo_run": "cli/test_demo",
     "cli/_options": "cli/test_mistakes",
     "cli/curves": "cli/test_demo",
     "cli/plan": "cli/test_main",
