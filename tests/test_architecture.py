@@ -126,6 +126,8 @@ TESTED_WITH = {
     "callbacks/_viewers": "callbacks/test_pictures",
     "callbacks/_watched": "callbacks/test_fit",
     "cli/_checkpoint": "cli/test_mistakes",
+    "cli/_configuration": "cli/test_mistakes",
+    "cli/_demo_run": "cli/test_demo",
     "cli/_options": "cli/test_mistakes",
     "cli/curves": "cli/test_demo",
     "cli/plan": "cli/test_main",

@@ -46,6 +46,8 @@ def _whole(word: object) -> int:
     value = _number(str(word).replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", str(word)) else word)
     if not value.is_integer():
         raise ValueError(f"{word} is not a whole number, such as 5 or 1e6.")
+    if abs(value) >= 2**63:
+        raise ValueError(f"{word} is too large; whole numbers go up to 2^63 - 1.")
     return int(value)
 
 
@@ -94,7 +96,7 @@ def explained(message: str, parser: ArgumentParser) -> str:
     elif found := re.search(r"[Oo]ption '([\w.]+)'", message):
         text = _unknown(f"--{found[1]}", options)
     elif re.search(r"arguments are required: \w+\.data$", message):
-        text = "there is no data. Give a configuration, such as --config configs/protonet_dr_glyphs.yaml."
+        text = "there is no data. Give a configuration, such as --config protonet_dr_glyphs."
     elif found := re.search(r"arguments are required: (.*)", message):
         text = f"{' and '.join(_shown(name, parser) for name in found[1].split(', '))} must be given."
     elif found := re.match(r"argument (\S+): (.*)", message):

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fewshot_callbacks._terminal import as_text
+from fewshot_callbacks.cli._configuration import read_configuration
 from fewshot_callbacks.cli._options import OneLineErrors
 from fewshot_callbacks.cli.training_length import TrainingLength, notes_on_lengths, training_length
 from fewshot_callbacks.functional.dynamics import DynamicsComparison, DynamicsHistory, compare_dynamics, without_nan
@@ -128,9 +129,7 @@ def names_of(runs: Sequence[Path]) -> list[str]:
 def _head(configuration: Path) -> str | None:
     if not configuration.is_file():
         return None
-    import yaml  # noqa: PLC0415 - LightningCLI wrote the file with it
-
-    head = (yaml.safe_load(configuration.read_text(encoding="utf-8")).get("model") or {}).get("head")
+    head = (read_configuration(configuration).get("model") or {}).get("head")
     return head if isinstance(head, str) else None
 
 

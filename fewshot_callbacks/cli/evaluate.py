@@ -61,6 +61,11 @@ MEANINGS_AT_K = {
     "precision": "share of relevant items among the first {k}",
     "ndcg": "discounted gain of the first {k}, over the best possible",
 }
+PER_ITEM = (
+    *("embeddings", "labels", "query_ids", "query_groups", "paths", "label_names"),
+    *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
+)
+"""The arrays that commands read."""
 DIVISORS = {"min": "min(R, k)", "relevant": "R", "found": "the relevant items found"}
 
 
@@ -107,8 +112,10 @@ def add_settings(options: ArgumentParser, leave_out: Sequence[str] = ()) -> None
 def divisors(words: object) -> tuple[Any, ...]:
     """`10` and `10:found` as `evaluate_retrieval` takes them."""
     parts = [entry.partition(":") for entry in split(words)]
-    if any(not k.isdigit() for k, _, _ in parts):
-        raise ValueError(f"{split(words)} must hold ranks, alone or with a divisor, such as [10, '10:found'].")
+    if any(not k.isdigit() or (colon and divisor not in DIVISORS) for k, colon, divisor in parts):
+        raise ValueError(
+            f"{split(words)} must hold ranks, alone or with a divisor ({', '.join(DIVISORS)}), such as [10, '10:found']."
+        )
     return tuple((int(k), divisor or "min") for k, _, divisor in parts)
 
 
@@ -198,18 +205,38 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
         raise ValueError(f"{file} does not exist. {how}")
     if not file.is_file() or not zipfile.is_zipfile(file):
         raise ValueError(f"{file} is not an .npz file of plain arrays. {how}")
+    arrays: dict[str, NDArray[Any]] = {}
     try:
         with np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (zipfile.BadZipFile, ValueError, AttributeError, EOFError) as error:
-        raise ValueError(f"{file} is not an .npz file of plain arrays ({error}). {how}") from error
+            for name in archive.files:
+                arrays[name] = _plain_array(archive, name)
+    except OSError:  # of the disk, not of what is on it
+        raise
+    except Exception as error:  # zipfile, zlib and NumPy promise no class of error for a damaged file
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{file} is damaged, or not an .npz file of plain arrays ({what}). {how}") from error
     missing = [name for name in ("embeddings", "labels") if name not in arrays]
     if missing:
         raise ValueError(
             f"{file} holds {', '.join(map(repr, arrays)) or 'nothing'}, but not {' and '.join(map(repr, missing))}. "
             "Name the arrays when saving: numpy.savez(path, embeddings=..., labels=...)."
         )
+    single = [name for name in PER_ITEM if name in arrays and arrays[name].ndim == 0]
+    if single:
+        raise ValueError(f"{' and '.join(map(repr, single))} of {file} is a single value, not one for each item. {how}")
     return arrays
+
+
+def _plain_array(archive: Any, name: str) -> NDArray[Any]:
+    """Read an array in the byte order of this machine."""
+    try:
+        array = archive[name]
+    except Exception as error:
+        raise ValueError(f"{name}: {error}") from error
+    if not isinstance(array, np.ndarray):  # NumPy returns the bytes of what has not its head
+        raise ValueError(f"{name} is no array")
+    native: NDArray[Any] = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return native
 
 
 def discriminant_ratio_of(arrays: dict[str, NDArray[Any]]) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fewshot_callbacks._terminal import printable
 from fewshot_callbacks.cli._checkpoint import Checkpoint, chosen_checkpoint
+from fewshot_callbacks.cli._configuration import files_of, with_paths
 from fewshot_callbacks.cli._options import OneLineErrors
+from fewshot_callbacks.cli.main import Terminated
 from fewshot_callbacks.data._images import ImageDataModule
 from fewshot_callbacks.protonet import ProtoNet
 
@@ -188,12 +190,11 @@ def command(arguments: Sequence[str], *, keep_configuration: bool = True) -> Few
 
     Raises:
         ValueError: The settings, the checkpoint or the data cannot be used; Lightning's own refusals included.
-        KeyboardInterrupt: The run was interrupted; says what a training has kept.
+        KeyboardInterrupt: The run was interrupted, or ended by SIGTERM; says what a training has kept.
     """
-    before, sys.argv = (
-        sys.argv,
-        [sys.argv[0], *arguments],
-    )  # LightningCLI reads these, and starts further processes by them
+    arguments = with_paths(arguments)
+    # LightningCLI reads these, and starts further processes by them
+    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
     interrupt = InterruptReport()
     named = names_a_model(arguments)
     try:
@@ -215,20 +216,26 @@ def command(arguments: Sequence[str], *, keep_configuration: bool = True) -> Few
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
     except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's answer to Ctrl-C
-            raise KeyboardInterrupt(interrupt.text) from None
-        raise
+        raise signal_behind(stop, interrupt.text) from None
     finally:
         sys.argv = before
 
 
+def signal_behind(stop: SystemExit, text: str = "") -> BaseException:
+    """Return the interrupt behind an exit of Lightning, with a text; without one, the exit itself.
+
+    SIGTERM would end a run with status 0, by which Slurm, Kubernetes and `timeout` take it for complete.
+    """
+    if isinstance(stop, SIGTERMException):
+        return Terminated(text)
+    return KeyboardInterrupt(text) if isinstance(stop.__context__, KeyboardInterrupt) else stop
+
+
 def names_a_model(arguments: Sequence[str]) -> bool:
     """Check whether a configuration or a word names the class of the model (`class_path`), not settings of ProtoNet."""
-    files = [after for word, after in pairwise([*arguments, ""]) if word in ("-c", "--config")]
-    files += [word.partition("=")[2] for word in arguments if word.startswith("--config=")]
     if any(word.partition("=")[0] in ("--model", "--model.class_path") for word in arguments):
         return True
-    return any("class_path" in _model_in(Path(file)) for file in files)
+    return any("class_path" in _model_in(file) for file in files_of(arguments))
 
 
 def _model_in(file: Path) -> Mapping[str, Any]:

@@ -29,8 +29,12 @@ COMPUTES_WITH = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "
 """The packages whose versions a bug report should name."""
 DEBUG = "FEWSHOT_DEBUG"
 """The environment variable that brings back the traceback of an error."""
-INTERRUPTED, BROKEN_PIPE = 130, 141
-"""The exit statuses of a shell for a command that a signal has ended: 128 plus SIGINT, 128 plus SIGPIPE."""
+INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
+"""The exit statuses of a shell for a command that a signal has ended: 128 plus SIGINT, SIGPIPE and SIGTERM."""
+
+
+class Terminated(KeyboardInterrupt):
+    """Lightning has ended a run, cleanly, because the process received SIGTERM."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 if all went well, 1 for bad input, with a message of one line, 130 if it was interrupted, 141 if
-        the reader of the output has gone. A command line that cannot be understood exits with 2, as argparse does.
+        the reader of the output has gone, 143 if SIGTERM ended a training. A command line that cannot be understood exits
+        with 2, as argparse does.
     """
     try:
         try:
@@ -109,8 +114,9 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt as stop:
-        print(f"\nInterrupted. {printable(stop)}".rstrip(), file=sys.stderr)
-        return INTERRUPTED
+        word, status = ("Terminated", TERMINATED) if isinstance(stop, Terminated) else ("Interrupted", INTERRUPTED)
+        print(f"\n{word}. {printable(stop)}".rstrip(), file=sys.stderr)
+        return status
     except (ValueError, OSError) as error:
         if os.environ.get(DEBUG):
             raise

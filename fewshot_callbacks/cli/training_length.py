@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fewshot_callbacks.cli._configuration import read_configuration
+
 
 @dataclass(frozen=True)
 class TrainingLength:
@@ -28,12 +30,10 @@ def training_length(run: Path) -> TrainingLength | None:
     They do where a `ModelCheckpoint` without `monitor` keeps the newest weights: one with a monitor, `save_last` or not,
     writes no file after the best epoch.
     """
-    import yaml  # noqa: PLC0415 - LightningCLI wrote the file with it
-
     configuration = run / "config.yaml"
     if not configuration.is_file():
         return None
-    trainer = yaml.safe_load(configuration.read_text(encoding="utf-8")).get("trainer") or {}
+    trainer = read_configuration(configuration).get("trainer") or {}
     checkpoints = _settings(trainer, "ModelCheckpoint") or [{}]  # Lightning adds one
     newest = [one for one in checkpoints if one.get("monitor") is None]
     found = [length for file in (run / "checkpoints").glob("*.ckpt") if (length := _length_of(file)) is not None]
@@ -68,14 +68,16 @@ def _length_of(file: Path) -> tuple[int, int] | None:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         epochs = content["loops"]["fit_loop"]["epoch_progress"]["current"]["started"]
         return int(content["global_step"]), int(epochs)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError):
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, KeyError, TypeError, ValueError):
         return None
 
 
 def _settings(trainer: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     """Return the settings of each callback of this class."""
     callbacks = trainer.get("callbacks") or []
-    return [one.get("init_args") or {} for one in callbacks if str(one.get("class_path")).endswith(name)]
+    found = callbacks if isinstance(callbacks, list) else [callbacks]
+    found = [one for one in found if isinstance(one, Mapping)]
+    return [one.get("init_args") or {} for one in found if str(one.get("class_path")).endswith(name)]
 
 
 def _epochs_between(checkpoint: Mapping[str, Any], trainer: Mapping[str, Any]) -> float:

@@ -2,14 +2,16 @@
 
 import io
 import json
+import signal
 from contextlib import redirect_stdout
 
 import pytest
 
-from fewshot_callbacks.cli import curves, demo
+from fewshot_callbacks.cli import _demo_run, curves, demo
 from fewshot_callbacks.cli.curves import smooth
 from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.plots.style import METHODS
+from fewshot_callbacks.protonet import DistanceRatioHead, ProtoNet
 from tests.data.icon_trees import many
 from tests.plots.legible import assert_legible
 
@@ -61,22 +63,22 @@ def test_soft_ap_sees_as_many_images_and_is_tested_as_it_was_kept(finished):
     random, _, _, soft = json.loads((finished / "results.json").read_text())
     assert soft["retrieval"]["metrics"] != random["retrieval"]["metrics"]  # the weights that were trained
     options = demo.parser().parse_args(QUICK)
-    images, labels = next(iter(demo.data_of(options, demo.WAYS).train_dataloader()))
-    episode, _ = next(iter(demo.data_of(options).train_dataloader()))
+    images, labels = next(iter(_demo_run.data_of(options, _demo_run.WAYS).train_dataloader()))
+    episode, _ = next(iter(_demo_run.data_of(options).train_dataloader()))
     assert images.shape == episode.shape
-    assert set(labels.bincount().tolist()) == {0, 1 + demo.QUERIES}
+    assert set(labels.bincount().tolist()) == {0, 1 + _demo_run.QUERIES}
+
+
+def values(folder):
+    rows = json.loads((folder / "results.json").read_text())
+    for row in rows:
+        del row["retrieval"]["seconds"]
+    return rows
 
 
 def test_the_same_seed_gives_the_same_results(finished, tmp_path):
     again = tmp_path / "again"
     assert main(["demo", "--output", str(again), *QUICK]) == 0
-
-    def values(folder):
-        rows = json.loads((folder / "results.json").read_text())
-        for row in rows:
-            del row["retrieval"]["seconds"]
-        return rows
-
     assert values(again) == values(finished)
 
 
@@ -88,10 +90,64 @@ def test_ctrl_c_leaves_what_was_there(finished, tmp_path, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "evaluate_random", interrupted)
+    monkeypatch.setattr(_demo_run, "evaluate_random", interrupted)
     assert main(["demo", "--output", str(target), *QUICK]) == 130
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
     assert (target / demo.MARKER).read_text() == "an earlier demo"
+
+
+@pytest.mark.parametrize(("name", "status", "word"), [("SIGINT", 130, "Interrupted"), ("SIGTERM", 143, "Terminated")])
+def test_what_an_interrupted_demo_has_trained_is_kept_and_gone_on_with(
+    name, status, word, finished, tmp_path, monkeypatch, capsys
+):
+    before, step = signal.getsignal(signal.SIGINT), ProtoNet.training_step
+
+    def interrupted(self, batch, batch_idx):
+        if isinstance(self.head, DistanceRatioHead):
+            signal.raise_signal(getattr(signal, name))
+        return step(self, batch, batch_idx)
+
+    words = ["demo", "--output", str(tmp_path / "demo"), *QUICK]
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(ProtoNet, "training_step", interrupted)
+            assert main(words) == status
+    finally:
+        signal.signal(signal.SIGINT, before)  # which Lightning ignores from then on
+    (kept,) = tmp_path.iterdir()
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"{word}. Kept in {kept}: softmax, trained. The same command goes on from there."
+    heads = []
+
+    def noted(self, batch, batch_idx):
+        heads.append(type(self.head))
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(ProtoNet, "training_step", noted)
+    assert main(words) == 0
+    assert set(heads) == {DistanceRatioHead}
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+    assert values(tmp_path / "demo") == values(finished)
+    names = [sorted(file.name for file in folder.iterdir()) for folder in (tmp_path / "demo", finished)]
+    assert names[0] == names[1]
+    assert (tmp_path / "demo/softmax/metrics.csv").stat().st_size > 0
+
+
+def test_other_settings_begin_anew(tmp_path):
+    def interrupted(seed, expected):
+        with demo.replaced_folder(tmp_path / "demo", {"seed": seed}) as folder:
+            assert demo.trained_in(folder) == expected
+            if seed == 0:
+                demo.note_trained(folder, "softmax", "best.ckpt")
+            raise KeyboardInterrupt
+
+    for seed, expected in ((0, {}), (1, {}), (0, {"softmax": "best.ckpt"})):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(seed, expected)
+        assert len(list(tmp_path.iterdir())) == 1
+    with demo.replaced_folder(tmp_path / "demo", {"seed": 0}) as folder:
+        assert demo.trained_in(folder) == {"softmax": "best.ckpt"}
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
 def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):

@@ -1,7 +1,10 @@
 """`fewshot evaluate`: files of embeddings, settings, tables, JSON, and comparisons of two files."""
 
+import io
 import json
 import math
+import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -231,3 +234,97 @@ def test_an_error_that_names_a_class_does_not_steer_the_terminal(tmp_path, capsy
     said = capsys.readouterr().err
     assert r"\x1b[2J.npz holds 'wrong'" in said
     assert "\x1b" not in said
+
+
+# ---------------------------------------------------------------------------------------------------------- damaged files
+
+
+def head_of_array(words: str) -> bytes:
+    """An array of 64 zero bytes behind any head."""
+    head = words.encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head + b"\0" * 64
+
+
+def described(shape: str, kind: str = "'<f8'") -> bytes:
+    return head_of_array(f"{{'descr': {kind}, 'fortran_order': False, 'shape': {shape}}}")
+
+
+def with_member(path, embeddings: bytes) -> None:
+    labels = io.BytesIO()
+    np.save(labels, np.arange(20) % 4)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("embeddings.npy", embeddings)
+        archive.writestr("labels.npy", labels.getvalue())
+
+
+def in_every_head(path, local: int, central: int, value: int) -> None:
+    """Change two bytes of the heads of all members: at `local` in front of each, at `central` in the directory."""
+    content = bytearray(path.read_bytes())
+    for mark, offset in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
+        at = content.find(mark)
+        while at != -1:
+            struct.pack_into("<H", content, at + offset, value)
+            at = content.find(mark, at + 4)
+    path.write_bytes(content)
+
+
+def broken_stream(path) -> None:
+    content = bytearray(path.read_bytes())
+    start = content.index(b"embeddings.npy") + 60
+    content[start : start + 200] = bytes(byte ^ 0xFF for byte in content[start : start + 200])
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "a broken stream": (broken_stream, "embeddings: Error -3 while decompressing"),
+    "encrypted": (lambda path: in_every_head(path, 6, 8, 1), "is encrypted"),
+    "an unknown compression": (lambda path: in_every_head(path, 8, 10, 97), "compression method is not supported"),
+    "petabytes": (lambda path: with_member(path, described("(1000000000000, 1000)")),
+                  "embeddings: Unable to allocate"),
+    "a negative shape": (lambda path: with_member(path, described("(-5, 3)")), "embeddings: negative dimensions"),
+    "a shape of words": (lambda path: with_member(path, described("'x'")), "embeddings: shape is not valid"),
+    "an unknown type": (lambda path: with_member(path, described("(3,)", "'zz'")), "not a valid dtype"),
+    "half a type": (lambda path: with_member(path, described("(3,)", "[('a',)]")), "embeddings: "),
+    "an open bracket": (lambda path: with_member(path, head_of_array("[1, 2")), "embeddings: "),
+    "too few numbers": (lambda path: with_member(path, described("(40, 8)")), "embeddings: EOF"),
+    "no array": (lambda path: with_member(path, b"hello"), "embeddings is no array"),
+    "a newer version": (lambda path: with_member(path, b"\x93NUMPY\x09\x00abc"), "embeddings: we only support"),
+    "pickled objects": (lambda path: with_member(path, described("(3,)", "'|O'")), "embeddings: Object arrays cannot"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_one_line(damage, tmp_path, capsys):
+    path = tmp_path / "e.npz"
+    rng = np.random.default_rng(0)
+    np.savez_compressed(path, embeddings=rng.normal(size=(40, 8)), labels=np.arange(40) % 4)
+    do, words = DAMAGES[damage]
+    do(path)
+    for command in (["evaluate", str(path)], ["report", str(path), "-o", str(tmp_path / "e.html")]):
+        assert main(command) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"fewshot {command[0]}: {path} is damaged, or not an .npz file of plain arrays (")
+        assert words in said
+        assert said.endswith("Write one with numpy.savez(path, embeddings=..., labels=...).\n")
+        assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["embeddings", "labels"])
+def test_a_single_value_is_no_array_of_items(name, stored, tmp_path, capsys):
+    _, embeddings, labels = stored
+    np.savez(tmp_path / "one.npz", **({"embeddings": embeddings, "labels": labels} | {name: np.array(3)}))
+    for words in (["report", "one.npz"], ["evaluate", "embeddings.npz", "--against", "one.npz"]):
+        assert main([str(tmp_path / word) if word.endswith(".npz") else word for word in words]) == 1
+        assert f"'{name}' of {tmp_path / 'one.npz'} is a single value" in capsys.readouterr().err
+
+
+def test_arrays_of_the_other_byte_order_are_read(stored, tmp_path, capsys):
+    path, embeddings, labels = stored
+    other = tmp_path / "other.npz"
+    np.savez(other, embeddings=embeddings.astype(embeddings.dtype.newbyteorder()), labels=labels.astype(">i4"))
+    results = []
+    for file in (path, other):
+        assert main(["evaluate", str(file), "--json"]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+        del results[-1]["seconds"]
+    assert results[0] == results[1]

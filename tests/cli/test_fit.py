@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,35 @@ def test_a_folder_needs_no_episodes_for_average_precision(tmp_path, monkeypatch,
     assert main([*words, "--data.classes_per_batch=3", "--data.items_per_class=5"]) == 1
     assert "items_per_class=5, but class 'train0' has 4 items, the smallest of 3" in capsys.readouterr().err
     assert main([*words, "--data.classes_per_batch=3", "--data.items_per_class=4"]) == 0
+
+
+@pytest.mark.parametrize("words", [["--config", "protonet_softmax_folder"], ["--config=cub_conv4_1shot_dr"]])
+def test_a_configuration_of_the_package_is_found_by_its_name_anywhere(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *words, "--print_config"])
+    assert stop.value.code == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["model"]["head"] == ("softmax" if "softmax" in words[-1] else "dr")
+
+
+def test_a_name_of_no_configuration_names_the_nearest(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", "protonet_dr_foldr"]) == 1
+    assert "no configuration of this name. Did you mean protonet_dr_folder?" in capsys.readouterr().err
+    assert main(["fit", "--config", "xyz"]) == 1
+    assert "Give a file, or one of cub_conv4_1shot_dr, " in capsys.readouterr().err
+
+
+def test_a_file_comes_before_a_configuration_of_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "protonet_dr_glyphs").write_text("model: {head: softmax}\ndata: fewshot_callbacks.data.GlyphDataModule")
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "protonet_dr_glyphs", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["head"] == "softmax"
+
+
+def test_the_wheel_holds_the_configurations():
+    project = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["force-include"] == {"configs": "fewshot_callbacks/configs"}

@@ -181,6 +181,7 @@ def test_the_maths_needs_neither_lightning_nor_torchvision():
         (["--help"], "torch numba lightning jsonargparse"),
         (["evaluate", "e.npz"], "lightning torchvision torchmetrics matplotlib tensorboard sklearn PIL jinja2"),
         (["report", "e.npz", "-o", "e.html"], "lightning torchvision torchmetrics matplotlib tensorboard sklearn"),
+        (["demo", "--help"], "torch lightning torchvision torchmetrics matplotlib tensorboard numba"),
         (["plan", "--queries", "9", "--dim", "2"], "lightning torchvision torchmetrics matplotlib tensorboard sklearn"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",

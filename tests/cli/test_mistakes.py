@@ -13,7 +13,7 @@ from PIL import Image
 
 from fewshot_callbacks.cli._options import NUMBER_LIST, WHOLE, WHOLE_LIST, WHOLE_OR_NONE
 from fewshot_callbacks.cli.evaluate import AP_LIST
-from fewshot_callbacks.cli.main import BROKEN_PIPE, DEBUG, INTERRUPTED, main, one_line
+from fewshot_callbacks.cli.main import BROKEN_PIPE, DEBUG, INTERRUPTED, TERMINATED, main, one_line
 from fewshot_callbacks.protonet import ProtoNet
 from tests.cli.words import CONFIGS, QUIET
 
@@ -87,6 +87,12 @@ def last_line(capsys):
         ("evaluate a.npz b.npz", "there is an unexpected word 'b.npz'."),
         ("evaluate a.npz --recall_k many", "--recall_k: many is not a number."),
         ("evaluate a.npz --recall_k 1.5", "--recall_k: 1.5 is not a whole number, such as 5 or 1e6."),
+        ("evaluate a.npz --recall_k 1e30", "--recall_k: 1e30 is too large; whole numbers go up to 2^63 - 1."),
+        ("plan --queries 1e30 --dim 3", "--queries: 1e30 is too large; whole numbers go up to 2^63 - 1."),
+        ("evaluate a.npz --map_k 5:bogus", "--map_k: ['5:bogus'] must hold ranks, alone or with a divisor (min, relevant, "
+                                          "found), such as [10, '10:found']."),
+        ("evaluate a.npz --map_k 5:", "--map_k: ['5:'] must hold ranks, alone or with a divisor (min, relevant, "
+                                     "found), such as [10, '10:found']."),
         ("evaluate a.npz --threshold high", "--threshold: high is not a number."),
         ("plan --queries 5", "--dim must be given."),
         ("plan --querys 5 --dim 3", "there is no option --querys. Did you mean --queries?"),
@@ -113,7 +119,7 @@ def test_a_mistyped_word_is_one_line_with_what_was_probably_meant(words, line, c
         (["--config", "nowhere.yaml"], "--config: File does not exist: "),
         (["--config", "modl.yaml"], "there is no option --modl.head. Did you mean --model.head?"),
         (["--config", "class.yaml"], "there is no class fewshot_callbacks.data.GlyphDataModul. Did you mean Gl"),
-        ([], "there is no data. Give a configuration, such as --config configs/protonet_dr_glyphs.yaml."),
+        ([], "there is no data. Give a configuration, such as --config protonet_dr_glyphs."),
     ],
 )  # fmt: skip
 def test_a_mistyped_word_of_a_training_is_one_line(words, line, tmp_path, monkeypatch, capsys):
@@ -260,6 +266,17 @@ def test_a_checkpoint_that_is_none_is_one_line(command, path, line, there, capsy
     assert line in last_line(capsys)
 
 
+@pytest.mark.parametrize(
+    "length", [0, 100, 5_000, 60_000, 300_000, -100]
+)  # torch.load raises an error of its own for each
+def test_a_checkpoint_cut_short_is_named(length, there, tmp_path, capsys):
+    cut = tmp_path / "cut.ckpt"
+    cut.write_bytes((there / BEST).read_bytes()[:length])
+    for command in ("fit", "test"):
+        assert main([command, *RUN, "--ckpt_path", str(cut)]) == 1
+        assert f"{cut} is not a checkpoint of 'fewshot fit', or it is damaged" in last_line(capsys)
+
+
 def test_the_checkpoint_of_another_network_is_named(there, tmp_path, capsys):
     content = torch.load(BEST, weights_only=True)
     content["state_dict"]["backbone.blocks.0.0.weight"] = torch.zeros(64, 1, 3, 3)
@@ -271,6 +288,31 @@ def test_the_checkpoint_of_another_network_is_named(there, tmp_path, capsys):
         "in the file and (64, 3, 3, 3) in the network (1 of 25 tensors differ). "
         "Give the config.yaml of its run with --config." in line
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is empty, as a disk that was full leaves it."),
+        ("null\n", "is empty"),
+        ("- a\n- b\n", "is no configuration: it should hold settings of model, data, trainer by name."),
+        ("words", "is no configuration"),
+        ("model: [1, 2]\n", "is no configuration"),
+        ("trainer: {callbacks: [\n", "is damaged: it is no YAML (while parsing"),
+        ("a: \x07", "is damaged: it is no YAML"),
+        (b"model: \xff", "is damaged: it is no YAML"),
+    ],
+)
+@pytest.mark.parametrize("tested", ["true", "false"])
+def test_compare_names_a_configuration_that_is_none(tested, content, words, there, tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    for runs in (["runs/version_0", str(run)], [str(run), "runs/version_0"]):
+        assert main(["compare", *runs, "--test", tested]) == 1
+        said = last_line(capsys)
+        assert said.startswith(f"fewshot compare: {run / 'config.yaml'} {words}")
+        assert said.endswith("Give the folder of a run of 'fewshot fit', or copy its config.yaml there again.")
 
 
 def test_compare_says_which_folder_is_no_run(there, capsys):
@@ -305,6 +347,30 @@ def test_ctrl_c_in_a_training_says_what_is_kept(steps, trained, tmp_path, monkey
     kept = f"Kept: {BEST} and {last}; --ckpt_path {last} continues from there."
     nothing = "No checkpoint was kept: the first is written when a validation ends."
     assert last_line(capsys) == f"Interrupted. {kept if steps else nothing}"
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_sigterm_ends_a_training_with_the_status_of_the_signal(steps, trained, tmp_path, monkeypatch, capsys):
+    """As Slurm, Kubernetes and `timeout` send it: with status 0 the run would pass for complete."""
+    monkeypatch.chdir(tmp_path)
+    step, before = ProtoNet.training_step, signal.getsignal(signal.SIGTERM)
+
+    def terminated(self, batch, batch_idx):
+        if self.trainer.global_step == steps:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(ProtoNet, "training_step", terminated)
+    config = ["--config", FOLDER, "--config", str(trained / "monitors.yaml"), f"--data.root={trained / 'images'}"]
+    episodes = (
+        f"--data.episodes={1 if steps else 3}"  # Lightning stops after the step, or after the validation behind it
+    )
+    assert main(["fit", *config, *SMALL, "--trainer.max_epochs=3", episodes]) == TERMINATED
+    assert signal.getsignal(signal.SIGTERM) == before
+    last = "runs/version_0/checkpoints/last.ckpt"
+    kept = f"Kept: {BEST} and {last}; --ckpt_path {last} continues from there."
+    nothing = "No checkpoint was kept: the first is written when a validation ends."
+    assert last_line(capsys) == f"Terminated. {kept if steps else nothing}"
 
 
 @pytest.mark.parametrize("words", [["plan", "--queries", "9", "--dim", "3", "--json"], []])
