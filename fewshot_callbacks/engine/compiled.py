@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -29,9 +31,19 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         try:
             return numba.njit(**OPTIONS | options, cache=True)(function)
         except RuntimeError:  # no folder can be written: neither beside the module, nor the user's, nor NUMBA_CACHE_DIR
+            _warn_of_no_folder()
             return numba.njit(**OPTIONS | options)(function)
 
     return compiled
+
+
+@functools.cache
+def _warn_of_no_folder() -> None:
+    warnings.warn(
+        "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles them anew, in "
+        "about half a minute. Name a folder that can be written in NUMBA_CACHE_DIR.",
+        stacklevel=2,
+    )
 
 
 kernel = _compiler()

@@ -1,0 +1,172 @@
+"""The budget is kept, measured from outside in a process of its own, or said to be too small; no value depends on it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fewshot_callbacks.engine.layout import least_bytes, plan_layout
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from tests.cases import made
+from tests.engine.cases import SIMILARITIES
+from tests.reports import assert_same
+
+ROOT = Path(__file__).parents[2]
+
+MEASURE = """
+import ctypes, gc, json, sys
+import torch
+from fewshot_callbacks import evaluate_retrieval, near_duplicates, nearest
+from fewshot_callbacks.engine.options import engine_options
+
+torch.set_num_threads(1)
+call, n, classes, dim, memory_mb, precision = json.loads(sys.argv[1])
+
+
+def status(name):
+    for line in open("/proc/self/status"):
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+
+
+def data(n, classes):
+    labels = torch.arange(n) % classes
+    return torch.randn(classes, dim)[labels] + 2.5 * torch.randn(n, dim), labels
+
+
+def run(embeddings, labels, memory_mb):
+    if call == "nearest":
+        return nearest(embeddings, k=10, memory_mb=memory_mb)
+    if call == "near_duplicates":  # most pairs survive the estimates
+        return near_duplicates(embeddings, at_least=-0.5, most=1000, memory_mb=memory_mb)
+    return evaluate_retrieval(embeddings, labels, memory_mb=memory_mb)
+
+
+for first in ("bytes", "bfloat16", "float32", "float64", None):  # loads libraries and compiled code
+    for memory in (512, 2):
+        with engine_options(precision=first):
+            run(*data(600, 25), memory)
+embeddings, labels = data(n, classes)
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)  # what the first evaluations have left may not serve this one
+before = status("VmRSS")
+with open("/proc/self/clear_refs", "w") as reset:
+    reset.write("5")
+with engine_options(precision=precision):
+    found = run(embeddings, labels, memory_mb)
+print(json.dumps([(status("VmHWM") - before) / 1e6, getattr(found, "memory_note", None), getattr(found, "seconds", 0)]))
+"""
+
+
+def beyond(*case):
+    """Megabytes that a call takes at most, beyond what the process has before; and what its report says of them."""
+    arguments = [sys.executable, "-c", MEASURE, json.dumps(case)]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    megabytes, note, seconds = json.loads(done.stdout)
+    print(f"{case}: {megabytes:.1f} MB, {seconds:.1f} s; {note}")
+    return megabytes, note
+
+
+long = pytest.mark.exhaustive
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the accounts of Linux")
+@pytest.mark.parametrize(
+    ("call", "n", "classes", "dim", "memory_mb", "precision"),
+    [
+        ("evaluate", 12_000, 226, 128, 64, None),
+        pytest.param("evaluate", 12_000, 226, 128, 256, None, marks=long),
+        pytest.param("evaluate", 6_000, 4, 128, 64, None, marks=long),
+        ("evaluate", 6_000, 4, 128, 64, "float64"),
+        pytest.param("evaluate", 2_000, 4, 128, 24, "bfloat16", marks=long),
+        pytest.param("evaluate", 12_000, 226, 128, 64, "bytes", marks=long),
+        pytest.param("evaluate", 4_000, 75, 32, 34, None, marks=long),
+        pytest.param("evaluate", 4_000, 75, 32, 16, None, marks=long),
+        ("evaluate", 4_000, 75, 32, 8, None),
+        pytest.param("evaluate", 4_000, 2, 8, 16, None, marks=long),
+        ("evaluate", 10_000, 20, 16, 32, None),  # classes of 500
+        pytest.param("evaluate", 100_000, 100, 16, 256, None, marks=long),  # classes of 1,000
+        ("nearest", 8_000, 1, 128, 24, None),
+        ("near_duplicates", 8_000, 1, 32, 24, None),
+        pytest.param("nearest", 31_730, 1, 512, 64, None, marks=long),
+        pytest.param("near_duplicates", 31_730, 1, 512, 64, None, marks=long),
+    ],
+)
+def test_no_more_memory_than_was_granted(call, n, classes, dim, memory_mb, precision):
+    # the first process may have to compile a kernel meanwhile, which takes memory of its own; the next finds it compiled
+    megabytes, note = beyond(call, n, classes, dim, memory_mb, precision)
+    if megabytes >= 1.1 * memory_mb:
+        megabytes, note = beyond(call, n, classes, dim, memory_mb, precision)
+    assert megabytes < 1.1 * memory_mb
+    assert note is None
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_values_do_not_depend_on_the_budget(similarity):
+    embeddings, labels = made(600, 20, 12, noise=3)
+    options = {"similarity": similarity, "auc_pr": True, "equal_error_rate": True, "group_size": 5, "precisions": (0.1, 0.3)}
+    whole = evaluate_retrieval(embeddings, labels, **options, memory_mb=512)
+    for memory_mb in (8, 2, 1.4, 1, 0.1, float("inf")):
+        assert_same(whole, evaluate_retrieval(embeddings, labels, **options, memory_mb=memory_mb))
+
+
+def test_a_budget_that_cannot_be_kept_is_said_with_one_that_can():
+    embeddings, labels = made(600, 20, 12)
+    note = evaluate_retrieval(embeddings, labels, group_size=None, memory_mb=0.5).memory_note
+    assert note.startswith("The budget of 0.5 MB cannot be kept: this evaluation takes about ")
+    enough = float(note.rsplit("Pass memory_mb=", 1)[1].split()[0])
+    assert evaluate_retrieval(embeddings, labels, group_size=None, memory_mb=enough).memory_note is None
+    less = evaluate_retrieval(embeddings, labels, group_size=None, memory_mb=enough - 0.2)
+    assert less.memory_note is not None
+
+
+SHAPES = [(2_000, 2_000, 32, 40), (4_000, 4_000, 512, 53), (10_000, 10_000, 16, 500), (30_000, 1_000, 64, 20), (9, 10**6, 128, 5)]
+
+
+@pytest.mark.parametrize(("queries", "items", "columns", "each"), SHAPES)
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("sides", [1, 2])
+def test_sizes_keep_to_any_budget_that_can_be_kept_and_shrink_smoothly(queries, items, columns, each, threads, sides):
+    shape, rest = (queries, items, columns, each * queries), {"threads": threads, "sides": sides}
+    sizes, before = np.full(queries, each), None
+    least = plan_layout(0, *shape, **rest).bytes
+    for memory in np.geomspace(max(least, 1), 2e9, 60):
+        layout = plan_layout(memory, *shape, **rest)
+        assert layout.bytes <= memory * (1 + 1e-9)
+        batches = layout.batches(sizes)
+        assert [n for batch in batches for n in range(queries)[batch]] == list(range(queries))
+        assert all(batch.start % layout.height == 0 for batch in batches)  # whole tiles
+        # a fifth more memory or so never costs more than a few more batches, nor much smaller bags
+        if before is not None:
+            assert len(batches) <= 1.5 * len(before.batches(sizes)) + 1
+            assert layout.collected >= 0.6 * before.collected
+            assert layout.knots >= 0.6 * before.knots
+        before = layout
+    assert len(batches) == 1
+    assert before.kept
+    assert plan_layout(np.inf, *shape, **rest).kept
+
+
+def test_the_smallest_budget_for_one_thread_is_told():
+    for shape in ((100, 100, 16, 500), (4_000, 4_000, 512, 53 * 4_000)):
+        assert plan_layout(least_bytes(*shape), *shape, sides=2).bytes <= least_bytes(*shape)
+
+
+def test_batches_hold_queries_with_lists_of_any_length():
+    sizes = np.array([0, 0, 5, 1000, 0, 3, 3, 3, 2, 1] * 20)
+    for batch in (1, 30, 2000, 10**6):
+        batches = plan_layout(10**8, 200, 200, 4, int(sizes.sum()))._replace(batch=batch, height=7).batches(sizes)
+        assert [n for some in batches for n in range(200)[some]] == list(range(200))
+        for some in batches:
+            assert sizes[some].sum() + len(sizes[some]) <= batch or some.stop - some.start <= 7
+
+
+def test_no_query_is_no_batch_of_any():
+    assert plan_layout(10**6, 0, 10, 4, 0).batches(np.empty(0, np.int64)) == [slice(0, 0)]
+    with torch.no_grad():
+        assert plan_layout(10**6, 3, 0, 4, 0).batches(np.zeros(3, np.int64)) == [slice(0, 3)]
