@@ -40,8 +40,8 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 @functools.cache
 def _warn_of_no_folder() -> None:
     warnings.warn(
-        "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles them anew, in "
-        "about half a minute. Name a folder that can be written in NUMBA_CACHE_DIR.",
+        "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles them "
+        "anew, in about half a minute. Name a folder that can be written in NUMBA_CACHE_DIR.",
         stacklevel=2,
     )
 
