@@ -109,7 +109,13 @@ def test_no_more_memory_than_was_granted(call, n, classes, dim, memory_mb, preci
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_values_do_not_depend_on_the_budget(similarity):
     embeddings, labels = made(600, 20, 12, noise=3)
-    options = {"similarity": similarity, "auc_pr": True, "equal_error_rate": True, "group_size": 5, "precisions": (0.1, 0.3)}
+    options = {
+        "similarity": similarity,
+        "auc_pr": True,
+        "equal_error_rate": True,
+        "group_size": 5,
+        "precisions": (0.1, 0.3),
+    }
     whole = evaluate_retrieval(embeddings, labels, **options, memory_mb=512)
     for memory_mb in (8, 2, 1.4, 1, 0.1, float("inf")):
         assert_same(whole, evaluate_retrieval(embeddings, labels, **options, memory_mb=memory_mb))
@@ -125,7 +131,13 @@ def test_a_budget_that_cannot_be_kept_is_said_with_one_that_can():
     assert less.memory_note is not None
 
 
-SHAPES = [(2_000, 2_000, 32, 40), (4_000, 4_000, 512, 53), (10_000, 10_000, 16, 500), (30_000, 1_000, 64, 20), (9, 10**6, 128, 5)]
+SHAPES = [
+    (2_000, 2_000, 32, 40),
+    (4_000, 4_000, 512, 53),
+    (10_000, 10_000, 16, 500),
+    (30_000, 1_000, 64, 20),
+    (9, 10**6, 128, 5),
+]
 
 
 @pytest.mark.parametrize(("queries", "items", "columns", "each"), SHAPES)

@@ -80,12 +80,16 @@ def check_pairs(case, quantile, most, memory=10**8, **road):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(), engines(), st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0]), st.sampled_from([0, 1, 10, 100, 10**5]))
 def test_pairs_from_a_score_on_are_those_of_comparing_all(case, road, quantile, most):
-    check_pairs({name: rows for name, rows in case.items() if "ids" not in name and "groups" not in name}, quantile, most, **road)
+    plain = {name: rows for name, rows in case.items() if "ids" not in name and "groups" not in name}
+    check_pairs(plain, quantile, most, **road)
 
 
 @pytest.mark.parametrize("most", [0, 50, 3000])
 @pytest.mark.parametrize("kind", ["distinct", "few", "equal"])
 def test_more_pairs_than_are_held_at_once(kind, most):
     """Beside the listed ones 2**16 are held; then the lowest are dropped. Collapsed rows all have the highest score."""
-    rows = {"distinct": torch.randn(520, 3), "few": torch.randn(520, 2).round(), "equal": torch.full((520, 3), 0.3)}[kind]
-    check_pairs({"queries": rows, "query_labels": torch.arange(520), "similarity": "cosine"}, 0.0, most, height=64, threads=2)
+    rows = {"distinct": torch.randn(520, 3), "few": torch.randn(520, 2).round(), "equal": torch.full((520, 3), 0.3)}[
+        kind
+    ]
+    case = {"queries": rows, "query_labels": torch.arange(520), "similarity": "cosine"}
+    check_pairs(case, 0.0, most, height=64, threads=2)

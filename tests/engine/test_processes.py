@@ -151,7 +151,11 @@ def test_the_report_is_that_of_one_process(case, options, count, form, road):
 
 @settings(max_examples=20, deadline=None)
 @given(
-    items=st.integers(2, 50), bits=st.integers(1, 70), count=st.integers(1, 3), seed=st.integers(0, 2**16), two=st.booleans()
+    items=st.integers(2, 50),
+    bits=st.integers(1, 70),
+    count=st.integers(1, 3),
+    seed=st.integers(0, 2**16),
+    two=st.booleans(),
 )
 def test_codes(items, bits, count, seed, two):
     generator = torch.Generator().manual_seed(seed)
@@ -216,8 +220,15 @@ def part_of(case, own, processes, threads=1):
 def test_budgets_and_threads_that_differ(plain):
     """By default the budget on a device is half of what is free there, which is another one in each process."""
     labels = torch.arange(300) % 30
-    case = {"queries": torch.randn(30, 8)[labels] + 3 * torch.randn(300, 8), "query_labels": labels, "similarity": "cosine"}
-    truth, request = truth_of(case).counts(), PooledRequest((0.05, 0.5), false_match_rates=(0.1,), average_precision=True)
+    case = {
+        "queries": torch.randn(30, 8)[labels] + 3 * torch.randn(300, 8),
+        "query_labels": labels,
+        "similarity": "cosine",
+    }
+    truth, request = (
+        truth_of(case).counts(),
+        PooledRequest((0.05, 0.5), false_match_rates=(0.1,), average_precision=True),
+    )
     parts = spread(300, 3, 3)
     with evaluated(case, request) as (done, _):
         alone = decide(done, request)
@@ -488,7 +499,8 @@ def test_an_interrupt_in_a_call_is_raised_after_it(call, interruptible):
 def test_what_is_not_finite_is_named_by_its_place_among_all():
     embeddings = torch.randn(10, 3)
     embeddings[[4, 7]] = math.nan
-    for error in reports_of([torch.arange(0, 10, 2), torch.arange(1, 10, 2)], {"embeddings": embeddings, "labels": torch.arange(10) % 2}):
+    sets = {"embeddings": embeddings, "labels": torch.arange(10) % 2}
+    for error in reports_of([torch.arange(0, 10, 2), torch.arange(1, 10, 2)], sets):
         assert "2 of 10 rows of embeddings hold NaN or Inf, the first at index 4" in str(error)
 
 
@@ -506,7 +518,9 @@ def test_labels_of_another_number_are_named(name):
 
 
 def test_nothing_anywhere():
-    for error in in_threads(2, lambda processes: evaluate_retrieval(torch.empty(0, 0), torch.empty(0), processes=processes)):
+    for error in in_threads(
+        2, lambda processes: evaluate_retrieval(torch.empty(0, 0), torch.empty(0), processes=processes)
+    ):
         assert "embeddings is empty (shape (0, 0)) in every process" in str(error)
 
 

@@ -36,7 +36,9 @@ def rows_of(kind, n, seed=0):
 SETS = ("ten times", "scaled", "equal", "two", "zeros", "bits")
 
 
-@pytest.mark.parametrize(("kind", "similarity", "two"), sampled_product(SETS, (*SIMILARITIES, "hamming"), [False, True], count=20))
+@pytest.mark.parametrize(
+    ("kind", "similarity", "two"), sampled_product(SETS, (*SIMILARITIES, "hamming"), [False, True], count=20)
+)
 def test_few_distinct_rows_have_the_report_of_the_ordinary_road(kind, similarity, two):
     """Groups of one item each exclude nobody but the item itself: with them, pairs are counted one by one."""
     if similarity == "hamming" and kind != "bits":
@@ -79,7 +81,9 @@ def test_where_their_scores_do_not_fit_they_are_counted_one_by_one():
 
 
 @pytest.mark.parametrize("precision", [None, *PRECISIONS])
-@pytest.mark.parametrize(("noise", "dtype"), [(1e-4, np.float32), (1e-7, np.float32), (1e-9, np.float64), (1e-15, np.float64)])
+@pytest.mark.parametrize(
+    ("noise", "dtype"), [(1e-4, np.float32), (1e-7, np.float32), (1e-9, np.float64), (1e-15, np.float64)]
+)
 def test_rows_that_are_all_but_equal(noise, dtype, precision):
     """So many that a sample chooses the precision: most estimates are too close to thresholds."""
     rng = np.random.default_rng(0)
