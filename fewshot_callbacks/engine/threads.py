@@ -49,16 +49,27 @@ def work_off(
         except BaseException as error:  # the caller raises it
             errors.append(error)
 
-    helpers = [threading.Thread(target=run, daemon=True) for _ in range(threads - 1 if len(first) > 1 else 0)]
-    for helper in helpers:
-        helper.start()
+    def help_out(ended: threading.Event) -> None:
+        run()
+        ended.set()
+
+    ends = [threading.Event() for _ in range(threads - 1 if len(first) > 1 else 0)]
+    helpers = [threading.Thread(target=help_out, args=(ended,), daemon=True) for ended in ends]
+    try:
+        for helper in helpers:
+            helper.start()
+    except BaseException as error:  # an interrupt, or no more threads: those that have begun stop
+        errors.append(error)
     run(between)
-    while any(helper.is_alive() for helper in helpers):
+    begun = [(helper, ended) for helper, ended in zip(helpers, ends, strict=True) if helper.ident is not None]
+    while not all(ended.is_set() for _, ended in begun):
         try:
-            for helper in helpers:
-                helper.join()
+            for _, ended in begun:  # Python 3.11 takes a thread for ended, whose `join` is interrupted
+                ended.wait()
         except BaseException as error:  # an interrupt while others end their task
             errors.append(error)
+    for helper, _ in begun:
+        helper.join()
     if errors:
         raise errors[0]
     return spaces

@@ -283,8 +283,8 @@ class Vectors:
             found = -np.sqrt(np.maximum(-scores / self.unit, 0.0)) / self._factor
         else:
             with np.errstate(over="ignore"):
-                found = scores / self.unit / self._factor / self._factor + 0.0
-        return found
+                found = scores / self.unit / self._factor / self._factor
+        return found + 0.0  # no zero is negative
 
     def from_user(self, scores: Any) -> Any:
         """Return the scores of similarities; an infinite one stays as it is."""

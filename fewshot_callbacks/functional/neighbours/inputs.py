@@ -46,7 +46,7 @@ def compared_sets(
 
 def scores_of(vectors: Vectors, scores: Floats) -> Float[Tensor, "*shape"]:
     """Return scores as a user reads them; NaN for -inf."""
-    return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.to_user(scores) + 0.0))
+    return torch.from_numpy(np.where(np.isinf(scores), np.nan, vectors.to_user(scores)))
 
 
 def budget(call: str, memory_mb: Any) -> int:

@@ -204,6 +204,10 @@ class TestScores:
         with engine_options(precision=precision):
             assert evaluate_retrieval(embeddings, labels, similarity=similarity) == report
 
+    def test_a_distance_of_zero_has_no_sign(self):
+        report = evaluate_retrieval(torch.ones(4, 2), torch.arange(4) // 2, similarity="euclidean", group_size=None)
+        assert math.copysign(1.0, report.decision.threshold) == 1.0
+
     @pytest.mark.parametrize("similarity", SIMILARITIES)
     def test_zeros_of_either_sign_are_equal(self, similarity):
         queries = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1e-30]])
