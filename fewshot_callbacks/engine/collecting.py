@@ -143,18 +143,10 @@ class Collector:
         room, bins = max(2, self.capacity // self.estimates.threads), HISTOGRAM_BINS if self.bins else 0
         low, high = self.bins or (0.0, 1.0)
         cut = np.nextafter(np.full(1, max(self.cut, BELOW_ALL), dtype), dtype(BELOW_ALL))  # not rounded up
-        bag = Bag(
-            np.empty(room, dtype),
-            np.empty(room, np.int32),
-            np.empty(room, np.int32),
-            cut,
-            np.zeros(1, np.int64),
-            self.top,
-            self.estimates.largest_error * MARGIN + 2.0**-100 if self.coarse else 0.0,
-            np.zeros(bins, np.int64),
-            low,
-            (HISTOGRAM_BINS - 3) / (high - low),
-        )
+        pairs = np.empty(room, dtype), np.empty(room, np.int32), np.empty(room, np.int32)
+        error = self.estimates.largest_error * MARGIN + 2.0**-100 if self.coarse else 0.0
+        counts, scale = np.zeros(bins, np.int64), (HISTOGRAM_BINS - 3) / (high - low)
+        bag = Bag(*pairs, cut, np.zeros(1, np.int64), self.top, error, counts, low, scale)
         self._bags.append(bag)
         return bag, np.empty(RUN, np.int32)
 

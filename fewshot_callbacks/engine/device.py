@@ -70,16 +70,9 @@ def count(
     hits = torch.zeros(len(rows), thresholds.shape[1] + 1, dtype=torch.int64, device=estimates.device)
     opened: list[tuple[Tensor, Tensor, Tensor]] = []
     if shared or number * SURVIVING > estimates.numel():
-        low = (
-            torch.searchsorted(thresholds, estimates - margin)
-            if not shared
-            else _search(thresholds, estimates - margin)
-        )
-        high = (
-            torch.searchsorted(thresholds, estimates + margin, right=True)
-            if not shared
-            else _search(thresholds, estimates + margin, right=True)
-        )
+        lists = thresholds[0] if shared else thresholds
+        low = torch.searchsorted(lists, estimates - margin)
+        high = torch.searchsorted(lists, estimates + margin, right=True)
         sure = (low == high) & (estimates > -torch.inf)
         _add(hits, low, sure, shared)
         r, c = ((low != high) & (estimates > -torch.inf)).nonzero(as_tuple=True)
@@ -108,10 +101,6 @@ def _padded(side: Side, rows: NDArray[Any], estimates: Tensor) -> tuple[Tensor, 
     margin = np.where(sizes > 0, side.margin[rows], 0.0)
     # in float64: thresholds in the precision of the estimates would be moved
     return torch.from_numpy(values).to(estimates.device), torch.from_numpy(margin[:, None]).to(estimates.device)
-
-
-def _search(thresholds: Tensor, values: Tensor, *, right: bool = False) -> Tensor:
-    return torch.searchsorted(thresholds[0], values, right=right)
 
 
 def _add(hits: Tensor, low: Tensor, sure: Tensor, shared: bool) -> None:

@@ -53,14 +53,8 @@ class Pairs(NamedTuple):
 
     def turned(self) -> Pairs:
         """Return the gallery as queries, and the queries as gallery; scores stay the same."""
-        return self._replace(
-            queries=self.gallery,
-            gallery=self.queries,
-            query_square=self.gallery_square,
-            gallery_square=self.query_square,
-            query_twin=self.gallery_twin,
-            gallery_twin=self.query_twin,
-        )
+        queries, gallery, query_square, gallery_square, query_twin, gallery_twin, *rest = self
+        return Pairs(gallery, queries, gallery_square, query_square, gallery_twin, query_twin, *rest)
 
 
 def workspace() -> NDArray[np.float64]:

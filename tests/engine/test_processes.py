@@ -28,7 +28,7 @@ from tests.cases import sampled_product
 from tests.engine.cases import PRECISIONS
 from tests.engine.oracles import TABLES, evaluated, truth_of
 from tests.reports import assert_same
-from tests.thread_processes import Thread, in_threads
+from tests.thread_processes import in_threads
 
 EVERYTHING = {
     "macro": True, "per_class": True, "map_k": (3,), "ndcg_k": (4,), "precisions": (0.5, 0.95), "false_match_rates": (0.1,),
@@ -323,8 +323,8 @@ def test_places_order_the_items_of_one_process_as_well():
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_no_process_is_sent_more_than_a_piece_of_a_part(count):
-    """In threads as in processes, the largest tensor that comes in is a piece of the embeddings of another part."""
+def test_no_process_is_sent_more_than_a_chunk_of_a_part(count):
+    """In threads as in processes, the largest tensor that comes in is a chunk of the embeddings of another part."""
     items, dim = 400, 64
     embeddings, labels = torch.randn(items, dim), torch.arange(items) % 200
 
@@ -394,54 +394,28 @@ def test_work_is_shared_fairly(count, counting, both_directions):
 # ----------------------------------------------------------------------------------------------- errors and interrupts
 
 
-@pytest.fixture
-def interruptible():
-    """Ctrl-C raises KeyboardInterrupt, as in a terminal; a shell starts what runs in the background with Ctrl-C ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.parametrize("other", [1, 2])
-def test_a_process_that_fails_takes_the_others_with_it(other):
-    def work(processes):
-        embeddings = torch.randn(8, 3 if processes.rank != other else 2)
-        return evaluate_retrieval(embeddings, torch.arange(8) % 2, processes=processes)
-
-    outcomes = in_threads(3, work)
-    assert [type(error) for error in outcomes] == [ValueError] * 3
-    (words,) = {str(error) for error in outcomes}
-    assert words.startswith(f"evaluate_retrieval: embeddings have dimension 3 in process 0, 2 in process {other}.")
-
-
-def told_to(raised, when):
-    """The outcomes of three processes, in the second of which the progress raises something early, late or at the end."""
+@pytest.mark.parametrize("when", ["early", "late", "at the end"])
+@pytest.mark.parametrize("kind", [ArithmeticError, KeyboardInterrupt])
+def test_an_error_or_interrupt_of_one_is_one_of_all(kind, when):
+    """Raised by the progress of the second of three processes."""
     embeddings, labels = torch.randn(60, 4), torch.arange(60) % 6
     parts = [torch.arange(rank, 60, 3) for rank in range(3)]
 
     def work(processes):
         def progress(done, total):
             if processes.rank == 1 and done >= {"early": 0, "late": total // 2, "at the end": total}[when]:
-                raise raised
+                raise kind("no more numbers")
 
         own = parts[processes.rank]
         options = {"query_places": own, "processes": processes, "progress": progress}
         with engine_options(height=5, width=5):
             return evaluate_retrieval(embeddings[own], labels[own], **options)
 
-    return in_threads(3, work)
-
-
-@pytest.mark.parametrize("when", ["early", "late", "at the end"])
-def test_an_error_of_one_is_an_error_of_all(when):
-    outcomes = told_to(ArithmeticError("no more numbers"), when)
-    assert [type(error) for error in outcomes] == [RemoteError, ArithmeticError, RemoteError]
-    assert str(outcomes[0]) == str(outcomes[2]) == "ArithmeticError: no more numbers"
-
-
-@pytest.mark.parametrize("when", ["early", "late", "at the end"])
-def test_an_interrupt_reaches_the_others(when):
-    assert [type(error) for error in told_to(KeyboardInterrupt(), when)] == [KeyboardInterrupt] * 3
+    outcomes = in_threads(3, work)
+    others = RemoteError if kind is ArithmeticError else KeyboardInterrupt
+    assert [type(error) for error in outcomes] == [others, kind, others]
+    words = f"{kind.__name__}: no more numbers" if kind is ArithmeticError else "KeyboardInterrupt in another process"
+    assert [str(error) for error in outcomes] == [words, "no more numbers", words]
 
 
 def test_an_error_behind_the_last_call_is_an_error_of_all():
@@ -462,59 +436,69 @@ def test_an_error_behind_the_last_call_is_an_error_of_all():
     assert in_threads(2, work) == [(words, [0, 1]), (f"ArithmeticError: {words}", [0, 1])]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda processes: processes.gather(1),
-        lambda processes: processes.exchange([torch.ones(2)], 0, 0),
-        lambda processes: processes.summed(np.ones(2, np.int64)),
-    ],
-)
-def test_an_interrupt_in_a_call_is_raised_after_it(call, interruptible):
+CALLS = {
+    "gather": lambda processes: processes.gather(1),
+    "exchange": lambda processes: processes.exchange([torch.ones(2)], 0, 0),
+    "summed": lambda processes: processes.summed(np.ones(2, np.int64)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_interrupt_in_a_call_is_raised_after_it(call):
     """What is begun with the others is brought to its end with them; then they are told."""
 
     class Interrupted(Alone):
-        count = 2
-
-        def __init__(self):
-            self.calls = []
+        count, calls = 2, ()
 
         def _gather(self, mine):
             signal.raise_signal(signal.SIGINT)
-            self.calls.append("told" if "KeyboardInterrupt" in repr(mine) else "gathered")
+            self.calls += ("told" if "KeyboardInterrupt" in repr(mine) else "gathered",)
             return [mine]
 
         def _swap(self, mine, to, theirs, source):
             signal.raise_signal(signal.SIGINT)
             super()._swap(mine, to, theirs, source)
-            self.calls.append("swapped")
+            self.calls += ("swapped",)
 
-    processes, handler = Interrupted(), signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), processes.together():
-        call(processes)
-    assert processes.calls in (["gathered", "told"], ["gathered", "swapped", "told"])
-    assert signal.getsignal(signal.SIGINT) is handler
-
-
-def test_what_is_not_finite_is_named_by_its_place_among_all():
-    embeddings = torch.randn(10, 3)
-    embeddings[[4, 7]] = math.nan
-    sets = {"embeddings": embeddings, "labels": torch.arange(10) % 2}
-    for error in reports_of([torch.arange(0, 10, 2), torch.arange(1, 10, 2)], sets):
-        assert "2 of 10 rows of embeddings hold NaN or Inf, the first at index 4" in str(error)
+    # a shell starts what runs in the background with Ctrl-C ignored
+    processes, before = Interrupted(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), processes.together():
+            CALLS[call](processes)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert processes.calls in (("gathered", "told"), ("gathered", "swapped", "told"))
 
 
-@pytest.mark.parametrize("name", ["labels", "gallery_labels"])
-def test_labels_of_another_number_are_named(name):
-    def work(processes):
-        names = ("embeddings", "labels", "gallery", "gallery_labels")
-        arguments = {of: torch.arange(4) if of.endswith("labels") else torch.randn(4, 3) for of in names}
-        arguments[name] = arguments[name][:3]
-        return evaluate_retrieval(**arguments, processes=processes)
+def numbers(*shape):
+    return torch.arange(math.prod(shape)).view(shape).float().sin()
 
-    for error in in_threads(2, work):
-        assert isinstance(error, ValueError)
-        assert re.search(rf"(^|[^_\w]){name}\b", str(error)), error
+
+SET = {"embeddings": numbers(8, 3), "labels": torch.arange(8) % 2}
+WRONG = [
+    ({"embeddings": numbers(8, 2)}, r"embeddings have dimension 3 in process 0, 2 in process 1\."),
+    (
+        {"embeddings": numbers(8, 3) / torch.tensor([0.0, 1, 1])},
+        "8 of 16 rows of embeddings hold NaN or Inf, the first at index 8",
+    ),
+    ({"labels": torch.arange(7)}, r"(^|[^_\w])labels\b"),
+    ({"gallery": numbers(8, 3), "gallery_labels": torch.arange(7)}, r"gallery_labels\b"),
+    ({"similarity": "dot"}, "similarity is cosine in process 0, dot in process 1"),
+    ({"recall_k": (1, 2)}, r"recall_k is \(1, 5, 10\) in process 0, \(1, 2\) in process 1"),
+    ({"query_groups": torch.arange(8)}, "query_groups is left out in process 0, given in process 1"),
+    ({"memory_mb": -1}, "memory_mb=-1 must be positive"),
+    ({"query_places": torch.arange(8)}, "places of embeddings must be 0 to 15, each once over all processes"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG)
+def test_what_is_wrong_in_one_process_is_named_in_all(change, words):
+    for error in in_threads(
+        2, lambda processes: evaluate_retrieval(**SET | (change if processes.rank else {}), processes=processes)
+    ):
+        assert type(error) is ValueError
+        assert re.search(words, str(error)), error
 
 
 def test_nothing_anywhere():
@@ -524,39 +508,10 @@ def test_nothing_anywhere():
         assert "embeddings is empty (shape (0, 0)) in every process" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        ({"similarity": "dot"}, "similarity is cosine in process 0, dot in process 1"),
-        ({"recall_k": (1, 2)}, r"recall_k is \(1, 5, 10\) in process 0, \(1, 2\) in process 1"),
-        ({"query_groups": torch.arange(8)}, "query_groups is left out in process 0, given in process 1"),
-        ({"memory_mb": -1}, "memory_mb=-1 must be positive"),
-    ],
-)
-def test_processes_that_are_called_in_different_ways(setting, words):
-    def work(processes):
-        more = setting if processes.rank == 1 else {}
-        return evaluate_retrieval(torch.randn(8, 3), torch.arange(8) % 2, processes=processes, **more)
-
-    for error in in_threads(2, work):
-        assert type(error) is ValueError
-        assert re.search(words, str(error)), error
-
-
-@pytest.mark.parametrize("places", [torch.arange(3), torch.tensor([0, 1, 1, 3]), torch.tensor([1, 2, 3, 4])])
+@pytest.mark.parametrize("places", [[0, 1, 2], [0, 1, 1, 3], [1, 2, 3, 4]])
 def test_places_that_are_none_in_one_process(places):
     with pytest.raises(ValueError, match=r"places of embeddings must be 0 to 3|4 embeddings, but 3 places"):
-        evaluate_retrieval(torch.randn(4, 2), torch.zeros(4, dtype=torch.int64), query_places=places)
-
-
-def test_places_that_are_none():
-    rows, labels = torch.randn(3, 2), torch.zeros(3, dtype=torch.int64)
-
-    def work(processes: Thread):
-        return evaluate_retrieval(rows, labels, processes=processes, query_places=torch.arange(3))
-
-    for error in in_threads(2, work):
-        assert "places of embeddings must be 0 to 5, each once over all processes" in str(error)
+        evaluate_retrieval(torch.randn(4, 2), torch.arange(4), query_places=torch.tensor(places))
 
 
 def test_alone():
