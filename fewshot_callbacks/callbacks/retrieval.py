@@ -343,7 +343,9 @@ class RetrievalMonitor(EvaluationMonitor):
             self.reports[suffix] = outcome
             self._warn_of_notes(outcome, prefix + suffix)
             values = outcome.metrics() | {UNMATCHED: float(outcome.queries_without_match)}
-            self._left_out[prefix + suffix] = left_out = set(names) - values.keys()
+            left_out = set(names) - values.keys()
+            if left_out:
+                self._left_out[prefix + suffix] = left_out
         keys = {f"{prefix}/{name}{suffix}": name for name in left_out}
         for key, who in watched(pl_module.trainer).items():
             if key in keys:

@@ -62,7 +62,7 @@ EVERYTHING = {
     "group_size": 5,
 }
 METRICS = {  # torchmetrics would make them on the default device
-    "RetrievalEvaluation": RetrievalEvaluation({"group_size": 5}),
+    "RetrievalEvaluation": RetrievalEvaluation(group_size=5),
     "DiscriminantRatio": DiscriminantRatio(),
     "VarianceRatio": VarianceRatio(),
 }
@@ -172,7 +172,7 @@ import torch
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_multilabel, evaluate_retrieval, grouped_recall, near_duplicates, nearest
 
-kernel, similarity = sys.argv[1:]
+plain, similarity = sys.argv[1:]
 labels = torch.arange(40) % 10
 normal = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 tiny = normal * 1e-41
@@ -196,7 +196,7 @@ def results():
         yield evaluate_multilabel(items, targets, similarity=similarity).metrics()
 
 
-with engine_options(kernel=kernel):
+with engine_options(plain=plain == "plain"):
     expected, threads = repr(list(results())), torch.get_num_threads()
     assert torch.set_flush_denormal(True)
     found = list(results())
@@ -209,10 +209,10 @@ print("the same")
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean"])
-@pytest.mark.parametrize("kernel", ["compiled", "pytorch"])
-def test_flushed_denormal_numbers_change_no_result(kernel, similarity):
+@pytest.mark.parametrize("road", ["compiled", "plain"])
+def test_flushed_denormal_numbers_change_no_result(road, similarity):
     """In a process of its own, since it recounted for ever."""
-    code = [sys.executable, "-c", FLUSHED, kernel, similarity]
+    code = [sys.executable, "-c", FLUSHED, road, similarity]
     done = subprocess.run(code, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "the same\n", done.stderr
 

@@ -218,7 +218,7 @@ def test_of_items_with_one_id_the_first_counts():
 
 def test_ids_that_name_no_single_items_are_a_warning():
     embeddings, labels = made(40, 4)
-    metric = RetrievalEvaluation(SETTINGS)
+    metric = RetrievalEvaluation(**SETTINGS)
     metric.update(embeddings, labels, ids=torch.arange(40) // 2 % 20)
     with pytest.warns(UserWarning, match="RetrievalEvaluation: 20 of 20 ids are shared .* 20 of 40 items are left out"):
         found = metric.compute()

@@ -217,10 +217,9 @@ def _measure(
     """
     queries, items = len(sets.queries), len(sets.items)
     metrics = multilabel_metrics(settings, ndcg_gain)
-    values = {name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in metrics}
-    tied = 0
-    rows = int(max(1, min(1024, bytes_of(settings.memory_mb) // (BYTES_PER_PAIR * items))))
+    tied, rows = 0, int(max(1, min(1024, bytes_of(settings.memory_mb) // (BYTES_PER_PAIR * items))))
     with computing() as threads:
+        values = {name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in metrics}
         vectors = Vectors(sets.queries, sets.items, settings.similarity, threads=threads)
         for block in _blocks(sets, vectors, rows):
             for name, metric in metrics.items():
