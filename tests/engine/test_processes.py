@@ -25,7 +25,7 @@ from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.inputs import collect_inputs
 from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
 from tests.cases import sampled_product
-from tests.engine.cases import PRECISIONS
+from tests.engine.cases import engines
 from tests.engine.oracles import TABLES, evaluated, truth_of
 from tests.reports import assert_same
 from tests.thread_processes import in_threads
@@ -92,16 +92,6 @@ OPTIONS = st.fixed_dictionaries(
         "grouped_unmatched": st.sampled_from(["exclude", "miss"]),
     }
 )
-ROADS = st.fixed_dictionaries(
-    {
-        "precision": st.sampled_from([None, *PRECISIONS]),
-        "height": st.sampled_from([None, None, 4, 17]),
-        "batch": st.sampled_from([None, None, 1, 40]),
-        "knots": st.sampled_from([None, None, 2, 20]),
-        "collected": st.sampled_from([None, None, 4, 60]),
-        "plain": st.sampled_from([False, False, True]),
-    }
-)
 FORMS = ("one set", "groups", "two sets", "ids", "one set twice", "drawn", "drawn of two")
 
 
@@ -127,7 +117,7 @@ def assert_like_one(parts, sets, gallery_parts=(), **options):
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=CASES, options=OPTIONS, count=st.integers(1, 4), form=st.sampled_from(FORMS), road=ROADS)
+@given(case=CASES, options=OPTIONS, count=st.integers(1, 4), form=st.sampled_from(FORMS), road=engines())
 def test_the_report_is_that_of_one_process(case, options, count, form, road):
     embeddings, labels = made(**case)
     seed, items = case["seed"], case["items"]
@@ -150,13 +140,7 @@ def test_the_report_is_that_of_one_process(case, options, count, form, road):
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    items=st.integers(2, 50),
-    bits=st.integers(1, 70),
-    count=st.integers(1, 3),
-    seed=st.integers(0, 2**16),
-    two=st.booleans(),
-)
+@given(st.integers(2, 50), st.integers(1, 70), st.integers(1, 3), st.integers(0, 2**16), st.booleans())
 def test_codes(items, bits, count, seed, two):
     generator = torch.Generator().manual_seed(seed)
     sets = {"embeddings": torch.randint(0, 2, (items, bits), generator=generator)}
@@ -220,16 +204,12 @@ def part_of(case, own, processes, threads=1):
 def test_budgets_and_threads_that_differ(plain):
     """By default the budget on a device is half of what is free there, which is another one in each process."""
     labels = torch.arange(300) % 30
-    case = {
-        "queries": torch.randn(30, 8)[labels] + 3 * torch.randn(300, 8),
-        "query_labels": labels,
-        "similarity": "cosine",
-    }
+    rows = torch.randn(30, 8)[labels] + 3 * torch.randn(300, 8)
+    case, parts = {"queries": rows, "query_labels": labels, "similarity": "cosine"}, spread(300, 3, 3)
     truth, request = (
         truth_of(case).counts(),
         PooledRequest((0.05, 0.5), false_match_rates=(0.1,), average_precision=True),
     )
-    parts = spread(300, 3, 3)
     with evaluated(case, request) as (done, _):
         alone = decide(done, request)
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -32,21 +32,10 @@ def _threads_end():
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C raises KeyboardInterrupt, as in a terminal; a shell starts what runs in the background with Ctrl-C ignored."""
+    """Ctrl-C interrupts, as in a terminal; a shell starts what runs in the background with Ctrl-C ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def with_threads(number):
-    """Give torch another number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -182,10 +171,14 @@ def test_torch_has_as_many_threads_as_before(threads, raised, road):
         if raised:
             raise raised("in the bar")
 
-    with with_threads(threads), engine_options(**road):
-        with nullcontext() if raised is None else pytest.raises(raised, match="in the bar"):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with engine_options(**road), nullcontext() if raised is None else pytest.raises(raised, match="in the bar"):
             evaluate_retrieval(*made(200, 20, 8), group_size=None, progress=progress)
         assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("setting", ["highest", "high", "medium"])
@@ -214,16 +207,14 @@ def test_products_stay_float32_under_autocast_and_have_no_gradient():
     assert torch.is_grad_enabled()
 
 
-def around(name):
-    """What a user may have switched on around a call."""
-    if name == "device":
-        return torch.device("meta")
-    if name == "autocast":
-        return torch.autocast("cpu", dtype=torch.bfloat16)
-    return torch.inference_mode()
+AROUND = {
+    "device": lambda: torch.device("meta"),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference": torch.inference_mode,
+}
 
 
-@pytest.mark.parametrize("name", ["device", "autocast", "inference"])
+@pytest.mark.parametrize("name", AROUND)
 @pytest.mark.parametrize("road", [{}, {"plain": True}, {"batch": 50, "collected": 10}, {"precision": "float64"}])
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "hamming"])
 def test_what_is_switched_on_around_a_call_changes_nothing(name, road, similarity):
@@ -234,7 +225,7 @@ def test_what_is_switched_on_around_a_call_changes_nothing(name, road, similarit
     options |= {} if similarity == "hamming" else {"prototype_accuracy": True}
     with engine_options(**road):
         plain, list_of = evaluate_retrieval(rows, labels, **options), nearest(rows, k=3, similarity=similarity)
-        with around(name):
+        with AROUND[name]():
             inside, others = evaluate_retrieval(rows, labels, **options), nearest(rows, k=3, similarity=similarity)
     assert_same(plain, inside)
     assert torch.equal(list_of.indices, others.indices)

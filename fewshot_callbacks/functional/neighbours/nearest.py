@@ -139,7 +139,7 @@ def nearest(
     index = chosen(_CALL, queries, items)
     codes = exclusion_codes(_CALL, gallery is None, items, others, query_ids, gallery_ids, query_groups, gallery_groups)
     exclusions = [
-        (of_query.numpy()[index], of_item.numpy())
+        (of_query.numpy()[index.numpy()], of_item.numpy())
         for kind in ("ids", "groups")
         if (of_query := codes[f"query_{kind}"]) is not None and (of_item := codes[f"gallery_{kind}"]) is not None
     ]
