@@ -11,6 +11,7 @@ the lowest score above the negative of rank m + 1.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ Holds = Callable[[Ints, Counts, int, float], Bools]
 of each; fewer negatives never hurt."""
 
 CURVE_POINTS = 200
+MOST_ROUNDS = 1000
+"""Each settles a question or closes scores; a handful is usual. So many mean that rounding is not what it should be."""
 CLOSED, SPACED = 2**16, 2**8
 """Of the open scores of a question the most likely ones are closed first, and a few spaced ones: as a rule these
 settle all."""
@@ -204,8 +207,16 @@ class ThresholdSearch:
         """Return the score of each answer, and the relevant pairs and the negatives that reach it; None if there is none."""
         found: list[tuple[float, int, int] | None] = [None] * len(questions)
         waiting = list(range(len(questions))) if self.positives.total else []
-        while waiting:
+        for rounds in itertools.count():
+            if not waiting:
+                break
             positives, total = self.positives, self.negatives.total
+            if rounds == MOST_ROUNDS or not len(positives.scores):
+                raise RuntimeError(
+                    f"evaluate_retrieval: {MOST_ROUNDS} rounds have not settled the thresholds, or neighbouring scores are "
+                    "no longer told apart: something flushes denormal numbers to zero meanwhile. Do not call "
+                    "torch.set_flush_denormal in a callback."
+                )
             scores = {False: positives.scores, True: np.nextafter(positives.scores, np.inf)}
             bounds = {above: self.negatives.bounds(scores[above]) for above in {questions[n].above for n in waiting}}
             left, unsure, cells = [], [], np.zeros(len(positives.scores) + 1, bool)
