@@ -218,14 +218,8 @@ class Negatives:
 
     def span(self, others: Floats) -> tuple[float, float]:
         """Return scores below and above all negatives that are known, and some others."""
-        known = np.concatenate(
-            [
-                others,
-                self._values[:1] - self.error,
-                self._values[-1:] + self.error,
-                self._exact[[0, -1][: len(self._exact)]],
-            ]
-        )
+        ends = [values[[0, -1]].astype(np.float64) for values in (self._values, self._exact) if len(values)]
+        known = np.concatenate([others, *(end + [-self.error, self.error] for end in ends)])
         low, high = self.processes.largest([-float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))])
         return -low, high
 
