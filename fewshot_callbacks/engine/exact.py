@@ -53,7 +53,8 @@ class Pairs(NamedTuple):
 
     def turned(self) -> Pairs:
         """Return the gallery as queries, and the queries as gallery; scores stay the same."""
-        queries, gallery, query_square, gallery_square, query_twin, gallery_twin, *rest = self
+        rest: tuple[Any, ...] = self[6:]
+        queries, gallery, query_square, gallery_square, query_twin, gallery_twin = self[:6]
         return Pairs(gallery, queries, gallery_square, query_square, gallery_twin, query_twin, *rest)
 
 
