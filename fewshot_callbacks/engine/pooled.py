@@ -218,7 +218,10 @@ class Negatives:
 
     def span(self, others: Floats) -> tuple[float, float]:
         """Return scores below and above all negatives that are known, and some others."""
-        ends = [values[[0, -1]].astype(np.float64) for values in (self._values, self._exact) if len(values)]
+        # what a full bag has dropped lies below the cut: all, where the highest tie
+        dropped = np.array([self.cut] if math.isfinite(self.cut) else [])
+        held = (self._values, self._exact, dropped)
+        ends = [values[[0, -1]].astype(np.float64) for values in held if len(values)]
         known = np.concatenate([others, *(end + np.array([-self.error, self.error]) for end in ends)])
         low, high = self.processes.largest([-float(known.min(initial=np.inf)), float(known.max(initial=-np.inf))])
         return -low, high
