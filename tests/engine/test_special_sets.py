@@ -47,7 +47,7 @@ def test_few_distinct_rows_have_the_report_of_the_ordinary_road(kind, similarity
     rows = rows if similarity == "hamming" else rows.float()
     sets, groups = {"embeddings": rows, "labels": labels}, {"query_groups": torch.arange(320)}
     if two:
-        more = rows_of(kind, 160, kind not in ("two", "bits")).to(rows.dtype)
+        more = rows_of(kind, 160, int(kind not in ("two", "bits"))).to(rows.dtype)
         sets |= {"gallery": more, "gallery_labels": torch.arange(160) % 13}
         groups["gallery_groups"] = torch.arange(1000, 1160)
     options = EVERYTHING | {"similarity": similarity}
