@@ -11,7 +11,6 @@ the lowest score above the negative of rank m + 1.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,8 +39,6 @@ Holds = Callable[[Ints, Counts, int, float], Bools]
 of each; fewer negatives never hurt."""
 
 CURVE_POINTS = 200
-MOST_ROUNDS = 1000
-"""Each settles a question or closes scores; a handful is usual. So many mean that rounding is not what it should be."""
 CLOSED, SPACED = 2**16, 2**8
 """Of the open scores of a question the most likely ones are closed first, and a few spaced ones: as a rule these
 settle all."""
@@ -207,18 +204,19 @@ class ThresholdSearch:
         """Return the score of each answer, and the relevant pairs and the negatives that reach it; None if there is none."""
         found: list[tuple[float, int, int] | None] = [None] * len(questions)
         waiting = list(range(len(questions))) if self.positives.total else []
-        for rounds in itertools.count():
-            if not waiting:
-                break
+        before: tuple[int, ...] = ()
+        while waiting:
             positives, total = self.positives, self.negatives.total
-            if rounds == MOST_ROUNDS or not len(positives.scores):
-                raise RuntimeError(
-                    f"evaluate_retrieval: {MOST_ROUNDS} rounds have not settled the thresholds, or neighbouring scores are "
-                    "no longer told apart: something flushes denormal numbers to zero meanwhile. Do not call "
-                    "torch.set_flush_denormal in a callback."
-                )
             scores = {False: positives.scores, True: np.nextafter(positives.scores, np.inf)}
             bounds = {above: self.negatives.bounds(scores[above]) for above in {questions[n].above for n in waiting}}
+            known = len(waiting), len(positives.scores), *(int((most - low).sum()) for low, most in bounds.values())
+            if known == before or not len(positives.scores):  # each round settles a question, or learns something
+                raise RuntimeError(
+                    "evaluate_retrieval: the thresholds cannot be settled, since neighbouring scores are no longer told "
+                    "apart: something flushes denormal numbers to zero meanwhile. Do not call torch.set_flush_denormal "
+                    "in a callback."
+                )
+            before = known
             left, unsure, cells = [], [], np.zeros(len(positives.scores) + 1, bool)
             for number in waiting:
                 question = questions[number]
