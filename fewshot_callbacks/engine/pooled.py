@@ -300,7 +300,7 @@ class Negatives:
             listed = self._listed(low, high) if fewest[0] == most[0] else None
             if listed is not None:
                 return float(listed[len(listed) - math.ceil((rank - int(most[0])) / self.each)])
-            self._count(np.unique(np.linspace(low, high, SPACED)))
+            self._count(_spaced(low, high))
 
     def _bracket(self, rank: int, low: float, high: float) -> tuple[float, float]:
         """Return the closest scores known of which so many negatives reach the lower one, and not the upper one."""
@@ -364,6 +364,18 @@ def _reaching(values: NDArray[Any], scores: Floats) -> Ints:
     out = np.empty(len(scores), np.int64)
     _merge(values, scores, out)
     return out
+
+
+def _spaced(low: float, high: float) -> Floats:
+    """Return ascending scores in [low, high], half of them evenly spaced, half so among the float64 numbers.
+
+    Orthogonal vectors have a score of 0, and 2**62 numbers lie between that and 1.
+    """
+    bits = np.array([low, high]).view(np.int64)
+    first, last = np.where(bits < 0, np.iinfo(np.int64).min - bits, bits)  # in the order of the numbers
+    order = np.minimum(first + np.linspace(0, last - first, SPACED // 2).astype(np.int64), last)
+    numbers = np.where(order < 0, np.iinfo(np.int64).min - order, order).view(np.float64)
+    return np.unique(np.concatenate((np.linspace(low, high, SPACED // 2), numbers)))
 
 
 def _inside_any(values: NDArray[Any], low: Floats, high: Floats) -> Bools:
