@@ -138,13 +138,13 @@ def relevant_scores(estimates: Estimates, queries: slice) -> tuple[Ints, Floats]
     lists = relevance.relevant
     offset = np.append(0, np.cumsum(lists.sizes[queries]))
     out, number = np.full(offset[-1], np.inf), np.zeros(len(offset), np.int64)
+    order = np.argsort(lists.start[queries], kind="stable")  # what queries share a list of stays in the cache
     some = split(len(offset) - 1, 64)
     for part in estimates.parts():
         here = part.vectors.pairs, part.first
 
         def fill(some: slice, work: Floats, here: Any = here, once: bool = part.mutual) -> None:
-            span = first + some.start, first + some.stop, first
-            threshold_scores(here, lists, relevance.rules, span, offset, once, out, work)
+            threshold_scores(here, lists, relevance.rules, order[some], first, offset, once, out, work)
 
         work_off(some, fill, threads, workspace)
         del part, here, fill  # visitors leave before others come
