@@ -192,7 +192,7 @@ class Evaluation:
         room, processes = self.layout.knots, self.vectors.processes
         (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
         thin = max(1, math.ceil(total / room))
-        chosen = [part[::thin] for part in self.parts()]
+        chosen = [part[::thin].copy() for part in self.parts()]
         if len(chosen) == 1 and processes.count == 1:
             return _distinct(chosen[0])
         return _distinct(np.sort(processes.joined(np.concatenate(chosen))))

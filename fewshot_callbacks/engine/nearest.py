@@ -159,6 +159,10 @@ def _reaching(estimates, cut):
     return rows, columns
 
 
+STRIPE, HELD = 2**15, 2**16
+"""Pairs that are looked at at once, and listed beyond twice what is asked for: some 60 and 80 bytes of each are in use."""
+
+
 @dataclass
 class HighestPairs:
     """Observes tiles: lists the pairs whose exact scores reach a threshold, the highest of them if they are too many.
@@ -187,18 +191,24 @@ class HighestPairs:
         """Look at a tile."""
         if self.most == 0 or (self._cut >= 1.0 and tile.row > self._last_row):
             return  # no score is higher, and later rows come after those of the same score
+        height, width = tile.estimates.shape
+        step = max(1, STRIPE // width)  # all pairs may reach it
+        for first in range(0, height, step):
+            self._see_rows(tile, slice(first, min(height, first + step)))
+
+    def _see_rows(self, tile: Tile, some: slice) -> None:
         reach = self.estimates.largest_error * MARGIN + abs(self._cut) * 2.0**-23 + 2.0**-125
-        rows, columns = _reaching(tile.estimates, tile.estimates.dtype.type(self._cut - reach))
+        rows, columns = _reaching(tile.estimates[some], tile.estimates.dtype.type(self._cut - reach))
         if not len(rows):
             return
-        rows, columns = rows + tile.row, columns + tile.column
+        rows, columns = rows + tile.row + some.start, columns + tile.column
         scores = np.empty(len(rows))
         _exact_scores(tile.part.vectors.pairs, rows, columns, scores, workspace())
         with self._lock:
             wanted = scores >= self._cut
             self._parts.append((rows[wanted], columns[wanted], scores[wanted]))
             self._held += int(wanted.sum())
-            if self._held > 2 * self.most + 2**16:
+            if self._held > 2 * self.most + HELD:
                 self._compact()
 
     def _compact(self) -> None:
