@@ -13,7 +13,7 @@ from fewshot_callbacks.engine.collecting import Collector
 from fewshot_callbacks.engine.distinct import DistinctRows, has_few
 from fewshot_callbacks.engine.layout import Layout, plan_layout
 from fewshot_callbacks.engine.options import Precision, Progress, current_options
-from fewshot_callbacks.engine.pooled import Negatives, Positives, Sample, Wanted, collector
+from fewshot_callbacks.engine.pooled import Negatives, Part, Positives, Sample, Wanted, collector
 from fewshot_callbacks.engine.precision import fastest
 from fewshot_callbacks.engine.ranks import RankBlock, RankCounter, Ranks, relevant_scores
 from fewshot_callbacks.engine.relevance import Ints, Relevance
@@ -87,8 +87,8 @@ class Evaluation:
         self.layout = self.layout._replace(kept=all(kept), knots=min(knots), collected=min(collected))
         self._mutual = relevance.mutual and len(self._batches) == 1
         self.sample = Sample(np.empty(0), 0.0)
-        self._made: tuple[Ints, Floats] | None = None
-        self._ascending: Floats | None = None
+        self._stored: tuple[Ints, Floats] | None = None
+        self._sorted = False
 
     @property
     def memory_bytes(self) -> int:
@@ -109,23 +109,32 @@ class Evaluation:
             all(equal for _, equal, _ in of_side) and len({row for *_, row in of_side}) == 1 for of_side in every
         )
 
-    def parts(self) -> Iterator[Floats]:
-        """Yield the scores of all relevant pairs of this process, some at a time, ascending."""
-        if len(self._batches) == 1 and self._ascending is None:
-            self._ascending = np.sort(self._thresholds(self._batches[0])[1])
-        if self._ascending is not None:
-            yield self._ascending
-            return
+    def parts(self) -> Iterator[Part]:
+        """Yield the scores of all relevant pairs of this process, some at a time, ascending; each stands for some pairs."""
+        estimates, once = self._estimates, self.relevance.mutual and self.vectors.processes.count == 1
         for batch in self._batches:
-            yield np.sort(self._thresholds(batch)[1])
+            if self.layout.stored:
+                scores = self._thresholds(batch)[1]
+                yield (scores if self._sorted else np.sort(scores)), 1
+            else:
+                yield np.sort(relevant_scores(estimates, batch, once=once, ordered=False)[1]), 2 if once else 1
 
     def _thresholds(self, batch: slice) -> tuple[Ints, Floats]:
-        if self._made is not None:
-            return self._made
-        made = relevant_scores(self._estimates, batch)
-        if len(self._batches) == 1:
-            self._made = made
-        return made
+        """Return where the thresholds of each query of a batch begin, and these, in ascending order for each query."""
+        if not self.layout.stored:
+            return relevant_scores(self._estimates, batch)
+        if self._stored is None:
+            self._stored = relevant_scores(self._estimates, slice(0, len(self.vectors.pairs.queries)))
+        start, scores = self._stored
+        own = start[batch.start : batch.stop + 1]
+        return own - own[0], scores[own[0] : own[-1]]
+
+    def _sort(self) -> None:
+        """Put the scores of each batch that are stored into ascending order: ranks are known, and counts of all remain."""
+        if self.layout.stored and self.foresee is not None:
+            for batch in self._batches:
+                self._thresholds(batch)[1].sort()
+            self._sorted = True
 
     def run(self) -> Iterator[RankBlock]:
         """Yield the ranks of all queries of this process; afterwards all pairs are counted."""
@@ -156,6 +165,7 @@ class Evaluation:
         self.best = np.concatenate(highest), np.concatenate(tied)
         if self.progress is not None:
             self.progress(*[len(vectors.pairs.queries) * self._estimates.items] * 2)
+        self._sort()
         if self.foresee is not None:
             self.positives = Positives.at(knots, self.parts(), processes)
             self.negatives = counted if seen is None else Negatives(self._estimates, seen, seen_negatives)
@@ -173,7 +183,7 @@ class Evaluation:
     def release(self) -> None:
         """Free what only `run` and the counts need."""
         del self._estimates, self.positives, self.negatives
-        self._made = self._ascending = None
+        self._stored = None
 
     def relevant_reaching(self, scores: Floats) -> Ints:
         """Return how many relevant pairs reach each of some ascending scores, after `run`."""
@@ -181,8 +191,8 @@ class Evaluation:
         if not held.between.any():
             return np.append(held.reach, 0)[np.searchsorted(held.scores, scores)]
         counts = np.zeros(len(scores), np.int64)
-        for part in self.parts():
-            counts += len(part) - np.searchsorted(part, scores)
+        for part, each in self.parts():
+            counts += each * (len(part) - np.searchsorted(part, scores))
         return self.vectors.processes.summed(counts) if self.vectors.processes.count > 1 else counts
 
     def _knots(self) -> Floats:
@@ -192,7 +202,7 @@ class Evaluation:
         room, processes = self.layout.knots, self.vectors.processes
         (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
         thin = max(1, math.ceil(total / room))
-        chosen = [part[::thin].copy() for part in self.parts()]
+        chosen = [part[:: max(1, thin // each)].copy() for part, each in self.parts()]
         if len(chosen) == 1 and processes.count == 1:
             return _distinct(chosen[0])
         return _distinct(np.sort(processes.joined(np.concatenate(chosen))))
@@ -220,7 +230,7 @@ class Evaluation:
         every = np.sort(processes.joined(np.concatenate([np.empty(0, np.float32), *sampled])))
         pairs = estimates.pairs * (2 if self._mutual else 1)
         self.sample = Sample(every.astype(np.float64), pairs / len(every) if len(every) else 0.0)
-        some = Positives.at(knots[:: max(1, len(knots) // THRESHOLDS)], [knots])
+        some = Positives.at(knots[:: max(1, len(knots) // THRESHOLDS)], [(knots, 1)])
         (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
         by = total / max(1, some.total)
         some = Positives(some.scores, (some.reach * by).astype(np.int64), (some.above * by).astype(np.int64), total)
