@@ -17,10 +17,10 @@ from fewshot_callbacks.engine.tiles import Estimates, Tile
 from fewshot_callbacks.engine.vectors import Floats
 
 HISTOGRAM_BINS = 2**15
-"""Of the scores of relevant pairs: as fine as errors of float32 let them be, and 0.25 MB for each thread."""
+"""Of the scores of relevant pairs: as fine as errors of float32 let them be, and 0.25 MB for each thread, which stay in
+the cache of a core. What is not collected is known up to the pairs of a bin or two."""
 BELOW_ALL = -4.0
 """A cut that every negative reaches, since no score is below -1, nor any estimate far from it; masked pairs do not."""
-"""What is not collected is known up to the pairs of a bin or two; so many counters stay in the cache of a core."""
 
 
 class Bag(NamedTuple):

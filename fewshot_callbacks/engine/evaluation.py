@@ -11,7 +11,7 @@ import torch
 
 from fewshot_callbacks.engine.collecting import Collector
 from fewshot_callbacks.engine.distinct import DistinctRows, has_few
-from fewshot_callbacks.engine.layout import Layout, plan_layout
+from fewshot_callbacks.engine.layout import Layout
 from fewshot_callbacks.engine.options import Precision, Progress, current_options
 from fewshot_callbacks.engine.pooled import Negatives, Part, Positives, Sample, Wanted, collector
 from fewshot_callbacks.engine.precision import fastest
@@ -64,27 +64,14 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         pairs, relevance, processes = self.vectors.pairs, self.relevance, self.vectors.processes
-        options = current_options()
-        self.device = torch.device("cpu") if options.plain and self.device is None else self.device
-        relevant = int(relevance.relevant.sizes.sum())
-        items = len(pairs.gallery)
-        threads = self.vectors.threads
-        self.layout = plan_layout(
-            self.memory,
-            len(pairs.queries),
-            items,
-            self.vectors.columns,
-            relevant,
-            sides=self.vectors.sides,
-            threads=threads,
-            options=options,
-        )
-        batches = self.layout.batches(relevance.relevant.sizes)
-        shared = processes.gather((len(batches), self.layout.kept, self.layout.knots, self.layout.collected))
-        number, kept, knots, collected = zip(*shared, strict=True)
+        self.device = torch.device("cpu") if current_options().plain and self.device is None else self.device
+        own = self.vectors.layout(self.memory, int(relevance.relevant.sizes.sum()))
+        batches = own.batches(relevance.relevant.sizes)
+        shared = processes.gather((len(batches), own.kept, own.stored, own.knots, own.collected))
+        number, kept, stored, knots, collected = zip(*shared, strict=True)
         # what steers collective calls is the same for all; a process without more queries has empty batches
         self._batches = batches + [slice(len(pairs.queries), len(pairs.queries))] * (max(number) - len(batches))
-        self.layout = self.layout._replace(kept=all(kept), knots=min(knots), collected=min(collected))
+        self.layout = own._replace(kept=all(kept), stored=all(stored), knots=min(knots), collected=min(collected))
         self._mutual = relevance.mutual and len(self._batches) == 1
         self.sample = Sample(np.empty(0), 0.0)
         self._stored: tuple[Ints, Floats] | None = None
@@ -190,9 +177,8 @@ class Evaluation:
         held = self.positives
         if not held.between.any():
             return np.append(held.reach, 0)[np.searchsorted(held.scores, scores)]
-        counts = np.zeros(len(scores), np.int64)
-        for part, each in self.parts():
-            counts += each * (len(part) - np.searchsorted(part, scores))
+        none = np.zeros(len(scores), np.int64)
+        counts = sum((each * (len(part) - np.searchsorted(part, scores)) for part, each in self.parts()), none)
         return self.vectors.processes.summed(counts) if self.vectors.processes.count > 1 else counts
 
     def _knots(self) -> Floats:
@@ -257,17 +243,7 @@ def rank_of_best(
     """
     scores, tied = best
     some = np.isfinite(scores)
-    queries, items = len(scores), len(vectors.pairs.gallery)
-    layout = plan_layout(
-        memory,
-        queries,
-        items,
-        vectors.columns,
-        queries,
-        sides=vectors.sides,
-        threads=vectors.threads,
-        options=current_options(),
-    )
+    layout = vectors.layout(memory, len(scores))
     if vectors.processes.count > 1:
         layout = layout._replace(kept=all(vectors.processes.gather(layout.kept)))
     if precision == "bytes" and not layout.kept:
@@ -275,9 +251,9 @@ def rank_of_best(
     estimates = Estimates(vectors, relevance, precision, layout, relevance.mutual)
     counter = RankCounter(estimates, np.append(0, np.cumsum(some)), scores[some])
     estimates.show(counter)
-    ranks, tables = counter.ranks(), np.zeros((2, queries), np.int64)
+    ranks, tables = counter.ranks(), np.zeros((2, len(scores)), np.int64)
     tables[:, some] = ranks.above, ranks.tied
     above, equal = (torch.from_numpy(table)[:, None] for table in tables)
     found, one = torch.from_numpy(some), torch.ones_like(above)
-    number = torch.arange(queries)
-    return RankBlock(number, found.long(), found[:, None], above, equal, 0 * one, torch.from_numpy(tied)[:, None], one)
+    columns = found[:, None], above, equal, 0 * one, torch.from_numpy(tied)[:, None], one
+    return RankBlock(torch.arange(len(scores)), found.long(), *columns)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.engine.options import EngineOptions
+from fewshot_callbacks.engine.options import current_options
 
 ITEM_BYTES = 200
 """Of each query and each item: norms, twins, lists, bounds of errors, values of the metrics."""
@@ -72,7 +72,6 @@ def plan_layout(
     *,
     sides: int = 1,
     threads: int = 1,
-    options: EngineOptions | None = None,
 ) -> Layout:
     """Return sizes for a budget; where it cannot be kept, the smallest ones.
 
@@ -84,9 +83,8 @@ def plan_layout(
         relevant: Relevant pairs.
         sides: Operands that differ.
         threads: Each has its own tile.
-        options: Sizes that are given.
     """
-    options, relevant = options or EngineOptions(), relevant + queries
+    options, relevant = current_options(), relevant + queries
     each = PAIR_BYTES + (2 * FEW_BINS if relevant > LONG * queries else BINS)
     fixed = ITEM_BYTES * (queries + items) + PRODUCT_BYTES * threads
     operands = 4 * columns * (queries + (items if sides > 1 else 0))
@@ -112,16 +110,14 @@ def plan_layout(
     while height > LEAST and each * (height * of_a_query - fewest) > 0.1 * free:  # a batch is a row of tiles at least
         height //= 2
     sizes = least._replace(height=height, width=width, kept=kept)
-    while (
-        used(sizes) - used(least) > (0.1 * free + operands if kept else 0.3 * free)
-        and sizes.height * sizes.width > LEAST**2
-    ):
+    share = 0.1 * free + operands if kept else 0.3 * free
+    while used(sizes) - used(least) > share and sizes.height * sizes.width > LEAST**2:
         if sizes.width > sizes.height:
             sizes = sizes._replace(width=sizes.width // 2)
         else:
             sizes = sizes._replace(height=sizes.height // 2)
-    sizes = sizes._replace(height=options.height or sizes.height, width=options.width or sizes.width)
-    sizes = sizes._replace(stored=8 * relevant <= 0.15 * free)
+    height, width = options.height or sizes.height, options.width or sizes.width
+    sizes = sizes._replace(height=height, width=width, stored=8 * relevant <= 0.15 * free)
     rest = max(0.0, free - used(sizes) + used(least))
     wanted = max(int(COLLECTED_SHARE * pairs), min(EVERY, pairs))
     sizes = sizes._replace(

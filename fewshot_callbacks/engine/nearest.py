@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.compiled import allocating, kernel
 from fewshot_callbacks.engine.counting import MARGIN, RUN
 from fewshot_callbacks.engine.exact import exact_score, workspace
-from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import Precision, current_options
 from fewshot_callbacks.engine.precision import seconds_of_a_pair
 from fewshot_callbacks.engine.ranks import RankCounter
@@ -241,10 +240,7 @@ def _exact_scores(pairs, rows, columns, out, work):
 def _all_pairs(vectors: Vectors, relevance: Relevance, memory: float, *, mutual: bool) -> Estimates:
     """Return the tiles of all pairs, in the precision that is the fastest where few of them matter."""
     queries, items = len(vectors.pairs.queries), len(vectors.pairs.gallery)
-    options, sides = current_options(), vectors.sides
-    layout = plan_layout(
-        memory, queries, items, vectors.columns, 0, sides=sides, threads=vectors.threads, options=options
-    )
+    options, layout = current_options(), vectors.layout(memory, 0)
     tried: list[Precision] = [*vectors.precisions(), "float32"] if queries * items >= 2**22 else ["float32"]
     tried = [precision for precision in tried if precision != "bytes" or layout.kept]
     quickest = min(tried, key=lambda some: seconds_of_a_pair(some, vectors.columns))
