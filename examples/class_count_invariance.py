@@ -11,7 +11,7 @@ It trains six small networks in two or three minutes on two cores, and writes to
 
 The weights of each training are kept beside the tables: a second run, or one that was interrupted, continues from there.
 
---data icons does all this on the icon themes of this machine (docs/icons.md), in a separate folder.
+--data icons does all this on the icon themes of this machine (examples/icons), in a separate folder.
 
 It follows the experiments of Zhdanov and Karpukhin, who proposed the metric, on data that needs no download.
 docs/class_count_invariance.md shows what came out.
@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
+from icons import IconThemes
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from rich.console import Console
 from scipy import stats
@@ -35,7 +36,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.functional import spearman_corrcoef
 
 from fewshot_callbacks import Conv4, GeneralizationGapMonitor, GlyphSet, evaluate_retrieval
-from fewshot_callbacks.data import IconThemes
 from fewshot_callbacks.functional import GeneralizationGap, GroupedRecall, Interval, class_subset
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Run it as it is:    python examples/reproduce_distance_ratio.py --quick      (tw
 All of it:          python examples/reproduce_distance_ratio.py              (an hour; stop and start it as you like)
 The early lead:     python examples/reproduce_distance_ratio.py --early      (ten seeds, 120 episodes a network)
 The other backbone: python examples/reproduce_distance_ratio.py --backbone resnet18 --tasks 1-shot --seeds 0
-The icon themes:    python examples/reproduce_distance_ratio.py --data icons     (1-shot; see docs/icons.md)
+The icon themes:    python examples/reproduce_distance_ratio.py --data icons     (1-shot; see examples/icons)
 Unseen styles:      python examples/reproduce_distance_ratio.py --data icons --split themes
 
 It trains 5-way prototypical networks with the softmax and the DR head: 1-shot, 5-shot, and 5-shot with the nearest
@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 from distance_ratio_maps import draw_maps  # beside this file
+from icons import IconThemesDataModule
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
@@ -52,7 +53,6 @@ from fewshot_callbacks import (
     compare_dynamics,
     evaluate_retrieval,
 )
-from fewshot_callbacks.data import IconThemesDataModule
 from fewshot_callbacks.functional import sample_episodes
 from fewshot_callbacks.protonet import evaluate_episodes, squared_distances
 

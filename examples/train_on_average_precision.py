@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from icons import IconThemesDataModule
 from lightning.pytorch import Trainer, seed_everything
 from pytorch_metric_learning import losses, miners
 from rich.console import Console
@@ -51,7 +52,6 @@ from fewshot_callbacks import (
     discriminant_ratio,
     evaluate_retrieval,
 )
-from fewshot_callbacks.data import IconThemesDataModule
 from fewshot_callbacks.functional import paired_difference_interval
 from fewshot_callbacks.losses import SoftHistograms, soft_average_precision
 

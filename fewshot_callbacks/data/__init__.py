@@ -1,11 +1,10 @@
-"""Episodes, class-balanced batches, the glyphs, icon themes, image folders and published sets, as LightningDataModules."""
+"""Episodes, class-balanced batches, the glyphs, image folders and published sets, as LightningDataModules."""
 
 from fewshot_callbacks.data.class_balanced import ClassBalancedBatchSampler
 from fewshot_callbacks.data.cub import CUBDataModule
 from fewshot_callbacks.data.episodes import EpisodicBatchSampler
 from fewshot_callbacks.data.folders import ImageFolderDataModule, ImageFolderSet
 from fewshot_callbacks.data.glyphs import GlyphDataModule, GlyphSet, augment_glyphs, glyph_sheet
-from fewshot_callbacks.data.icons import IconThemes, IconThemesDataModule
 from fewshot_callbacks.data.logodet3k import LogoCounts, LogoDet3KDataModule
 from fewshot_callbacks.data.mini_imagenet import MiniImageNetDataModule
 from fewshot_callbacks.data.omniglot import OmniglotDataModule
@@ -16,8 +15,6 @@ __all__ = [
     "EpisodicBatchSampler",
     "GlyphDataModule",
     "GlyphSet",
-    "IconThemes",
-    "IconThemesDataModule",
     "ImageFolderDataModule",
     "ImageFolderSet",
     "LogoCounts",

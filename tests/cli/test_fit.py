@@ -13,7 +13,6 @@ from PIL import Image
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
 from tests.cli.words import CONFIGS, QUIET, TINY
-from tests.data.icon_trees import many
 
 
 @pytest.mark.parametrize("config", ["protonet_dr_glyphs", "protonet_softmax_glyphs"])
@@ -36,19 +35,6 @@ def test_every_config_is_accepted_and_says_why(path, capsys):
     assert stop.value.code == 0
     assert "fewshot_callbacks" in capsys.readouterr().out
     assert path.read_text().startswith("#")
-
-
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
-def test_icons_are_trained_on_and_tested(tmp_path, monkeypatch):
-    many(tmp_path / "usr" / "icons", names=120, families=6, side=16)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "usr"))
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    words = ["--config", str(CONFIGS / "protonet_dr_icons.yaml"), *TINY, *QUIET]
-    assert main(["fit", *words]) == 0
-    (best,) = tmp_path.glob("runs/**/best.ckpt")
-    assert main(["test", *words, "--ckpt_path", str(best)]) == 0
 
 
 def test_several_episodes_in_a_batch_are_said_once(few_glyphs, tmp_path, monkeypatch):

@@ -385,7 +385,7 @@ def test_the_numbers_in_the_documentation_are_those_of_the_data(splits: dict[str
 def test_torchvision_is_imported_by_folders_alone_and_only_when_used() -> None:
     package = Path(glyphs.__file__).parents[1]
     files = [*package.glob("data/**/*.py"), *package.glob("functional/episodes/*.py")]
-    assert {file.parent.name for file in files} == {"data", "icons", "episodes"}
+    assert {file.parent.name for file in files} == {"data", "episodes"}
     for file in files:
         for node in ast.parse(file.read_text()).body:  # the top level
             if isinstance(node, ast.Import | ast.ImportFrom):

@@ -21,8 +21,6 @@ PHOTOGRAPHS = {"root", "image_size", "cache_mb", "resize", "augment", "min_area"
 OWN = {
     "CUBDataModule": PHOTOGRAPHS | {"partial"},
     "GlyphDataModule": {"augment", "size", "min_faces"},
-    "IconThemesDataModule": {"split", "augment", "background", "size", "min_families", "min_images", "split_seed"}
-    | {"val_share", "test_share", "symbolic", "roots"},
     "ImageFolderDataModule": PHOTOGRAPHS
     | {"train_folder", "val_folder", "test_folder"}
     | {"val_share", "test_share", "split_seed"},
@@ -38,7 +36,6 @@ MiniImageNetDataModule   5    5     15      128        5         5          15  
 LogoDet3KDataModule      20   5     15      128        5         5          15           84         0.6      0.0
 OmniglotDataModule       20   1     5       128        5         1          15           28         -        -
 GlyphDataModule          20   1     5       512        5         1          9            -          -        -
-IconThemesDataModule     20   1     None    512        5         1          None         -          -        -
 """
 
 

@@ -5,25 +5,28 @@ import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import icons
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from icons import IconThemes, IconThemesDataModule, load_splits, split_of
+from icons import __main__ as command_line
+from icons.augmentation import IconAugmentation, on_white
+from icons.cache import cache_file, installed_themes, load_drawing
+from icons.copies import NEAR_COPY, circles, near_copies
+from icons.drawing import DrawnIcons, choose, draw_file, draw_icons, is_of_one_colour
+from icons.files import base_folders, find_themes
 from lightning.pytorch import Trainer
 from PIL import Image
 
 from fewshot_callbacks.callbacks import GeneralizationGapMonitor, RetrievalMonitor
-from fewshot_callbacks.data import IconThemes, IconThemesDataModule, icons
-from fewshot_callbacks.data import __main__ as command_line
-from fewshot_callbacks.data.icons import load_splits, split_of
-from fewshot_callbacks.data.icons.augmentation import IconAugmentation, on_white
-from fewshot_callbacks.data.icons.cache import cache_file, installed_themes, load_drawing
-from fewshot_callbacks.data.icons.copies import NEAR_COPY, circles, near_copies
-from fewshot_callbacks.data.icons.drawing import DrawnIcons, choose, draw_file, draw_icons, is_of_one_colour
-from fewshot_callbacks.data.icons.files import base_folders, find_themes
+from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.protonet import ProtoNet
-from tests.data.icon_trees import SVG, draw, many, picture, theme
+from tests.cli.words import QUIET
+from tests.cli.words import TINY as TINY_RUN
+from tests.examples.icon_trees import SVG, draw, many, picture, theme
 
 SMALL = {"size": 8, "min_families": 2}
 TINY = {"ways": 2, "episodes": 2, "test_ways": 2, "test_episodes": 3, "batch_size": 7}
@@ -432,7 +435,7 @@ def test_the_command_prints_tables_and_writes_a_sheet(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     sheet = tmp_path / "sheet.png"
-    words = ["icons", "--size", "8", "--min-families", "2", "--roots", str(tree), "--sheet", str(sheet)]
+    words = ["--size", "8", "--min-families", "2", "--roots", str(tree), "--sheet", str(sheet)]
     assert command_line.main(words) == 0
     printed = capsys.readouterr().out
     drawn = load_drawing(**SMALL, roots=[tree])
@@ -536,7 +539,7 @@ def test_installed_themes_obey_the_rules(monkeypatch: pytest.MonkeyPatch) -> Non
     found = [found for found in find_themes(base_folders()) if found.name in names]
     if len(found) < 4:
         pytest.skip(
-            f"{len(found)} of the themes {', '.join(sorted(names))} are installed; docs/icons.md says how to get more"
+            f"{len(found)} of the themes {', '.join(sorted(names))} are installed; examples/icons says how to get more"
         )
     drawn = draw_icons(found, 16, len(found), symbolic=False)
     assert len(drawn.names) > 5
@@ -546,3 +549,16 @@ def test_installed_themes_obey_the_rules(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not any(is_of_one_colour(image) for image in drawn.images.numpy())
     assert not any(name.endswith("-symbolic") for name in drawn.names)
     assert len(set(zip(drawn.classes.tolist(), drawn.families.tolist(), strict=True))) == len(pictures)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
+def test_a_configuration_trains_and_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(tmp_path / "usr" / "icons", names=120, families=6, side=16)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "usr"))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    words = ["--config", str(Path(icons.__file__).with_name("protonet_dr.yaml")), *TINY_RUN, *QUIET]
+    assert main(["fit", *words]) == 0
+    (best,) = tmp_path.glob("runs/**/best.ckpt")
+    assert main(["test", *words, "--ckpt_path", str(best)]) == 0

@@ -8,8 +8,8 @@ from pathlib import Path
 import PIL
 
 from fewshot_callbacks.data._cache import cache_folder, load_or_draw
-from fewshot_callbacks.data.icons.drawing import VERSION, DrawnIcons, draw_icons, svg_version
-from fewshot_callbacks.data.icons.files import Theme, base_folders, families, find_themes, installed_state
+from icons.drawing import VERSION, DrawnIcons, draw_icons, svg_version
+from icons.files import Theme, base_folders, families, find_themes, installed_state
 
 FEWEST_FAMILIES, FEWEST_CLASSES = 6, 100  # below, a message says what to install
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fewshot_callbacks.data._episodic import EpisodicDataModule, LabelledSplit, Split
 from fewshot_callbacks.data._settings import with_settings
-from fewshot_callbacks.data.icons.augmentation import Background, IconAugmentation
-from fewshot_callbacks.data.icons.splits import IconThemes, SplitBy, check_settings, load_splits
+from icons.augmentation import Background, IconAugmentation
+from icons.splits import IconThemes, SplitBy, check_settings, load_splits
 
 if TYPE_CHECKING:
     Chosen = int  # what is found in the attribute: `_complete_settings` has put a number there

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fewshot_callbacks.data._episodic import Batch, Split, seeded_draw, split_of
-from fewshot_callbacks.data.icons.augmentation import IconAugmentation, on_white
-from fewshot_callbacks.data.icons.cache import load_drawing
-from fewshot_callbacks.data.icons.drawing import DrawnIcons
+from icons.augmentation import IconAugmentation, on_white
+from icons.cache import load_drawing
+from icons.drawing import DrawnIcons
 
 SplitBy = Literal["classes", "themes", "both"]
 
