@@ -35,7 +35,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.functional import spearman_corrcoef
 
-from fewshot_callbacks import Conv4, GeneralizationGapMonitor, GlyphSet, evaluate_retrieval
+from fewshot_callbacks import Conv4, GeneralizationGapMonitor, Glyphs, evaluate_retrieval
 from fewshot_callbacks.functional import GeneralizationGap, GroupedRecall, Interval, class_subset
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -141,15 +141,15 @@ def gap_of(module: Classifier) -> GeneralizationGap:
     return monitor.gap
 
 
-def load(split: str) -> GlyphSet | IconThemes:
-    return IconThemes.load(split) if options.data == "icons" else GlyphSet.load(split)
+def load(split: str) -> Glyphs | IconThemes:
+    return IconThemes(split) if options.data == "icons" else Glyphs(split)
 
 
-def labelled(*parts: tuple[GlyphSet | IconThemes, torch.Tensor]) -> TensorDataset:
+def labelled(*parts: tuple[Glyphs | IconThemes, torch.Tensor]) -> TensorDataset:
     """Chosen items of one set, or of several with different classes."""
     images, labels, classes = [], [], 0
     for part, chosen in parts:
-        images.append(part.__getitems__(chosen.tolist())[0])
+        images.append(part.batch(chosen.tolist())[0])
         labels.append(part.labels[chosen].unique(return_inverse=True)[1] + classes)
         classes = int(labels[-1].max()) + 1
     data = TensorDataset(torch.cat(images), torch.cat(labels))

@@ -4,8 +4,6 @@ A class is the name of an icon (`edit-cut`, `weather-snow`, `firefox`), its imag
 Nothing is downloaded; `PYTHONPATH=examples python -m icons` prints what is there, README.md in this folder the rules.
 """
 
-from fewshot_callbacks.data._episodic import split_of
-from icons.data_module import IconThemesDataModule
-from icons.splits import IconThemes, SplitBy, check_settings, load_splits
+from icons.splits import IconThemes, SplitBy
 
-__all__ = ["IconThemes", "IconThemesDataModule", "SplitBy", "check_settings", "load_splits", "split_of"]
+__all__ = ["IconThemes", "SplitBy"]

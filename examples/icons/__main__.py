@@ -13,7 +13,7 @@ from icons.drawing import RULES, DrawnIcons, svg_version
 from icons.files import families
 from icons.packages import described, packages_of
 from icons.sheet import icon_sheet
-from icons.splits import load_splits
+from icons.splits import IconThemes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,13 +77,14 @@ def _split_table(options: argparse.Namespace) -> Table:
         column.justify = "right"
     for by in ("classes", "themes", "both"):
         try:
-            splits = load_splits(options.size, options.min_families, by=by, roots=options.roots)
+            icons = IconThemes(by=by, size=options.size, min_families=options.min_families, roots=options.roots)
         except ValueError as error:  # a small set may leave a split without a class
             table.add_row(by, str(error), end_section=True)
             continue
-        for split, part in splits.items():
+        for split in icons.splits:
+            part = icons.with_split(split)
             counts = part.labels.bincount()
-            sizes = f"{len(part.families.unique())}", f"{len(part.names):,}", f"{len(part):,}"
+            sizes = f"{len(part.families.unique())}", f"{len(part.class_names):,}", f"{len(part):,}"
             table.add_row(by, split, *sizes, f"{counts.min()} - {counts.max()}", end_section=split == "test")
     return table
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fewshot_callbacks._terminal import as_text, printable
 from fewshot_callbacks.data._glyph_drawing import SCRIPTS
-from fewshot_callbacks.data.glyphs import SPLITS, glyph_sheet, load_drawing, load_splits
+from fewshot_callbacks.data.glyphs import SCRIPTS_OF, Glyphs, glyph_sheet, load_drawing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,14 +47,16 @@ def _glyphs(options: argparse.Namespace) -> None:
     for column in table.columns[2:]:
         column.justify = "right"
     classes = images = 0
-    for split, glyphs in load_splits(options.size, options.min_faces).items():
-        for script in SPLITS[split]:
+    drawn = Glyphs(size=options.size, min_faces=options.min_faces)
+    for split, of_split in SCRIPTS_OF.items():
+        glyphs = drawn.with_split(split)
+        for script in of_split:
             inside = [label for label, of in enumerate(glyphs.scripts) if of == script]
             counts = glyphs.labels.bincount()[inside]
             spread = f"{counts.min()} - {counts.max()}" if inside else ""
             table.add_row(split, script, f"{len(inside):,}", f"{counts.sum():,}", spread, f"{look_alikes[script]:,}")
-        table.add_row(split, "all", f"{len(glyphs.characters):,}", f"{len(glyphs):,}", end_section=True, style="bold")
-        classes, images = classes + len(glyphs.characters), images + len(glyphs)
+        table.add_row(split, "all", f"{len(glyphs.class_names):,}", f"{len(glyphs):,}", end_section=True, style="bold")
+        classes, images = classes + len(glyphs.class_names), images + len(glyphs)
     table.add_row("all", "", f"{classes:,}", f"{images:,}", "", f"{sum(look_alikes.values()):,}", style="bold")
     Console().print(table)
     if options.sheet is not None:

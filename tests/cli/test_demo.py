@@ -10,6 +10,7 @@ import pytest
 from fewshot_callbacks.cli import _demo_run, curves, demo
 from fewshot_callbacks.cli.curves import smooth
 from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.data import Glyphs
 from fewshot_callbacks.plots.style import METHODS
 from fewshot_callbacks.protonet import DistanceRatioHead, ProtoNet
 from tests.plots.legible import assert_legible
@@ -62,8 +63,8 @@ def test_soft_ap_sees_as_many_images_and_is_tested_as_it_was_kept(finished):
     random, _, _, soft = json.loads((finished / "results.json").read_text())
     assert soft["retrieval"]["metrics"] != random["retrieval"]["metrics"]  # the weights that were trained
     options = demo.parser().parse_args(QUICK)
-    images, labels = next(iter(_demo_run.data_of(options, _demo_run.WAYS).train_dataloader()))
-    episode, _ = next(iter(_demo_run.data_of(options).train_dataloader()))
+    images, labels = next(iter(_demo_run.data_of(Glyphs(), options, balanced=True).train_dataloader()))
+    episode, _ = next(iter(_demo_run.data_of(Glyphs(), options).train_dataloader()))
     assert images.shape == episode.shape
     assert set(labels.bincount().tolist()) == {0, 1 + _demo_run.QUERIES}
 
