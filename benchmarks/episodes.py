@@ -28,7 +28,7 @@ from fewshot_callbacks import (
     Conv4,
     DiscriminantRatioMonitor,
     EpisodicBatchSampler,
-    GlyphSet,
+    Glyphs,
     ProtoNet,
     SoftmaxHead,
     TrainingDynamicsMonitor,
@@ -40,7 +40,7 @@ QUERIES = 5
 class Images(Dataset):
     """Images in memory, one at a time as easyfsl wants them, or a whole batch as ours does."""
 
-    def __init__(self, glyphs: GlyphSet, size: int) -> None:
+    def __init__(self, glyphs: Glyphs, size: int) -> None:
         images = glyphs.images.float().div(255)
         if size != images.shape[-1]:
             images = nn.functional.interpolate(images, size=(size, size), mode="bilinear")
@@ -224,7 +224,7 @@ def main() -> None:
     except ModuleNotFoundError:
         console.print("easyfsl is not installed, so ours stands alone: pip install easyfsl")
         peers = {}
-    train, test = GlyphSet.load("train"), GlyphSet.load("test")
+    train, test = Glyphs("train"), Glyphs("test")
 
     table = Table(
         title=f"episodes per second, 5-way, {QUERIES} queries, {torch.get_num_threads()} threads (ours / theirs)"

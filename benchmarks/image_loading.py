@@ -3,7 +3,7 @@
     python benchmarks/image_loading.py
 
 A folder of small PNG files is drawn, and a ProtoNet (Conv4, 20-way 1-shot episodes with 5 queries) is trained on it with
-`ImageFolderDataModule`, images loaded in the training process unless `--workers` says otherwise. Lightning's profiler gives
+`ImageFolder`, images loaded in the training process unless `--workers` says otherwise. Lightning's profiler gives
 the seconds that the loop waits for a batch and those of a step.
 """
 
@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fewshot_callbacks import ProtoNet
-from fewshot_callbacks.data import ImageFolderDataModule
+from fewshot_callbacks import Episodes, FewShotDataModule, ImageFolder, ProtoNet
+from fewshot_callbacks.data import PhotoTransform
 
 
 def draw_folder(root: Path, images: int, per_class: int, side: int) -> None:
-    """Draw classes of ellipses on a coloured ground, in folders as `ImageFolderDataModule` reads them."""
+    """Draw classes of ellipses on a coloured ground, in folders as `ImageFolder` reads them."""
     random = np.random.default_rng(0)
     for number in track(range(images), description="drawing images", transient=True):
         image = Image.new("RGB", (side, side), tuple(random.integers(256, size=3)))
@@ -50,10 +50,11 @@ def draw_folder(root: Path, images: int, per_class: int, side: int) -> None:
 def waiting_and_steps(root: Path, options: argparse.Namespace) -> list[tuple[float, float]]:
     """Return for each epoch the median seconds that the loop waits for a batch, and those of a step."""
     seed_everything(0, verbose=False)
-    data = ImageFolderDataModule(
-        root, image_size=options.side, val_folder=None, ways=20, shots=1, queries=5,
-        episodes=options.episodes, num_workers=options.workers,
-    )  # fmt: skip
+    data = FewShotDataModule(
+        ImageFolder(root, transform=PhotoTransform(options.side), val_folder=None),
+        train=Episodes(20, 1, 5, options.episodes),
+        num_workers=options.workers,
+    )
     profiler = SimpleProfiler()
     trainer = Trainer(
         accelerator="cpu", max_epochs=options.epochs, logger=False, enable_checkpointing=False,

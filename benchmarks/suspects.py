@@ -33,7 +33,7 @@ from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from sklearn.metrics import average_precision_score
 
-from fewshot_callbacks import GlyphSet, nearest, suspects
+from fewshot_callbacks import Glyphs, nearest, suspects
 
 Set = tuple[str, NDArray[np.float64], NDArray[np.int64]]
 Method = Callable[[NDArray[np.float64], NDArray[np.int64], int], tuple[NDArray[np.bool_], NDArray[np.float64]]]
@@ -44,7 +44,7 @@ def sets(small: bool) -> Iterator[Set]:
     digits = load_digits()
     names = [("digits", digits.data, digits.target)]
     for split in ("test", "val"):
-        glyphs = GlyphSet.load(split)
+        glyphs = Glyphs(split)
         pixels = glyphs.images.flatten(1).numpy() / 255.0
         names.append((f"glyphs, {split}", PCA(64, random_state=0).fit_transform(pixels), glyphs.labels.numpy()))
     for name, vectors, labels in names:

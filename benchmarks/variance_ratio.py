@@ -29,7 +29,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from fewshot_callbacks import Conv4, EpisodicBatchSampler, GlyphSet, discriminant_ratio
+from fewshot_callbacks import Conv4, EpisodicBatchSampler, Glyphs, discriminant_ratio
 from fewshot_callbacks.functional import variance_ratio_of_set
 from fewshot_callbacks.functional.discriminant_ratio import ClassScatter
 from fewshot_callbacks.functional.variance_ratio import batch_ratios
@@ -92,7 +92,7 @@ def simulated(draws: int) -> Table:
 
 
 def of_glyphs(draws: int) -> Table:
-    glyphs = GlyphSet.load("train")
+    glyphs = Glyphs("train")
     torch.manual_seed(0)
     network = Conv4(in_channels=1).eval()
     images = glyphs.images.float() / 255

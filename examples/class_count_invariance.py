@@ -11,7 +11,7 @@ It trains six small networks in two or three minutes on two cores, and writes to
 
 The weights of each training are kept beside the tables: a second run, or one that was interrupted, continues from there.
 
---data icons does all this on the icon themes of this machine (docs/icons.md), in a separate folder.
+--data icons does all this on the icon themes of this machine (examples/icons), in a separate folder.
 
 It follows the experiments of Zhdanov and Karpukhin, who proposed the metric, on data that needs no download.
 docs/class_count_invariance.md shows what came out.
@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
+from icons import IconThemes
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from rich.console import Console
 from scipy import stats
@@ -34,8 +35,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.functional import spearman_corrcoef
 
-from fewshot_callbacks import Conv4, GeneralizationGapMonitor, GlyphSet, evaluate_retrieval
-from fewshot_callbacks.data import IconThemes
+from fewshot_callbacks import Conv4, GeneralizationGapMonitor, Glyphs, evaluate_retrieval
 from fewshot_callbacks.functional import GeneralizationGap, GroupedRecall, Interval, class_subset
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -141,15 +141,15 @@ def gap_of(module: Classifier) -> GeneralizationGap:
     return monitor.gap
 
 
-def load(split: str) -> GlyphSet | IconThemes:
-    return IconThemes.load(split) if options.data == "icons" else GlyphSet.load(split)
+def load(split: str) -> Glyphs | IconThemes:
+    return IconThemes(split) if options.data == "icons" else Glyphs(split)
 
 
-def labelled(*parts: tuple[GlyphSet | IconThemes, torch.Tensor]) -> TensorDataset:
+def labelled(*parts: tuple[Glyphs | IconThemes, torch.Tensor]) -> TensorDataset:
     """Chosen items of one set, or of several with different classes."""
     images, labels, classes = [], [], 0
     for part, chosen in parts:
-        images.append(part.__getitems__(chosen.tolist())[0])
+        images.append(part.batch(chosen.tolist())[0])
         labels.append(part.labels[chosen].unique(return_inverse=True)[1] + classes)
         classes = int(labels[-1].max()) + 1
     data = TensorDataset(torch.cat(images), torch.cat(labels))

@@ -12,7 +12,16 @@ from pathlib import Path
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger
 
-from fewshot_callbacks import EmbeddingMap, GlyphDataModule, ProtoNet, RetrievalMonitor, RetrievalPanels, ScorePlots
+from fewshot_callbacks import (
+    EmbeddingMap,
+    Episodes,
+    FewShotDataModule,
+    Glyphs,
+    ProtoNet,
+    RetrievalMonitor,
+    RetrievalPanels,
+    ScorePlots,
+)
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--epochs", type=int, default=2)
@@ -21,10 +30,10 @@ parser.add_argument("--docs", type=Path, help="folder that the pictures of the d
 options = parser.parse_args()
 
 seed_everything(0)
-data = GlyphDataModule(ways=20, shots=1, queries=3, episodes=options.episodes, test_ways=20, test_queries=9, seed=0)
-data.prepare_data()
-data.setup("fit")
-names = data.val_dataloader().dataset.characters  # the name of a class is its character
+data = FewShotDataModule(
+    Glyphs(), train=Episodes(ways=20, shots=1, queries=3, episodes=options.episodes), batch_size=512
+)
+names = data.images("val").class_names  # the name of a class is its character
 
 trainer = Trainer(
     max_epochs=options.epochs,
@@ -37,7 +46,7 @@ trainer = Trainer(
     logger=CSVLogger("runs", name="pictures"),
     log_every_n_steps=10,
 )
-trainer.fit(ProtoNet("conv4", "dr", in_channels=data.in_channels, shots=1, learning_rate=1e-3), data)
+trainer.fit(ProtoNet("conv4", "dr", in_channels=data.dataset.in_channels, shots=1, learning_rate=1e-3), data)
 
 folder = Path(trainer.logger.log_dir) / "pictures" / "val"
 print(f"The pictures are in {folder}.")

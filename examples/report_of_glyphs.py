@@ -19,7 +19,7 @@ from lightning.pytorch import Trainer, seed_everything
 from PIL import Image
 from torch import Tensor
 
-from fewshot_callbacks import GlyphDataModule, GlyphSet, ProtoNet, near_duplicates, suspects
+from fewshot_callbacks import Episodes, FewShotDataModule, Glyphs, ProtoNet, near_duplicates, suspects
 from fewshot_callbacks.cli import main as fewshot
 from fewshot_callbacks.report import ReportSettings
 
@@ -37,17 +37,17 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(options.seed)
-    test, other = GlyphSet.load("test"), GlyphSet.load("val")
+    test, other = Glyphs("test"), Glyphs("val")
 
-    labels = np.array(test.characters)[test.labels.numpy()]
+    labels = np.array(test.class_names)[test.labels.numpy()]
     wrong = rng.choice(len(labels), round(options.wrong * len(labels)), replace=False)
     copied = rng.choice(len(labels), options.copies, replace=False)
     noise = torch.from_numpy(rng.normal(0, NOISE, (options.copies, *test.images.shape[1:])))
     copies = (test.images[copied] + noise).clamp(0, 255).to(torch.uint8)
     images = torch.cat([other.images, copies])
-    other_labels = np.concatenate([np.array(other.characters)[other.labels.numpy()], labels[copied]])
+    other_labels = np.concatenate([np.array(other.class_names)[other.labels.numpy()], labels[copied]])
     for item in wrong:
-        labels[item] = rng.choice(np.setdiff1d(test.characters, labels[item]))
+        labels[item] = rng.choice(np.setdiff1d(test.class_names, labels[item]))
 
     files = {"test": save(test.images, options.output / "test"), "train": save(images, options.output / "train")}
     for head, epochs in (("dr", 4), ("softmax", 1)):
@@ -66,7 +66,7 @@ def train(head: str, epochs: int, options: argparse.Namespace) -> ProtoNet:
     """Train a Conv4 on 20-way episodes of the training scripts."""
     seed_everything(options.seed, verbose=False)
     episodes = 5 if options.quick else 60
-    data = GlyphDataModule(ways=20, queries=3, episodes=episodes, test_ways=20, test_episodes=10, seed=options.seed)
+    data = FewShotDataModule(Glyphs(), train=Episodes(20, queries=3, episodes=episodes), seed=options.seed)
     network = ProtoNet("conv4", head, in_channels=1, shots=1)
     trainer = Trainer(
         max_epochs=epochs,

@@ -4,7 +4,7 @@ Run it as it is:    python examples/reproduce_distance_ratio.py --quick      (tw
 All of it:          python examples/reproduce_distance_ratio.py              (an hour; stop and start it as you like)
 The early lead:     python examples/reproduce_distance_ratio.py --early      (ten seeds, 120 episodes a network)
 The other backbone: python examples/reproduce_distance_ratio.py --backbone resnet18 --tasks 1-shot --seeds 0
-The icon themes:    python examples/reproduce_distance_ratio.py --data icons     (1-shot; see docs/icons.md)
+The icon themes:    python examples/reproduce_distance_ratio.py --data icons     (1-shot; see examples/icons)
 Unseen styles:      python examples/reproduce_distance_ratio.py --data icons --split themes
 
 It trains 5-way prototypical networks with the softmax and the DR head: 1-shot, 5-shot, and 5-shot with the nearest
@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 from distance_ratio_maps import draw_maps  # beside this file
+from icons import IconThemes
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
@@ -45,14 +46,16 @@ from study_figures import write  # beside this file
 from fewshot_callbacks import (
     DistanceRatioHead,
     DynamicsHistory,
-    GlyphDataModule,
+    EpisodeProtocol,
+    Episodes,
+    FewShotDataModule,
+    Glyphs,
     ProtoNet,
     SoftmaxHead,
     TrainingDynamicsMonitor,
     compare_dynamics,
     evaluate_retrieval,
 )
-from fewshot_callbacks.data import IconThemesDataModule
 from fewshot_callbacks.functional import sample_episodes
 from fewshot_callbacks.protonet import evaluate_episodes, squared_distances
 
@@ -141,13 +144,18 @@ class Curves(Callback):
         self.train, self.val, self.window = state["train"], state["val"], state["window"]
 
 
-def data_of(shots: int, seed: int) -> GlyphDataModule | IconThemesDataModule:
-    """The episodes of a task; those of the icons have as many queries as their smallest class allows."""
-    sizes = {"ways": ways, "shots": shots, "episodes": validate_every, "seed": seed}
-    sizes |= {"test_ways": ways, "test_shots": shots, "test_episodes": test_episodes}
+def data_of(shots: int, seed: int) -> FewShotDataModule:
+    """The episodes of a task; those of the icons have as many queries as their smallest class allows, at most 5."""
+    of_training, of_test = queries, test_queries
     if options.data == "icons":
-        return IconThemesDataModule(split=options.split, **sizes)
-    return GlyphDataModule(queries=queries, test_queries=test_queries, **sizes)
+        of_training = of_test = min(5, (6 if options.split == "classes" else 3) - shots)
+    return FewShotDataModule(
+        IconThemes(by=options.split) if options.data == "icons" else Glyphs(),
+        train=Episodes(ways, shots, of_training, validate_every),
+        evaluation=EpisodeProtocol(ways, shots, of_test, test_episodes),
+        batch_size=512,
+        seed=seed,
+    )
 
 
 def run(task: str, head: str, seed: int) -> dict[str, Any]:
@@ -166,14 +174,13 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
     shots, representation = tasks[task]
     seed_everything(seed, verbose=False)  # both heads begin with the same weights and see the same episodes
     data = data_of(shots, seed)
-    protocol = {"ways": ways, "shots": shots, "queries": data.test_queries, "episodes": test_episodes, "seed": 0}
     net = ProtoNet(
         options.backbone,
         head,
-        in_channels=data.in_channels,
+        in_channels=data.dataset.in_channels,
         shots=shots,
         representation=representation,
-        evaluation=protocol,
+        evaluation=data.evaluation,
     )
     curves = Curves(every=max(1, options.episodes // 60))
     dynamics = TrainingDynamicsMonitor(every_n_steps=measure_every, file=None)
@@ -205,7 +212,7 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
     test = {}
     for number in (ways, hard_ways):
         drawn = sample_episodes(
-            labels, ways=number, shots=shots, queries=data.test_queries, episodes=test_episodes, seed=0
+            labels, ways=number, shots=shots, queries=data.evaluation.queries, episodes=test_episodes, seed=0
         )
         accuracy = evaluate_episodes(embeddings, labels, best_net.head, drawn, representation=representation)
         test[str(number)] = {"mean": accuracy.mean, "ci95": accuracy.ci95, "hash": accuracy.episodes_hash}

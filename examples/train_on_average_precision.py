@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from icons import IconThemes
 from lightning.pytorch import Trainer, seed_everything
 from pytorch_metric_learning import losses, miners
 from rich.console import Console
@@ -42,16 +43,17 @@ from study_figures import write  # beside this file
 from torch import Tensor, nn
 
 from fewshot_callbacks import (
+    ClassBalanced,
     Conv4,
     DistanceRatioHead,
     EmbeddingModule,
-    GlyphDataModule,
+    FewShotDataModule,
+    Glyphs,
     SoftAveragePrecisionLoss,
     SoftmaxHead,
     discriminant_ratio,
     evaluate_retrieval,
 )
-from fewshot_callbacks.data import IconThemesDataModule
 from fewshot_callbacks.functional import paired_difference_interval
 from fewshot_callbacks.losses import SoftHistograms, soft_average_precision
 
@@ -126,7 +128,7 @@ methods = {
     "fastap": Method("FastAP", lambda classes, dim: losses.FastAPLoss()),
     "smoothap": Method("SmoothAP", lambda classes, dim: losses.SmoothAPLoss()),
 }
-sets = {"glyphs": GlyphDataModule, "icons": IconThemesDataModule}
+sets = {"glyphs": Glyphs, "icons": IconThemes}
 # ---------------------------------------------------------------------------------------------------------------------
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument(
@@ -202,13 +204,13 @@ def train(of: str, name: str, rate: float, seed: int) -> dict[str, Any]:
     """Train and test one network."""
     started, method = time.process_time(), chosen[name]
     seed_everything(seed, verbose=False)  # all methods of a seed begin with the same weights
-    batches = {"classes_per_batch": method.batch // items_per_class, "episodes": images_seen // method.batch}
-    data = sets[of](**batches, items_per_class=items_per_class, seed=seed)
-    backbone = Conv4(data.in_channels, width)
+    batches = ClassBalanced(method.batch // items_per_class, items_per_class, images_seen // method.batch)
+    data = FewShotDataModule(sets[of](), train=batches, batch_size=512, seed=seed)
+    backbone = Conv4(data.dataset.in_channels, width)
     before = where_the_gradient_goes(backbone, data) if name == "ap" else None
     model = EmbeddingModule(
         backbone,
-        method.loss(data.num_classes, backbone.output_dim(32)),
+        method.loss(len(data.dataset.class_names), backbone.output_dim(32)),
         micro_batch=micro_batch if method.batch > micro_batch else None,
         ap_every_n_steps=0,
         learning_rate=rate,
@@ -265,7 +267,7 @@ def result(of: str, name: str, rate: float, seed: int) -> dict[str, Any]:
 todo = []
 for of in options.data:
     try:
-        classes = sets[of]().num_classes
+        classes = len(sets[of]().class_names)
     except ValueError as error:  # no icon themes on this machine
         console.print(f"[bold]{of}[/] left out: {error}")
         continue

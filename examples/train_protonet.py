@@ -10,7 +10,15 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from fewshot_callbacks import DiscriminantRatioMonitor, GlyphDataModule, ProtoNet, RetrievalMonitor
+from fewshot_callbacks import (
+    DiscriminantRatioMonitor,
+    EpisodeProtocol,
+    Episodes,
+    FewShotDataModule,
+    Glyphs,
+    ProtoNet,
+    RetrievalMonitor,
+)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Settings: change them here, or on the command line (--head softmax --epochs 10).
@@ -31,18 +39,16 @@ options = parser.parse_args()
 seed_everything(seed)
 
 # A class is a character, its images are typefaces; validation and test hold scripts that training does not.
-data = GlyphDataModule(
-    ways=ways, shots=shots, queries=queries, episodes=options.episodes, test_ways=20, test_queries=9, seed=seed
-)
+data = FewShotDataModule(Glyphs(), train=Episodes(ways, shots, queries, options.episodes), batch_size=512, seed=seed)
 
 # Test episodes: 600 times 20-way 1-shot with 9 queries, drawn from a seeded list.
 model = ProtoNet(
     backbone,
     options.head,
-    in_channels=data.in_channels,
+    in_channels=data.dataset.in_channels,
     shots=shots,
     learning_rate=learning_rate,
-    evaluation={"ways": 20, "shots": 1, "queries": 9, "episodes": 600, "seed": 0},
+    evaluation=EpisodeProtocol(ways=20, shots=1, queries=9, episodes=600, seed=0),
 )
 
 best = ModelCheckpoint(monitor="val/mAP", mode="max", filename="best")

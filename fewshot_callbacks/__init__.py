@@ -22,11 +22,13 @@ if TYPE_CHECKING:
         TrainingDynamicsMonitor,
     )
     from fewshot_callbacks.data import (
+        ClassBalanced,
         ClassBalancedBatchSampler,
+        Episodes,
         EpisodicBatchSampler,
-        GlyphDataModule,
-        GlyphSet,
-        ImageFolderDataModule,
+        FewShotDataModule,
+        Glyphs,
+        ImageFolder,
     )
     from fewshot_callbacks.functional import (
         DynamicsHistory,
@@ -75,11 +77,13 @@ _HOME = {
         "TrainingDynamicsMonitor",
     ),
     "data": (
+        "ClassBalanced",
         "ClassBalancedBatchSampler",
+        "Episodes",
         "EpisodicBatchSampler",
-        "GlyphDataModule",
-        "GlyphSet",
-        "ImageFolderDataModule",
+        "FewShotDataModule",
+        "Glyphs",
+        "ImageFolder",
     ),
     "functional": (
         "DynamicsHistory",
@@ -120,6 +124,7 @@ _LAYER_OF = {name: layer for layer, names in _HOME.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "BinaryCodes",
+    "ClassBalanced",
     "ClassBalancedBatchSampler",
     "ClassVectors",
     "Conv4",
@@ -131,11 +136,12 @@ __all__ = [
     "EmbeddingModule",
     "EmbeddingSource",
     "EpisodeProtocol",
+    "Episodes",
     "EpisodicBatchSampler",
+    "FewShotDataModule",
     "GeneralizationGapMonitor",
-    "GlyphDataModule",
-    "GlyphSet",
-    "ImageFolderDataModule",
+    "Glyphs",
+    "ImageFolder",
     "NearDuplicates",
     "Neighbours",
     "ProtoNet",

@@ -68,8 +68,8 @@ def draw_glyphs(folder: Path, _: tuple[str, ...]) -> None:
 
 
 def draw_icons(folder: Path, _: tuple[str, ...]) -> None:
-    from fewshot_callbacks.data.icons.cache import load_drawing  # noqa: PLC0415
-    from fewshot_callbacks.data.icons.sheet import icon_sheet  # noqa: PLC0415
+    from icons.cache import load_drawing  # noqa: PLC0415
+    from icons.sheet import icon_sheet  # noqa: PLC0415
 
     icon_sheet(folder / "icons.png", load_drawing())  # an SVG is larger, and its icons are pixels, too
 

@@ -22,6 +22,7 @@ OUTSIDE = {
     "benchmarks.md": "benchmarks/README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
+    "icons.md": "examples/icons/README.md",
 }
 """Page of the site -> file of the repository that it shows."""
 

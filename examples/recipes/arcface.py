@@ -5,7 +5,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from pytorch_metric_learning.losses import ArcFaceLoss
 from torch.utils.data import DataLoader
 
-from fewshot_callbacks import Conv4, GlyphSet, RetrievalMonitor
+from fewshot_callbacks import Conv4, Glyphs, RetrievalMonitor
 
 
 class ArcFace(LightningModule):
@@ -27,7 +27,7 @@ class ArcFace(LightningModule):
 
 
 seed_everything(0)
-train, val = GlyphSet.load("train"), GlyphSet.load("val")
+train, val = Glyphs("train"), Glyphs("val")
 trainer = Trainer(
     max_epochs=1,
     limit_train_batches=5,
@@ -36,9 +36,8 @@ trainer = Trainer(
     enable_checkpointing=False,
 )
 trainer.fit(
-    ArcFace(len(train.characters)),
-    # a GlyphSet returns whole batches; leave collate_fn out for your own data set
-    DataLoader(train, batch_size=64, shuffle=True, collate_fn=lambda batch: batch),
-    DataLoader(val, batch_size=512, collate_fn=lambda batch: batch),
+    ArcFace(len(train.class_names)),
+    DataLoader(train, batch_size=64, shuffle=True),
+    DataLoader(val, batch_size=512),
 )
 print(f"mAP {trainer.callback_metrics['val/mAP']:.3f}")

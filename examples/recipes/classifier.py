@@ -5,7 +5,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fewshot_callbacks import DiscriminantRatioMonitor, GlyphSet, RetrievalMonitor
+from fewshot_callbacks import DiscriminantRatioMonitor, Glyphs, RetrievalMonitor
 
 
 class Classifier(LightningModule):
@@ -26,7 +26,7 @@ class Classifier(LightningModule):
 
 
 seed_everything(0)
-train, val = GlyphSet.load("train"), GlyphSet.load("val")  # other classes in each
+train, val = Glyphs("train"), Glyphs("val")  # other classes in each
 trainer = Trainer(
     max_epochs=2,
     limit_train_batches=10,
@@ -39,9 +39,8 @@ trainer = Trainer(
     enable_checkpointing=False,
 )
 trainer.fit(
-    Classifier(len(train.characters)),
-    # a GlyphSet returns whole batches; leave collate_fn out for your own data set
-    DataLoader(train, batch_size=256, shuffle=True, collate_fn=lambda batch: batch),
-    DataLoader(val, batch_size=512, collate_fn=lambda batch: batch),
+    Classifier(len(train.class_names)),
+    DataLoader(train, batch_size=256, shuffle=True),
+    DataLoader(val, batch_size=512),
 )
 print(f"mAP {trainer.callback_metrics['val/mAP']:.3f}, J {trainer.callback_metrics['val/J']:.2f}")

@@ -8,29 +8,28 @@ from fewshot_callbacks import (
     Conv4,
     EmbeddingModule,
     GeneralizationGapMonitor,
-    GlyphSet,
+    Glyphs,
     RetrievalMonitor,
     SoftAveragePrecisionLoss,
 )
 
 seed_everything(0)
-train, val = GlyphSet.load("train"), GlyphSet.load("val")
+train, val = Glyphs("train"), Glyphs("val")
 sampler = ClassBalancedBatchSampler(train.labels, classes_per_batch=16, items_per_class=4, batches=10)
 trainer = Trainer(
     max_epochs=1,
     callbacks=[
         RetrievalMonitor(),
         # the training images as an evaluation sees them, without augmentation; a data set or a loader
-        # a GlyphSet returns whole batches; leave collate_fn out for your own data set
-        GeneralizationGapMonitor(training_data=DataLoader(train, batch_size=512, collate_fn=lambda batch: batch)),
+        GeneralizationGapMonitor(training_data=DataLoader(train, batch_size=512)),
     ],
     logger=False,
     enable_checkpointing=False,
 )
 trainer.fit(
     EmbeddingModule(Conv4(1), SoftAveragePrecisionLoss()),
-    DataLoader(train, batch_sampler=sampler, collate_fn=lambda batch: batch),
-    DataLoader(val, batch_size=512, collate_fn=lambda batch: batch),
+    DataLoader(train, batch_sampler=sampler),
+    DataLoader(val, batch_size=512),
 )
 for key, value in trainer.callback_metrics.items():
     if key.startswith("gap/"):

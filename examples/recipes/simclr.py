@@ -5,7 +5,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fewshot_callbacks import Conv4, DiscriminantRatioMonitor, EmbeddingSource, GlyphSet, RetrievalMonitor
+from fewshot_callbacks import Conv4, DiscriminantRatioMonitor, EmbeddingSource, Glyphs, RetrievalMonitor
 from fewshot_callbacks.data import augment_glyphs
 
 
@@ -30,7 +30,7 @@ class SimCLR(LightningModule):
 
 
 seed_everything(0)
-train, val = GlyphSet.load("train"), GlyphSet.load("val")
+train, val = Glyphs("train"), Glyphs("val")
 trainer = Trainer(
     max_epochs=1,
     limit_train_batches=5,
@@ -43,8 +43,7 @@ trainer = Trainer(
 )
 trainer.fit(
     SimCLR(),
-    # a GlyphSet returns whole batches; leave collate_fn out for your own data set
-    DataLoader(train, batch_size=64, shuffle=True, collate_fn=lambda batch: batch),
-    DataLoader(val, batch_size=512, collate_fn=lambda batch: batch),
+    DataLoader(train, batch_size=64, shuffle=True),
+    DataLoader(val, batch_size=512),
 )
 print(f"mAP {trainer.callback_metrics['val/mAP']:.3f}, J of both views {trainer.callback_metrics['train/J']:.2f}")

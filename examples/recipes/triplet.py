@@ -7,7 +7,7 @@ from pytorch_metric_learning.samplers import MPerClassSampler
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fewshot_callbacks import Conv4, DiscriminantRatioMonitor, EmbeddingModule, GlyphSet, RetrievalMonitor
+from fewshot_callbacks import Conv4, DiscriminantRatioMonitor, EmbeddingModule, Glyphs, RetrievalMonitor
 
 
 class MinedTriplets(nn.Module):
@@ -22,7 +22,7 @@ class MinedTriplets(nn.Module):
 
 
 seed_everything(0)
-train, val = GlyphSet.load("train"), GlyphSet.load("val")
+train, val = Glyphs("train"), Glyphs("val")
 sampler = MPerClassSampler(train.labels, m=4, batch_size=64, length_before_new_iter=320)  # 16 classes of 4 in a batch
 trainer = Trainer(
     max_epochs=1,
@@ -32,8 +32,7 @@ trainer = Trainer(
 )
 trainer.fit(
     EmbeddingModule(Conv4(1), MinedTriplets()),
-    # a GlyphSet returns whole batches; leave collate_fn out for your own data set
-    DataLoader(train, batch_size=64, sampler=sampler, collate_fn=lambda batch: batch),
-    DataLoader(val, batch_size=512, collate_fn=lambda batch: batch),
+    DataLoader(train, batch_size=64, sampler=sampler),
+    DataLoader(val, batch_size=512),
 )
 print(f"mAP {trainer.callback_metrics['val/mAP']:.3f}, J of the last batch {trainer.callback_metrics['train/J']:.2f}")

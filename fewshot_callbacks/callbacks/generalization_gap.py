@@ -93,7 +93,6 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     Examples:
         >>> from lightning.pytorch import Trainer
-        >>> from fewshot_callbacks import GlyphDataModule
         >>> monitor = GeneralizationGapMonitor(classes=100, every_n_epochs=5)  # the data module has the training set
         >>> trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu")
     """

@@ -22,12 +22,11 @@ from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, ReportWriter, 
 from fewshot_callbacks.cli.curves import read_curves, training_curves
 from fewshot_callbacks.cli.demo import MARKER, TITLES, TRAINED, Trained, note_trained, trained_in
 from fewshot_callbacks.cli.fit import signal_behind
-from fewshot_callbacks.data import GlyphDataModule, IconThemesDataModule
-from fewshot_callbacks.data._episodic import Split
+from fewshot_callbacks.data import ClassBalanced, Episodes, FewShotDataModule, FewShotDataset, Glyphs
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.plots import save
-from fewshot_callbacks.protonet import EmbeddingModule, ProtoNet, SoftmaxHead
+from fewshot_callbacks.protonet import EmbeddingModule, EpisodeProtocol, ProtoNet, SoftmaxHead
 
 PRECISION, GROUP_SIZE = 0.5, 50
 """Of R@P and Grouped Recall, where these move on the test scripts: a precision of 0.95 is reached by less than 1 % of the
@@ -35,12 +34,6 @@ relevant pairs, and among 10 classes random weights already have a Grouped Recal
 WAYS, QUERIES = 20, 3
 """Of a training episode; a batch of soft AP has as many images of as many classes. 5-way separates the heads less well."""
 SHOWN = ("train/loss", "train/J", "train/batch_AP", "val/mAP")
-DemoData = GlyphDataModule | IconThemesDataModule
-WHAT = {
-    "glyphs": ("a class is a character, its images are the typefaces that draw it.", "scripts never seen in training"),
-    "icons": ("a class is the name of an icon, its images are what artists drew.", "names never seen in training"),
-}
-"""Of each data set: what a class is, and what the test classes are."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +55,13 @@ class Compared:
     """The demo at its end."""
 
     rows: Sequence[Row]
-    unseen: str
-    """what the test classes are"""
     seconds: float
 
     def show(self, output: Path) -> None:
         """Print the table, and what lies in the folder of the demo."""
         console = Console()
         console.print()
-        console.print(comparison(self.rows, self.unseen))
+        console.print(comparison(self.rows))
         console.print(
             as_text(
                 f"{self.seconds:.0f} s. Curves of J and mAP: {output / 'curves.png'}; values: "
@@ -86,11 +77,11 @@ def train_and_compare(options: Any, folder: Path) -> Compared:
     """Train the networks that a folder lacks, test all, and write curves, logs and checkpoints there."""
     console = Console()
     started = time.perf_counter()
-    console.print(f"[bold]fewshot demo[/]: {WHAT[options.data][0]}")
-    with console.status(f"Drawing the {options.data} (once; they are cached) ..."):
-        data = data_of(options)
-        data.prepare_data()
-    for line in split_lines(data):
+    console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
+    with console.status("Drawing the glyphs (once; they are cached) ..."):
+        glyphs = Glyphs()
+    data = data_of(glyphs, options)
+    for line in split_lines(glyphs):
         console.print(as_text(line))
     rows = [evaluate_random(data, options, folder)]
     for name in TRAINED:
@@ -102,39 +93,28 @@ def train_and_compare(options: Any, folder: Path) -> Compared:
     curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
     save(curves, folder / "curves.png")
     (folder / MARKER).write_text(json.dumps([as_dict(row) for row in rows], indent=2) + "\n")
-    return Compared(rows, WHAT[options.data][1], time.perf_counter() - started)
+    return Compared(rows, time.perf_counter() - started)
 
 
-def data_of(options: Any, classes_per_batch: int | None = None) -> DemoData:
-    """Make the data set of the demo, in episodes or in class-balanced batches of as many images."""
-    kind = IconThemesDataModule if options.data == "icons" else GlyphDataModule
-    return kind(
-        ways=WAYS,
-        queries=QUERIES,
-        classes_per_batch=classes_per_batch,
-        items_per_class=1 + QUERIES,
-        episodes=options.episodes,
-        test_ways=20,
-        test_episodes=options.test_episodes,
+def data_of(glyphs: FewShotDataset, options: Any, *, balanced: bool = False) -> FewShotDataModule:
+    """Make the data of the demo, in episodes or in class-balanced batches of as many images."""
+    return FewShotDataModule(
+        glyphs,
+        train=ClassBalanced(WAYS, 1 + QUERIES, options.episodes)
+        if balanced
+        else Episodes(WAYS, queries=QUERIES, episodes=options.episodes),
+        evaluation=EpisodeProtocol(ways=20, queries=9, episodes=options.test_episodes),
+        batch_size=512,
         seed=options.seed,
     )
 
 
-def class_names(data: DemoData, split: Split) -> tuple[str, ...]:
-    """List the characters or the icons of a split."""
-    return data.icons(split).names if isinstance(data, IconThemesDataModule) else data.glyphs(split).characters
-
-
-def split_lines(data: DemoData) -> Iterator[str]:
+def split_lines(glyphs: Glyphs) -> Iterator[str]:
     """Describe the size and the content of each split."""
-    splits: tuple[Split, ...] = ("train", "val", "test")
-    for name in splits:
-        classes = class_names(data, name)
-        if isinstance(data, IconThemesDataModule):
-            items, kinds = len(data.icons(name)), [*classes[:3], "..."]
-        else:
-            items, kinds = len(data.glyphs(name)), list(dict.fromkeys(data.glyphs(name).scripts))
-        yield f"  {name:<5} {items:>6,} images of {len(classes):>5,} classes: {', '.join(kinds)}"
+    for name in glyphs.splits:
+        part = glyphs.with_split(name)
+        scripts = ", ".join(dict.fromkeys(part.scripts))
+        yield f"  {name:<5} {len(part):>6,} images of {len(part.class_names):>5,} classes: {scripts}"
 
 
 class DemoProgressBar(RichProgressBar):
@@ -148,27 +128,20 @@ class DemoProgressBar(RichProgressBar):
         return {name: value for name, value in metrics.items() if name in SHOWN}
 
 
-def build(name: Trained, data: DemoData, options: Any) -> ProtoNet:
+def build(name: Trained, data: FewShotDataModule, options: Any) -> ProtoNet:
     """Make a network with new random weights, equal for every row; that of soft AP is tested by its cosines."""
     seed_everything(options.seed, verbose=False)
-    evaluation = {
-        "ways": data.test_ways,
-        "shots": data.test_shots,
-        "queries": data.test_queries,
-        "episodes": data.test_episodes,
-        "seed": data.test_seed,
-    }
     head: Any = SoftmaxHead("unit_euclidean") if name == "soft_ap" else name
-    return ProtoNet("conv4", head, in_channels=data.in_channels, shots=data.shots, evaluation=evaluation)
+    return ProtoNet("conv4", head, in_channels=data.dataset.in_channels, evaluation=data.evaluation)
 
 
-def retrieval_monitor(data: DemoData) -> RetrievalMonitor:
+def retrieval_monitor(data: FewShotDataModule) -> RetrievalMonitor:
     """Make the monitor of the demo; its groups are smaller where the splits hold too few classes for two of them."""
-    classes = min(len(class_names(data, split)) for split in ("val", "test"))
+    classes = min(len(data.images("val").class_names), len(data.images("test").class_names))
     return RetrievalMonitor(precisions=(PRECISION,), group_size=min(GROUP_SIZE, classes // 2))
 
 
-def evaluate_random(data: DemoData, options: Any, folder: Path) -> Row:
+def evaluate_random(data: FewShotDataModule, options: Any, folder: Path) -> Row:
     """Evaluate the network before any training."""
     monitor = retrieval_monitor(data)
     trainer = Trainer(
@@ -182,7 +155,7 @@ def evaluate_random(data: DemoData, options: Any, folder: Path) -> Row:
     return tested("random", trainer, build("softmax", data, options), data, monitor, None)
 
 
-def train_and_test(name: Trained, data: DemoData, options: Any, folder: Path, console: Console) -> Row:
+def train_and_test(name: Trained, data: FewShotDataModule, options: Any, folder: Path, console: Console) -> Row:
     """Train one network, keep the checkpoint of the best validation mAP, and test that.
 
     One that an interrupted demo has trained is only tested.
@@ -193,12 +166,12 @@ def train_and_test(name: Trained, data: DemoData, options: Any, folder: Path, co
     network = build(name, data, options)
     model: LightningModule = network
     if name == "soft_ap":
-        data = data_of(options, classes_per_batch=WAYS)
+        data = data_of(data.dataset, options, balanced=True)
         model = EmbeddingModule(network.backbone, SoftAveragePrecisionLoss(), ap_every_n_steps=10)
     monitor = retrieval_monitor(data)
     best = ModelCheckpoint(folder / name, filename="best", monitor="val/mAP", mode="max")
     # one report, of the test set
-    path, names = str(folder.resolve() / name / "report.html"), class_names(data, "test")
+    path, names = str(folder.resolve() / name / "report.html"), data.images("test").class_names
     path = path.replace("{", "{{").replace("}", "}}")
     writers = [ReportWriter(path, names=names, prefix="test", max_share=None)] if name == "dr" else []
     trainer = Trainer(
@@ -230,7 +203,12 @@ def train_and_test(name: Trained, data: DemoData, options: Any, folder: Path, co
 
 
 def tested(
-    name: str, trainer: Trainer, model: ProtoNet, data: DemoData, monitor: RetrievalMonitor, weights: str | None
+    name: str,
+    trainer: Trainer,
+    model: ProtoNet,
+    data: FewShotDataModule,
+    monitor: RetrievalMonitor,
+    weights: str | None,
 ) -> Row:
     """Test a network, and make its row."""
     started = time.perf_counter()
@@ -253,12 +231,12 @@ def tested(
     )
 
 
-def comparison(rows: Sequence[Row], unseen: str) -> Table:
-    """Make the table at the end; `unseen` describes the test classes."""
+def comparison(rows: Sequence[Row]) -> Table:
+    """Make the table at the end."""
     first = rows[0]
     size = first.report.grouped.group_size if first.report.grouped else 0
     table = Table(
-        title=f"{first.report.queries:,} images of {first.report.classes} classes, {unseen}",
+        title=f"{first.report.queries:,} images of {first.report.classes} classes, scripts never seen in training",
         caption=(
             f"accuracy: 20-way 1-shot, {first.episodes} episodes, list {first.episodes_hash}. GR@1: Grouped Recall@1 among "
             f"{size} classes. R@P: recall at precision {PRECISION:g}. ± and in brackets: 95 % intervals. random: the "

@@ -89,10 +89,11 @@ class OneLineErrors(ArgumentParser):
 def explained(message: str, parser: ArgumentParser) -> str:
     """Rewrite a message of jsonargparse as one sentence or two, with the option that was probably meant."""
     options = [option for option in parser._option_string_actions if option.startswith("--") and option[-1] != "+"]
-    if found := re.search(r"unrecognized arguments: ([^\s=]+)", message):
-        text = _unknown(found[1], options)
-    elif found := re.search(r"class_path '([\w.]+)':\s+Option '([\w.]+)' is not accepted", message):
+    message = _of_the_class(message)
+    if found := re.search(r"class_path '([\w.]+)':\s+(?:unrecognized arguments: --|Option ')([\w.]+)", message):
         text = f"{found[1].rpartition('.')[2]} has no argument {found[2]}.{_nearest(found[2], arguments_of(found[1]))}"
+    elif found := re.search(r"unrecognized arguments: ([^\s=]+)", message):
+        text = _unknown(found[1], options)
     elif found := re.search(r"[Oo]ption '([\w.]+)'", message):
         text = _unknown(f"--{found[1]}", options)
     elif re.search(r"arguments are required: \w+\.data$", message):
@@ -107,9 +108,30 @@ def explained(message: str, parser: ArgumentParser) -> str:
 
 
 def reason(message: str) -> str:
-    """Find why the first type of a union did not take a value; jsonargparse lists the reasons of all."""
-    found = re.search(r"Errors:\s+- (.*?)(?=\n\s+- |\n\s*Given value|\Z)", message, re.DOTALL)
-    return message if found is None else found[1]
+    """Find why a value was not taken; jsonargparse lists the reasons of all types of a union, and those inside them."""
+    found = _first_of_union(message)
+    return message if found is None else reason(found)
+
+
+def _of_the_class(message: str) -> str:
+    """Find what a class says of its arguments, where it stands among the types of a union."""
+    found = _first_of_union(message)
+    return _of_the_class(found) if found is not None and found.startswith(_OF_A_CLASS) else message
+
+
+_OF_A_CLASS = "Problem with given class_path"
+_OF_ANOTHER_TYPE = re.compile(
+    r"is not accepted|unexpected keyword|Expected a <class 'NoneType'>|Subclasses are disabled"
+)
+
+
+def _first_of_union(message: str) -> str | None:
+    """Find the reason of the first type that the value was meant for; None where the message is of no union."""
+    found = re.search(r"^( *)Errors:\n( *)- (.*?)(?=\n\1Given value type|\Z)", message, re.DOTALL | re.MULTILINE)
+    if found is None:
+        return None
+    every = found[3].split(f"\n{found[2]}- ")
+    return min(every, key=lambda one: _OF_ANOTHER_TYPE.search(one) is not None)
 
 
 def _wrong_value(message: str, parser: ArgumentParser) -> str:
@@ -125,6 +147,8 @@ def _wrong_value(message: str, parser: ArgumentParser) -> str:
     expected = [kind for kind in expected if not kind.startswith(("path but", "dot import"))]
     if value and expected:
         return f"{start}{value[1]} is not {'a file or a class' if expected == ['null'] else ' or '.join(expected)}."
+    if found := re.search(r"Expected a dot import path string: (\S+)", rest):
+        return f"{start}{found[1]} is not a file or a class."
     return f"{start}{' '.join(reason(rest).split()).rstrip('.')}."
 
 
@@ -134,9 +158,11 @@ def _shown(name: str, parser: Any) -> str:
 
 
 def arguments_of(class_path: str) -> list[str]:
-    """List the arguments of a class that an import path names."""
+    """List the arguments of a class that an import path names, with those of the settings among them."""
     module, _, name = class_path.rpartition(".")
-    return list(inspect.signature(getattr(import_module(module), name)).parameters)
+    arguments = inspect.signature(getattr(import_module(module), name)).parameters
+    inner = [f"{a}.{field}" for a in arguments for field in getattr(arguments[a].default, "__dataclass_fields__", ())]
+    return [*arguments, *inner]
 
 
 def _unknown(option: str, options: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""`fewshot demo`: two heads and soft AP trained on the glyphs (or icons), watched, and compared on unseen classes."""
+"""`fewshot demo`: two heads and soft AP trained on the glyphs, watched, and compared on unseen classes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,9 @@ def parser() -> ArgumentParser:
         prog="fewshot demo",
         description=(
             "Train two prototypical networks (softmax head, distance-ratio head) and a network with average precision "
-            "as the loss, on characters drawn in many typefaces or on icons, and compare them with random weights on "
-            "unseen classes. Writes curves, logs and checkpoints."
+            "as the loss, on characters drawn in many typefaces, and compare them with random weights on unseen "
+            "classes. Writes curves, logs and checkpoints."
         ),
-    )
-    options.add_argument(
-        "--data",
-        type=Literal["glyphs", "icons"],
-        default="glyphs",
-        help="the built-in glyphs, or the icon themes of this machine (harder; docs/icons.md)",
     )
     options.add_argument(
         "--output", type=Path, default=Path("demo"), help="folder to write; an earlier demo is replaced"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from fewshot_callbacks.cli._checkpoint import Checkpoint, chosen_checkpoint
 from fewshot_callbacks.cli._configuration import files_of, with_paths
 from fewshot_callbacks.cli._options import OneLineErrors
 from fewshot_callbacks.cli.main import Terminated
-from fewshot_callbacks.data._images import ImageDataModule
-from fewshot_callbacks.protonet import ProtoNet
+from fewshot_callbacks.data import FewShotDataModule
+from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 
 DEFAULTS = Path(__file__).with_name("defaults.yaml")
 """The monitors, the checkpoint of the best mAP, and TensorBoard logs in `runs/`."""
@@ -88,9 +89,9 @@ class FewshotCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Find now what would only show when the trained network is evaluated."""
-        if isinstance(self.datamodule, ImageDataModule):
+        if isinstance(self.datamodule, FewShotDataModule):
             in_episodes = isinstance(self.model, ProtoNet) or self.datamodule.episodic_evaluation
-            self.datamodule.check_splits("train", *(("val", "test") if in_episodes else ()))
+            self.datamodule.check("train", *(("val", "test") if in_episodes else ()))
         self._check_weights()
 
     def before_validate(self) -> None:
@@ -144,21 +145,23 @@ class InterruptReport(Callback):
             self.text = "No checkpoint was kept: the first is written when a validation ends."
 
 
+# a data module of one's own may have attributes of the same names
+
+
 def _channels(data: LightningDataModule) -> int:
-    return int(getattr(data, "in_channels", 3))
+    return int(getattr(getattr(data, "dataset", data), "in_channels", 3))
 
 
 def _shots(data: LightningDataModule) -> int:
-    return int(getattr(data, "shots", 1))
+    return int(getattr(getattr(data, "train", data), "shots", 1))
 
 
 def _episodes_per_batch(data: LightningDataModule) -> int:
-    return int(getattr(data, "episodes_per_batch", 1))
+    return int(getattr(getattr(data, "train", data), "episodes_per_batch", 1))
 
 
 def _protocol(data: LightningDataModule) -> dict[str, int]:
-    sizes = ("ways", "shots", "queries", "episodes", "seed")
-    return {size: getattr(data, f"test_{size}") for size in sizes if hasattr(data, f"test_{size}")}
+    return asdict(getattr(data, "evaluation", EpisodeProtocol()))
 
 
 def _validation_episodes(data: LightningDataModule) -> int | None:

@@ -1,29 +1,37 @@
-"""Episodes, class-balanced batches, the glyphs, icon themes, image folders and published sets, as LightningDataModules."""
+"""Data sets, the batches that a network is trained on, and the LightningDataModule that serves them."""
 
+from fewshot_callbacks.data.batches import ClassBalanced, Episodes
 from fewshot_callbacks.data.class_balanced import ClassBalancedBatchSampler
-from fewshot_callbacks.data.cub import CUBDataModule
+from fewshot_callbacks.data.cub200 import CUB200
+from fewshot_callbacks.data.data_module import FewShotDataModule
+from fewshot_callbacks.data.dataset import FewShotDataset
 from fewshot_callbacks.data.episodes import EpisodicBatchSampler
-from fewshot_callbacks.data.folders import ImageFolderDataModule, ImageFolderSet
-from fewshot_callbacks.data.glyphs import GlyphDataModule, GlyphSet, augment_glyphs, glyph_sheet
-from fewshot_callbacks.data.icons import IconThemes, IconThemesDataModule
-from fewshot_callbacks.data.logodet3k import LogoCounts, LogoDet3KDataModule
-from fewshot_callbacks.data.mini_imagenet import MiniImageNetDataModule
-from fewshot_callbacks.data.omniglot import OmniglotDataModule
+from fewshot_callbacks.data.glyphs import Glyphs, augment_glyphs, glyph_sheet
+from fewshot_callbacks.data.image_folder import ImageFolder
+from fewshot_callbacks.data.image_set import ImageItem, ImageSet
+from fewshot_callbacks.data.logodet3k import LogoCounts, LogoDet3K, LogoTransform
+from fewshot_callbacks.data.mini_imagenet import MiniImageNet
+from fewshot_callbacks.data.omniglot import Omniglot
+from fewshot_callbacks.data.photo_transform import PhotoTransform
 
 __all__ = [
-    "CUBDataModule",
+    "CUB200",
+    "ClassBalanced",
     "ClassBalancedBatchSampler",
+    "Episodes",
     "EpisodicBatchSampler",
-    "GlyphDataModule",
-    "GlyphSet",
-    "IconThemes",
-    "IconThemesDataModule",
-    "ImageFolderDataModule",
-    "ImageFolderSet",
+    "FewShotDataModule",
+    "FewShotDataset",
+    "Glyphs",
+    "ImageFolder",
+    "ImageItem",
+    "ImageSet",
     "LogoCounts",
-    "LogoDet3KDataModule",
-    "MiniImageNetDataModule",
-    "OmniglotDataModule",
+    "LogoDet3K",
+    "LogoTransform",
+    "MiniImageNet",
+    "Omniglot",
+    "PhotoTransform",
     "augment_glyphs",
     "glyph_sheet",
 ]

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,16 @@ from PIL import Image
 from torch import Tensor
 
 from fewshot_callbacks._image_files import image_size, read_image
-from fewshot_callbacks.data._episodic import Split, split_of
-from fewshot_callbacks.data._images import (
+from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
+from fewshot_callbacks.data.image_set import (
+    ImageItem,
     ImageSet,
-    PhotoDataModule,
     check_no_split_is_empty,
+    check_shares,
     counted,
-    labels_of,
     required,
 )
-from fewshot_callbacks.data._settings import with_settings
+from fewshot_callbacks.data.photo_transform import PhotoTransform
 
 FOLDER = "LogoDet-3K"
 SOURCE = "LogoDet-3K.zip from the page of LogoDet-3K (https://github.com/Wangjing1551/LogoDet-3K-Dataset)"
@@ -107,52 +107,39 @@ class LogoCounts:
         return words + "."
 
 
-class LogoSet(ImageSet):
-    """Boxes, each cut out of its image on access.
+@dataclass(frozen=True)
+class LogoTransform(PhotoTransform):
+    """As `PhotoTransform`, but the whole box is squeezed to a square.
+
+    Logos are of all shapes, and a part of a wide one may be another logo. So a box is squeezed for evaluation to
+    `image_size`, for training to `resize`, before the random resized crop. Nothing is mirrored unless `flip` is set, since
+    logos contain letters.
 
     Args:
-        files: The image of each box.
-        boxes: (items, 4): left, top, right and bottom in pixels, inside the image.
-        names: The class of each box; labels are 0 ... C-1 in the order of these names.
-        margin: Added on each side, as a part of the box's width or height, as far as the image goes.
-
-    Attributes:
-        files: Image of each box.
-        boxes: (items, 4), as given.
-        labels: (items,), int64.
-        class_names: For each label, its name.
+        image_size: Height and width of the images that the model sees, in pixels.
+        resize: Side of the square that a training image is squeezed to before its random crop; 8/7 of `image_size` by
+            default.
+        min_area: Smallest part of the image's area in the random resized crop, in (0, 1].
+        flip: Probability of the horizontal flip.
+        jitter: Strength of the jitter of brightness, contrast and saturation; 0 for none.
+        mean: Mean of each channel, which is subtracted; by default that of ImageNet.
+        std: Standard deviation of each channel, by which it is divided.
     """
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        boxes: Int[Tensor, "items 4"],
-        names: Sequence[str],
-        margin: float,
-    ) -> None:
-        super().__init__(*labels_of(names))
-        self.files = tuple(files)
-        self.boxes = boxes
-        self._margin = margin
+    min_area: float = 0.6
+    flip: float = 0.0
 
-    def _file(self, index: int) -> str:
-        return self.files[index]
+    def _fitted(self) -> list[Callable[[Any], Any]]:
+        return _squeezed_to(self.image_size)
 
-    def _read(self, index: int) -> Image.Image:
-        left, top, right, bottom = self.boxes[index].tolist()
-        beside, above = round(self._margin * (right - left)), round(self._margin * (bottom - top))
-        image = read_image(self.files[index])
-        inside = (
-            max(left - beside, 0),
-            max(top - above, 0),
-            min(right + beside, image.width),
-            min(bottom + above, image.height),
-        )
-        return image.crop(inside).convert("RGB")
+    def _cropped_at_random(self) -> list[Callable[[Any], Any]]:
+        return [*_squeezed_to(self._resized()), *super()._cropped_at_random()]
 
 
-@with_settings
-class LogoDet3KDataModule(PhotoDataModule):
+_TRANSFORM = LogoTransform()
+
+
+class LogoDet3K(ImageSet):
     """LogoDet-3K as it is published; each annotated box is a separate image.
 
     **No split of its classes is published**: the paper is about detection. Here `logo_split` assigns classes to train,
@@ -164,19 +151,15 @@ class LogoDet3KDataModule(PhotoDataModule):
         LogoDet-3K/Food/Oreo/1.xml
 
     A class is the name of an object in the annotations (not the folder's). A box is cut to the image's borders; broken boxes
-    and classes with fewer than `min_boxes` boxes are left out and counted (`counts`, and a message of `setup`). Every
-    annotation and the size of every image is read once, in `setup`.
+    and classes with fewer than `min_boxes` boxes are left out and counted (`counts`, and a message). Every
+    annotation and the size of every image is read once.
 
-    Logos are of all shapes, and a part of a wide one may be another logo. So the whole box is squeezed to a square: for
-    evaluation to `image_size`, for training to `resize`, before the random resized crop. Nothing is mirrored unless
-    `flip` is set, since logos contain letters.
-
-    Batches are tuples (images, labels): float images (images, 3, image_size, image_size), normalised; int64 labels
-    0 ... C-1 of the split, in the order of the class names. A training batch is one episode, class by class, each
-    class's support first.
+    Labels are in the order of the class names.
 
     Args:
         root: The folder that holds `LogoDet-3K`.
+        split: "train", "val" or "test".
+        transform: What the model sees of a box.
         margin: Added to a box on each side, as a part of its width or height, as far as the image goes.
         min_boxes: A class with fewer boxes is left out. An episode needs shots + queries of each class.
         val_share: Share of the classes to validate on, on average (`logo_split`); 0 for no validation.
@@ -184,12 +167,15 @@ class LogoDet3KDataModule(PhotoDataModule):
         split_seed: Seed of the split.
         partial: Accept an incomplete set: categories may be missing, and annotations without an image
             and files that cannot be read are left out and counted.
-        resize: Side of the square that a training image is squeezed to before its random crop; 8/7 of `image_size` by
-            default.
+        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+
+    Attributes:
+        counts: What is used, over all splits, and what is left out.
+        boxes: (items, 4), left, top, right and bottom in pixels, inside the image.
 
     Raises:
-        ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
-            FileNotFoundError; an unreadable file, or a split without a class, a ValueError.
+        FileNotFoundError: A folder or an image is missing.
+        ValueError: A file cannot be read, a split has no class, or a setting is out of range.
 
     References:
         Wang, Min, Hou, Ma, Zheng, Jiang, "LogoDet-3K: A Large-Scale Image Dataset for Logo Detection", ACM TOMM 18(1),
@@ -206,98 +192,88 @@ class LogoDet3KDataModule(PhotoDataModule):
         ...         Image.new("RGB", (20, 10)).save(folder / "1.jpg")
         ...         xml = f"<annotation><object><name>{brand}</name>{box}</object></annotation>"
         ...         _ = (folder / "1.xml").write_text(xml)
-        ...     data = LogoDet3KDataModule(root, min_boxes=1, val_share=0.4, image_size=8, partial=True)
-        ...     images, labels = data.images("train").__getitems__([0])
-        >>> [data.images(split).class_names for split in ("train", "val", "test")]
+        ...     small = LogoTransform(image_size=8)
+        ...     logos = LogoDet3K(root, transform=small, min_boxes=1, val_share=0.4, partial=True)
+        ...     images, labels = logos.batch([0])
+        >>> [logos.with_split(split).class_names for split in logos.splits]
         [('Oreo',), ('Twix',), ('Dole',)]
-        >>> tuple(images.shape), data.counts.boxes
+        >>> tuple(images.shape), logos.counts.boxes
         ((1, 3, 8, 8), 3)
     """
 
-    resize: int | None = None
-    min_area: float = 0.6
-    flip: float = 0.0
-    margin: float = 0.0
-    min_boxes: int = 20
-    val_share: float = 0.2
-    test_share: float = 0.2
-    split_seed: int = 0
-    partial: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the settings."""
-        super().__post_init__()
-        if not 0 <= self.margin < math.inf:
-            raise ValueError(
-                f"margin is {self.margin}; it is a part of the box's side. Use 0 for none, 0.1 for a tenth."
-            )
-        if self.min_boxes < 1:
-            raise ValueError(f"min_boxes is {self.min_boxes}; a class has at least one box. Use min_boxes >= 1.")
-        if not (self.val_share >= 0 and self.test_share > 0 and self.val_share + self.test_share < 1):
-            raise ValueError(
-                f"val_share is {self.val_share} and test_share {self.test_share}; the rest is trained on. Use val_share "
-                f">= 0 and test_share > 0 with a sum below 1."
-            )
-        self._counts: LogoCounts | None = None
-
-    @property
-    def counts(self) -> LogoCounts:
-        """What is served and what is left out; reads the annotations if that is not done yet."""
-        self.images("train")
-        assert self._counts is not None  # set by `_listed`
-        return self._counts
-
-    def _why_no_validation(self) -> str | None:
-        return "val_share is 0. Use a positive share." if self.val_share == 0 else None
-
-    def _before_the_crop(self) -> list[Callable[[Any], Any]]:
-        return _squeezed_to(self.resize)
-
-    def _fitted(self) -> list[Callable[[Any], Any]]:
-        return _squeezed_to(self.image_size)
-
-    def _listed(self) -> dict[Split, LogoSet]:
-        folder = self._root / FOLDER
-        fix = f"Unpack {SOURCE} into {self._root}, or pass partial=True to use what is there."
-        found = _annotated(folder, fix, partial=self.partial)
-        sizes = Counter(name for _, name, _ in found.boxes)
-        kept = [(file, name, box) for file, name, box in found.boxes if sizes[name] >= self.min_boxes]
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        transform: LogoTransform = _TRANSFORM,
+        margin: float = 0.0,
+        min_boxes: int = 20,
+        val_share: float = 0.2,
+        test_share: float = 0.2,
+        split_seed: int = 0,
+        partial: bool = False,
+        cache_mb: float = 512,
+    ) -> None:
+        if not 0 <= margin < math.inf:
+            raise ValueError(f"margin is {margin}; it is a part of the box's side. Use 0 for none, 0.1 for a tenth.")
+        if min_boxes < 1:
+            raise ValueError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
+        check_shares(val_share, test_share)
+        folder = Path(root) / FOLDER
+        fix = f"Unpack {SOURCE} into {root}, or pass partial=True to use what is there."
+        found = _annotated(folder, fix, partial=partial)
+        sizes = Counter(item.class_name for item in found.items)
+        kept = [item for item in found.items if sizes[item.class_name] >= min_boxes]
         split_of = {
-            name: logo_split(name, val_share=self.val_share, test_share=self.test_share, seed=self.split_seed)
-            for name in {name for _, name, _ in kept}
+            name: logo_split(name, val_share=val_share, test_share=test_share, seed=split_seed)
+            for name in {item.class_name for item in kept}
         }
-        self._counts = LogoCounts(
+        self.counts = LogoCounts(
             classes=len(split_of),
             boxes=len(kept),
             broken_boxes=found.broken_boxes,
             small_classes=len(sizes) - len(split_of),
-            boxes_of_small_classes=len(found.boxes) - len(kept),
+            boxes_of_small_classes=len(found.items) - len(kept),
             missing_images=len(found.missing),
             unreadable_files=len(found.unreadable),
         )
-        rank_zero_info(self._counts.in_words())
-        splits: tuple[Split, ...] = ("train", "val", "test") if self.val_share > 0 else ("train", "test")
-        members = {split: [item for item in kept if split_of[item[1]] == split] for split in splits}
+        rank_zero_info(self.counts.in_words())
+        splits = [name for name in SPLITS if name != "val" or val_share > 0]
+        items = {name: [item for item in kept if split_of[item.class_name] == name] for name in splits}
         check_no_split_is_empty(
-            {split: len(items) for split, items in members.items()},
+            {name: len(inside) for name, inside in items.items()},
             folder,
-            f"It has {counted(len(split_of), 'class')} with at least {self.min_boxes} boxes. Use a smaller min_boxes, other "
+            f"It has {counted(len(split_of), 'class')} with at least {min_boxes} boxes. Use a smaller min_boxes, other "
             f"shares or another split_seed.",
         )
-        return {
-            split: LogoSet(
-                [file for file, _, _ in items],
-                torch.tensor([box for _, _, box in items]),  # (items, 4)
-                [name for _, name, _ in items],
-                self.margin,
-            )
-            for split, items in members.items()
-        }
+        self._margin = margin
+        super().__init__(
+            items, split, transform, cache_mb=cache_mb, no_validation="val_share is 0. Use a positive share."
+        )
+
+    @property
+    def boxes(self) -> Int[Tensor, "items 4"]:
+        """Of each item: left, top, right and bottom in pixels, inside the image."""
+        return torch.tensor([item.box for item in self.items])
+
+    def _read(self, item: ImageItem) -> Image.Image:
+        assert item.box is not None  # each item of this set has one
+        left, top, right, bottom = item.box
+        beside, above = round(self._margin * (right - left)), round(self._margin * (bottom - top))
+        image = read_image(item.file)
+        inside = (
+            max(left - beside, 0),
+            max(top - above, 0),
+            min(right + beside, image.width),
+            min(bottom + above, image.height),
+        )
+        return image.crop(inside).convert("RGB")
 
 
 @dataclass
 class _Found:
-    boxes: list[tuple[str, str, tuple[int, int, int, int]]]  # file, class, box
+    items: list[ImageItem]
     broken_boxes: int
     missing: list[Path]  # annotations without an image
     unreadable: list[Path]
@@ -352,7 +328,7 @@ def _read_brand(folder: Path, found: _Found) -> None:
             if not name or box is None:
                 found.broken_boxes += 1
             else:
-                found.boxes.append((str(folder / jpg), name, box))
+                found.items.append(ImageItem(str(folder / jpg), name, box))
 
 
 def _box(thing: ElementTree.Element, width: int, height: int) -> tuple[int, int, int, int] | None:

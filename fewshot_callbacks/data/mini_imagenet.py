@@ -4,11 +4,11 @@ import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from fewshot_callbacks.data._episodic import Split
-from fewshot_callbacks.data._images import (
+from fewshot_callbacks.data.dataset import Split
+from fewshot_callbacks.data.image_set import (
     PAIRS_OF_SPLITS,
-    ImageFileSet,
-    PhotoDataModule,
+    ImageItem,
+    ImageSet,
     check_class_counts,
     check_no_file_is_missing,
     check_no_split_is_empty,
@@ -16,7 +16,7 @@ from fewshot_callbacks.data._images import (
     required,
     shared_classes,
 )
-from fewshot_callbacks.data._settings import with_settings
+from fewshot_callbacks.data.photo_transform import PhotoTransform
 
 LISTS = (
     "train.csv, val.csv and test.csv of Ravi and Larochelle (data/miniImagenet in "
@@ -25,9 +25,10 @@ LISTS = (
 IMAGES = "the images of ILSVRC-2012 (https://www.image-net.org) that the lists name, under the names of the lists"
 CLASSES: Mapping[Split, int] = {"train": 64, "val": 16, "test": 20}
 
+_TRANSFORM = PhotoTransform()
 
-@with_settings
-class MiniImageNetDataModule(PhotoDataModule):
+
+class MiniImageNet(ImageSet):
     r"""mini-ImageNet in the lists of Ravi and Larochelle: 64 training, 16 validation and 20 test classes.
 
     `root` holds the three lists, as they are published, and the images in one folder:
@@ -39,18 +40,19 @@ class MiniImageNetDataModule(PhotoDataModule):
     The lists name 600 images of each class: 38,400, 9,600 and 12,000. The authors publish no archive of the images;
     they are ImageNet's, of any size, under the names that the lists give them.
 
-    Batches are tuples (images, labels): float images (images, 3, image_size, image_size), normalised; int64 labels
-    0 ... C-1 of the split, in the order of the WordNet ids. A training batch is one episode, class by class, each
-    class's support first. Training images are augmented and evaluation images cut out as in `ImageFolderDataModule`.
+    Labels are in the order of the WordNet ids.
 
     Args:
         root: The folder that holds the lists and `images`.
+        split: "train", "val" or "test".
+        transform: What the model sees of an image.
         partial: Accept an incomplete set: missing images are left out, and so are classes without an image.
+        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
-        ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
-            FileNotFoundError; a list that cannot be read, a class in two splits, or other numbers of classes, a
-            ValueError.
+        FileNotFoundError: A list, the folder or an image is missing.
+        ValueError: A list cannot be read, a class is in two splits, or there are other numbers of classes; or a setting is
+            out of range.
 
     References:
         Vinyals, Blundell, Lillicrap, Kavukcuoglu, Wierstra, "Matching Networks for One Shot Learning", NeurIPS 2016.
@@ -64,37 +66,41 @@ class MiniImageNetDataModule(PhotoDataModule):
         ...     for split, label in (("train", "n01532829"), ("val", "n01855672"), ("test", "n01930112")):
         ...         Image.new("RGB", (20, 10)).save(Path(root) / "images" / f"{label}00000001.jpg")
         ...         _ = (Path(root) / f"{split}.csv").write_text(f"filename,label\n{label}00000001.jpg,{label}\n")
-        ...     data = MiniImageNetDataModule(root, image_size=8, partial=True)
-        ...     images, labels = data.images("val").__getitems__([0])
-        >>> data.images("val").class_names, tuple(images.shape), labels.tolist()
+        ...     photographs = MiniImageNet(root, "val", transform=PhotoTransform(image_size=8), partial=True)
+        ...     images, labels = photographs.batch([0])
+        >>> photographs.class_names, tuple(images.shape), labels.tolist()
         (('n01855672',), (1, 3, 8, 8), [0])
     """
 
-    ways: int = 5
-    partial: bool = False
-
-    def _listed(self) -> dict[Split, ImageFileSet]:
-        folder = self._root / "images"
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        transform: PhotoTransform = _TRANSFORM,
+        partial: bool = False,
+        cache_mb: float = 512,
+    ) -> None:
+        root = Path(root)
+        folder = root / "images"
         or_partial = "Complete them, or pass partial=True to use what is there."
-        lists = {split: _rows(required(self._root / f"{split}.csv", f"Put {LISTS} there.")) for split in CLASSES}
+        lists = {name: _rows(required(root / f"{name}.csv", f"Put {LISTS} there.")) for name in CLASSES}
         required(folder, f"Put {IMAGES} there.")
         listed = [file for rows in lists.values() for file, _ in rows]
         missing = set(missing_files(folder, listed))
-        if not self.partial:
+        if not partial:
             check_no_file_is_missing(missing, listed, folder, "the lists", f"It should hold {IMAGES}. {or_partial}")
-        kept = {split: [row for row in rows if row[0] not in missing] for split, rows in lists.items()}
-        names = {split: [label for _, label in rows] for split, rows in kept.items()}
+        kept = {name: [row for row in rows if row[0] not in missing] for name, rows in lists.items()}
+        labels = {name: {label for _, label in rows} for name, rows in kept.items()}
         for one, other in PAIRS_OF_SPLITS:
-            if shared := shared_classes(names[one], names[other]):
+            if shared := shared_classes(labels[one], labels[other]):
                 raise ValueError(f"{one}.csv and {other}.csv share {shared}. Use {LISTS}, unchanged.")
-        counts = {split: len(set(labels)) for split, labels in names.items()}
-        if not self.partial:
-            check_class_counts(counts, CLASSES, self._root, f"The lists are {LISTS}. {or_partial}")
-        check_no_split_is_empty(counts, self._root, f"It should hold {IMAGES}.")
-        return {
-            split: ImageFileSet([folder / file for file, _ in rows], names[split], "RGB")
-            for split, rows in kept.items()
-        }
+        counts = {name: len(inside) for name, inside in labels.items()}
+        if not partial:
+            check_class_counts(counts, CLASSES, root, f"The lists are {LISTS}. {or_partial}")
+        check_no_split_is_empty(counts, root, f"It should hold {IMAGES}.")
+        items = {name: [ImageItem(folder / file, label) for file, label in rows] for name, rows in kept.items()}
+        super().__init__(items, split, transform, cache_mb=cache_mb)
 
 
 def _rows(file: Path) -> list[tuple[str, str]]:

@@ -1,9 +1,10 @@
 """Prototypical networks, their heads and backbones; EmbeddingModule, any backbone with any loss of a batch."""
 
+from fewshot_callbacks.functional.episodes import EpisodeProtocol
 from fewshot_callbacks.protonet.backbones import Conv4, make_backbone, resnet18
 from fewshot_callbacks.protonet.classifiers import ClassVectors, SupportClassifier
 from fewshot_callbacks.protonet.embedding_module import EmbeddingModule
-from fewshot_callbacks.protonet.evaluation import EpisodeProtocol, evaluate_episodes
+from fewshot_callbacks.protonet.evaluation import evaluate_episodes
 from fewshot_callbacks.protonet.heads import (
     Distance,
     DistanceHead,

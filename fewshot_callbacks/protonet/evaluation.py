@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fewshot_callbacks.functional._inputs import check_embeddings
 from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.functional.episodes import EpisodeAccuracy, EpisodeList, split_episodes, summarize_accuracies
+from fewshot_callbacks.functional.episodes import (
+    EpisodeAccuracy,
+    EpisodeList,
+    EpisodeProtocol,
+    split_episodes,
+    summarize_accuracies,
+)
 from fewshot_callbacks.protonet.representations import Representation, class_logits
 
 NUMBERS_AT_ONCE = 2**22
@@ -25,38 +31,8 @@ UNKNOWN_EPISODES = "unknown"
 """`EpisodeAccuracy.episodes_hash` where the loader of the episodes has no `EpisodeList` to name them by."""
 
 
-@dataclass(frozen=True)
-class EpisodeProtocol:
-    """Sizes, number and seed of evaluation episodes; they must be equal for two accuracies to be comparable.
-
-    Args:
-        ways: Classes per episode, at least 2.
-        shots: Support images per class, at least 1.
-        queries: Query images per class, at least 1.
-        episodes: Number of episodes, at least 1; the papers use 600.
-        seed: Seed of the episode list, at least 0.
-
-    Raises:
-        ValueError: If a number is too small.
-
-    Examples:
-        >>> EpisodeProtocol(ways=20).ways
-        20
-    """
-
-    ways: int = 5
-    shots: int = 1
-    queries: int = 15
-    episodes: int = 600
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in {"ways": 2, "shots": 1, "queries": 1, "episodes": 1, "seed": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"EpisodeProtocol({name}={getattr(self, name)}): use {name} >= {least}.")
-
-
-torch.serialization.add_safe_globals([EpisodeProtocol])  # checkpoints hold the protocol and load with weights_only=True
+# checkpoints hold the protocol and load with weights_only=True; until 0.1 it was defined here
+torch.serialization.add_safe_globals([EpisodeProtocol, (EpisodeProtocol, f"{__name__}.EpisodeProtocol")])
 
 
 def query_hits(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fewshot_callbacks._trainer import evaluating, evaluation_loaders, unpadded_length, warn
 from fewshot_callbacks.functional.episodes import (
     EpisodeAccuracy,
+    EpisodeProtocol,
     sample_episodes,
 )
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
@@ -21,7 +22,6 @@ from fewshot_callbacks.protonet._divergence import ExponentWatch
 from fewshot_callbacks.protonet.backbones import checked_embeddings, make_backbone
 from fewshot_callbacks.protonet.classifiers import SupportClassifier
 from fewshot_callbacks.protonet.evaluation import (
-    EpisodeProtocol,
     batch_norm_of_the_batch,
     batch_norms,
     evaluate_episodes,

@@ -39,7 +39,12 @@ def runs(few_glyphs, tmp_path_factory):
     """Two runs, softmax and DR, of six steps each."""
     folder = tmp_path_factory.mktemp("compare")
     (folder / "monitors.yaml").write_text(MONITORS)
-    sizes = ["--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--data.episodes=3", "--data.test_episodes=20"]
+    sizes = [
+        "--trainer.max_epochs=2",
+        "--trainer.accelerator=cpu",
+        "--data.train.episodes=3",
+        "--data.evaluation.episodes=20",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for head in ("softmax", "dr"):
@@ -53,7 +58,12 @@ def words(runs):
 
 
 def test_fit_says_where_the_run_is_and_how_to_test_it(few_glyphs, capsys):
-    config = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), "--data.episodes=2", "--data.test_episodes=5"]
+    config = [
+        "--config",
+        str(CONFIGS / "protonet_dr_glyphs.yaml"),
+        "--data.train.episodes=2",
+        "--data.evaluation.episodes=5",
+    ]
     assert main(["fit", *config, "--trainer.max_epochs=1", "--trainer.accelerator=cpu", *QUIET]) == 0
     screen = capsys.readouterr().out
     assert "The run is kept in runs/version_0." in screen

@@ -10,9 +10,9 @@ import pytest
 from fewshot_callbacks.cli import _demo_run, curves, demo
 from fewshot_callbacks.cli.curves import smooth
 from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.data import Glyphs
 from fewshot_callbacks.plots.style import METHODS
 from fewshot_callbacks.protonet import DistanceRatioHead, ProtoNet
-from tests.data.icon_trees import many
 from tests.plots.legible import assert_legible
 
 QUICK = ["--epochs", "1", "--episodes", "2", "--test_episodes", "10"]
@@ -63,8 +63,8 @@ def test_soft_ap_sees_as_many_images_and_is_tested_as_it_was_kept(finished):
     random, _, _, soft = json.loads((finished / "results.json").read_text())
     assert soft["retrieval"]["metrics"] != random["retrieval"]["metrics"]  # the weights that were trained
     options = demo.parser().parse_args(QUICK)
-    images, labels = next(iter(_demo_run.data_of(options, _demo_run.WAYS).train_dataloader()))
-    episode, _ = next(iter(_demo_run.data_of(options).train_dataloader()))
+    images, labels = next(iter(_demo_run.data_of(Glyphs(), options, balanced=True).train_dataloader()))
+    episode, _ = next(iter(_demo_run.data_of(Glyphs(), options).train_dataloader()))
     assert images.shape == episode.shape
     assert set(labels.bincount().tolist()) == {0, 1 + _demo_run.QUERIES}
 
@@ -172,27 +172,3 @@ def test_curves_of_seeds_are_one_line_in_its_interval(seeds):
 
 def test_smooth_passes_over_what_is_undefined():
     assert smooth([2.0, float("nan"), 2.0]) == pytest.approx([2.0, 2.0, 2.0])
-
-
-def test_it_runs_on_the_icon_themes_of_the_machine(tmp_path, monkeypatch, capsys):
-    many(tmp_path / "usr" / "icons", names=120, families=6, side=16)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "usr"))
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    assert main(["demo", "--data", "icons", "--output", str(tmp_path / "icons"), *QUICK]) == 0
-    printed = capsys.readouterr().out
-    assert "names never seen in training" in printed
-    assert "name-" in printed
-    rows = json.loads((tmp_path / "icons" / "results.json").read_text())
-    assert [row["name"] for row in rows] == ["random", "softmax", "dr", "soft_ap"]
-
-
-def test_too_few_icon_themes_are_told_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "usr"))
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    assert main(["demo", "--data", "icons", "--output", str(tmp_path / "icons"), *QUICK]) == 1
-    said = capsys.readouterr().err
-    assert "0 families of icon themes" in said
-    assert "apt-get install" in said
-    assert not (tmp_path / "icons").exists()

@@ -12,8 +12,7 @@ from PIL import Image
 
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
-from tests.cli.words import CONFIGS, QUIET, TINY
-from tests.data.icon_trees import many
+from tests.cli.words import CONFIGS, QUIET, TINY, TINY_BALANCED
 
 
 @pytest.mark.parametrize("config", ["protonet_dr_glyphs", "protonet_softmax_glyphs"])
@@ -38,23 +37,10 @@ def test_every_config_is_accepted_and_says_why(path, capsys):
     assert path.read_text().startswith("#")
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
-def test_icons_are_trained_on_and_tested(tmp_path, monkeypatch):
-    many(tmp_path / "usr" / "icons", names=120, families=6, side=16)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "usr"))
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    words = ["--config", str(CONFIGS / "protonet_dr_icons.yaml"), *TINY, *QUIET]
-    assert main(["fit", *words]) == 0
-    (best,) = tmp_path.glob("runs/**/best.ckpt")
-    assert main(["test", *words, "--ckpt_path", str(best)]) == 0
-
-
 def test_several_episodes_in_a_batch_are_said_once(few_glyphs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), *TINY, *QUIET]
-    cli = command(["fit", *config, "--data.episodes_per_batch=2", "--trainer.logger=false"])
+    cli = command(["fit", *config, "--data.train.episodes_per_batch=2", "--trainer.logger=false"])
     assert cli.model.episodes_per_batch == 2
     assert cli.trainer.global_step == 1  # two episodes
 
@@ -92,20 +78,27 @@ def test_a_test_class_that_is_too_small_ends_a_fit_before_it_starts(tmp_path, mo
             folder.mkdir(parents=True)
             for i in range(images):
                 Image.new("RGB", (20, 20), (i, number, 0)).save(folder / f"{i}.png")
-    config = ["--config", str(CONFIGS / "protonet_dr_folder.yaml"), "--data.root", "images", *QUIET]
+    config = ["--config", str(CONFIGS / "protonet_dr_folder.yaml"), "--data.dataset.root", "images", *QUIET]
     words = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.logger=false"]
     assert main(["fit", *config, *words]) == 1
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert (
-        "The test classes do not suffice for the requested episodes (--data.test_ways 5, --data.test_shots 5," in said
+        "The test classes do not suffice for the requested episodes (--data.evaluation.ways 5, --data.evaluation.shots 5,"
+        in said
     )
     assert "needs 20 images per class; class 'test0' has 19" in said
 
 
 def test_fit_on_average_precision_then_test_from_the_checkpoint(few_glyphs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["--config", str(CONFIGS / "soft_ap_glyphs.yaml"), *TINY, *QUIET, "--data.classes_per_batch=5"]
+    words = [
+        "--config",
+        str(CONFIGS / "soft_ap_glyphs.yaml"),
+        *TINY_BALANCED,
+        *QUIET,
+        "--data.train.classes_per_batch=5",
+    ]
     cli = command(["fit", *words, "--model.init_args.micro_batch=13", "--model.init_args.ap_every_n_steps=1"])
     assert type(cli.model).__name__ == "EmbeddingModule"
     assert {"train/soft_AP", "train/batch_AP", "val/mAP", "train/J"} <= set(cli.trainer.callback_metrics)
@@ -122,9 +115,9 @@ def test_fit_on_average_precision_then_test_from_the_checkpoint(few_glyphs, tmp_
 
 def test_a_backbone_and_a_loss_by_their_class(few_glyphs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = ["--config", str(CONFIGS / "soft_ap_glyphs.yaml"), *TINY, *QUIET, "--trainer.logger=false"]
+    words = ["--config", str(CONFIGS / "soft_ap_glyphs.yaml"), *TINY_BALANCED, *QUIET, "--trainer.logger=false"]
     words += ["--model.init_args.loss=torch.nn.CrossEntropyLoss", "--model.init_args.scheduler=StepLR"]
-    words += ["--data.classes_per_batch=5", "--model.init_args.scheduler.step_size=1"]
+    words += ["--data.train.classes_per_batch=5", "--model.init_args.scheduler.step_size=1"]
     words += ["--model.init_args.optimizer=SGD"]
     cli = command(["fit", *words, "--model.init_args.optimizer.lr=0.01"])
     assert type(cli.model.loss).__name__ == "CrossEntropyLoss"
@@ -144,11 +137,15 @@ def images(root, counts, classes=3):
 def test_a_folder_needs_no_episodes_for_average_precision(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     images(tmp_path / "images", {"train": 4, "val": 2, "test": 2})
-    words = ["fit", "--config", str(CONFIGS / "soft_ap_folder.yaml"), *TINY, *QUIET, "--trainer.logger=false"]
-    words += ["--model.init_args.backbone=conv4", "--data.image_size=16", "--model.init_args.micro_batch=4"]
-    assert main([*words, "--data.classes_per_batch=3", "--data.items_per_class=5"]) == 1
+    words = ["fit", "--config", str(CONFIGS / "soft_ap_folder.yaml"), *TINY_BALANCED, *QUIET, "--trainer.logger=false"]
+    words += [
+        "--model.init_args.backbone=conv4",
+        "--data.dataset.transform.image_size=16",
+        "--model.init_args.micro_batch=4",
+    ]
+    assert main([*words, "--data.train.classes_per_batch=3", "--data.train.items_per_class=5"]) == 1
     assert "items_per_class=5, but class 'train0' has 4 items, the smallest of 3" in capsys.readouterr().err
-    assert main([*words, "--data.classes_per_batch=3", "--data.items_per_class=4"]) == 0
+    assert main([*words, "--data.train.classes_per_batch=3", "--data.train.items_per_class=4"]) == 0
 
 
 @pytest.mark.parametrize("words", [["--config", "protonet_softmax_folder"], ["--config=cub_conv4_1shot_dr"]])
@@ -171,7 +168,10 @@ def test_a_name_of_no_configuration_names_the_nearest(tmp_path, monkeypatch, cap
 
 def test_a_file_comes_before_a_configuration_of_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "protonet_dr_glyphs").write_text("model: {head: softmax}\ndata: fewshot_callbacks.data.GlyphDataModule")
+    (tmp_path / "protonet_dr_glyphs").write_text(
+        "model: {head: softmax}\n"
+        "data: {class_path: fewshot_callbacks.FewShotDataModule, init_args: {dataset: fewshot_callbacks.Glyphs}}"
+    )
     with pytest.raises(SystemExit):
         main(["fit", "--config", "protonet_dr_glyphs", "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out)["model"]["head"] == "softmax"

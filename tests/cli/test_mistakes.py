@@ -29,8 +29,9 @@ trainer:
       init_args: {filename: last}
 """
 SMALL = [
-    *("--data.image_size=16", "--data.shots=1", "--data.queries=2", "--data.test_shots=1", "--data.test_queries=2"),
-    *("--data.num_workers=0", "--data.episodes=1", "--data.test_episodes=5", "--trainer.accelerator=cpu", *QUIET),
+    *("--data.dataset.transform.image_size=16", "--data.train.shots=1", "--data.train.queries=2"),
+    *("--data.evaluation.shots=1", "--data.evaluation.queries=2", "--data.num_workers=0", "--data.train.episodes=1"),
+    *("--data.evaluation.episodes=5", "--trainer.accelerator=cpu", *QUIET),
     "--trainer.max_epochs=1",
 ]
 
@@ -54,7 +55,7 @@ def trained(tmp_path_factory):
     (folder / "monitors.yaml").write_text(MONITORS)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main(["fit", "--config", FOLDER, "--config=monitors.yaml", "--data.root=images", *SMALL]) == 0
+        assert main(["fit", "--config", FOLDER, "--config=monitors.yaml", "--data.dataset.root=images", *SMALL]) == 0
     return folder
 
 
@@ -113,19 +114,23 @@ def test_a_mistyped_word_is_one_line_with_what_was_probably_meant(words, line, c
     [
         (["--config", GLYPHS, "--model.haed=dr"], "there is no option --model.haed. Did you mean --model.head?"),
         (["--config", GLYPHS, "--model.head", "dx"], "--model.head: dx is not one of 'softmax', 'dr'."),
-        (["--config", FOLDER, "--data.rot=x"], "ImageFolderDataModule has no argument rot. Did you mean root?"),
-        (["--config", FOLDER, "--data.ways=many"], "ImageFolderDataModule: ways: many is not int."),
+        (["--config", FOLDER, "--data.dataset.rot=x"], "ImageFolder has no argument rot. Did you mean root?"),
+        (["--config", FOLDER, "--data.train.ways=many"], "Episodes: ways: many is not int."),
+        (["--config", FOLDER, "--data.dataset.transform.sise=8"],
+         "ImageFolder has no argument transform.sise. Did you mean transform.resize?"),
+        (["--config", FOLDER, "--data.train.shot=1"], "Episodes has no argument shot. Did you mean shots?"),
+        (["--config", FOLDER, "--data.dataset=NoSuch"], "FewShotDataModule: dataset: NoSuch is not a file or a class."),
         (["--config", FOLDER, "--data=NoSuch"], "--data: NoSuch is not a file or a class."),
         (["--config", "nowhere.yaml"], "--config: File does not exist: "),
         (["--config", "modl.yaml"], "there is no option --modl.head. Did you mean --model.head?"),
-        (["--config", "class.yaml"], "there is no class fewshot_callbacks.data.GlyphDataModul. Did you mean Gl"),
+        (["--config", "class.yaml"], "there is no class fewshot_callbacks.data.Glyph. Did you mean Glyphs"),
         ([], "there is no data. Give a configuration, such as --config protonet_dr_glyphs."),
     ],
 )  # fmt: skip
 def test_a_mistyped_word_of_a_training_is_one_line(words, line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "modl.yaml").write_text("modl: {head: dr}")
-    (tmp_path / "class.yaml").write_text("data: {class_path: fewshot_callbacks.data.GlyphDataModul}")
+    (tmp_path / "class.yaml").write_text("data: {class_path: fewshot_callbacks.data.Glyph}")
     with pytest.raises(SystemExit) as stop:
         main(["fit", *words])
     assert stop.value.code == 2
@@ -165,35 +170,43 @@ def test_numbers_in_other_forms():
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--data.root=nowhere"], "There is no folder nowhere. It should hold the folders 'train', 'val' and 'test'."),
-        (["--data.val_folder=valid"], "images holds no folder 'valid' for val. Make it, or pass val_folder=... or"),
-        (["--data.ways=9"], "The train classes do not suffice for the requested episodes (--data.ways 9, --data.shots 1"),
-        (["--data.queries=9"], "class 'train0' has 4, the smallest of 5 classes that are too small. "
-                              "Use --data.queries <= 3 or drop these classes."),
-        (["--data.test_queries=9"], "(--data.test_ways 5, --data.test_shots 1, --data.test_queries 9)"),
-        (["--data.test_queries=9"], "class 'val0' has 4, the smallest of 5 classes that are too small. "
-                              "Use --data.test_queries <= 3 or drop these classes."),
-        (["--data.test_ways=9"], "The val classes do not suffice for the requested episodes (--data.test_ways 9,"),
-        (["--data.ways=0"], "fewshot fit: ways is 0; an episode needs at least one. Use ways >= 1."),
+        (["--data.dataset.root=nowhere"], "There is no folder nowhere. It should hold the folders 'train', 'val' and"),
+        (["--data.dataset.val_folder=valid"], "images holds no folder 'valid' for val. Make it, or pass val_folder=... or"),
+        (["--data.train.ways=9"], "The train classes do not suffice for the requested episodes (--data.train.ways 9, "),
+        (["--data.train.queries=9"], "class 'train0' has 4, the smallest of 5 classes that are too small. "
+                              "Use --data.train.queries <= 3 or drop these classes."),
+        (["--data.evaluation.queries=9"], "(--data.evaluation.ways 5, --data.evaluation.shots 1, --data.evaluation.queries"),
+        (["--data.evaluation.queries=9"], "class 'val0' has 4, the smallest of 5 classes that are too small. "
+                              "Use --data.evaluation.queries <= 3 or drop these classes."),
+        (["--data.evaluation.ways=9"], "The val classes do not suffice for the requested episodes (--data.evaluation.ways"),
+        (["--data.train.ways=0"], "fewshot fit: ways is 0; an episode needs at least one. Use ways >= 1."),
         (["--model.learning_rate=-1"], "learning_rate=-1.0: Adam needs a positive step."),
         (["--trainer.max_epochs=-5"], "`max_epochs` must be a non-negative integer or -1. You passed in -5"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_used_is_one_line(words, line, there, capsys):
-    assert main(["fit", "--config", FOLDER, "--data.root=images", *SMALL, "--trainer.logger=false", *words]) == 1
+    assert (
+        main(["fit", "--config", FOLDER, "--data.dataset.root=images", *SMALL, "--trainer.logger=false", *words]) == 1
+    )
     said = last_line(capsys)
     assert said.startswith("fewshot fit: ")
     assert line in said
 
 
 def test_all_splits_that_are_too_small_are_one_mistake(there, capsys):
-    small = [*SMALL, "--data.queries=9", "--data.test_shots=4", "--data.test_ways=6", "--trainer.logger=false"]
-    assert main(["fit", "--config", FOLDER, "--data.root=images", *small]) == 1
+    small = [
+        *SMALL,
+        "--data.train.queries=9",
+        "--data.evaluation.shots=4",
+        "--data.evaluation.ways=6",
+        "--trainer.logger=false",
+    ]
+    assert main(["fit", "--config", FOLDER, "--data.dataset.root=images", *small]) == 1
     said = last_line(capsys)
     for split, fix in (
-        ("train", "--data.queries <= 3"),
-        ("val", "--data.test_ways <= 5"),
-        ("test", "--data.test_ways <= 5"),
+        ("train", "--data.train.queries <= 3"),
+        ("val", "--data.evaluation.ways <= 5"),
+        ("test", "--data.evaluation.ways <= 5"),
     ):
         assert said.count(f"The {split} classes do not suffice") == 1
         assert f"Use {fix} or" in said.partition(f"The {split} classes")[2].partition("do not suffice")[2]
@@ -205,7 +218,7 @@ def test_a_broken_image_is_named(workers, broken, tmp_path, monkeypatch, capsys)
     write_images(tmp_path / "images")
     image = tmp_path / "images" / "val" / "val2" / "1.png"
     image.write_bytes(image.read_bytes()[:300] if broken is None else broken)
-    words = ["--data.root=images", *SMALL, f"--data.num_workers={workers}", "--trainer.logger=false"]
+    words = ["--data.dataset.root=images", *SMALL, f"--data.num_workers={workers}", "--trainer.logger=false"]
     assert main(["fit", "--config", FOLDER, *words]) == 1
     said = last_line(capsys)
     assert said.startswith("fewshot fit: images/val/val2/1.png cannot be read as an image: ")
@@ -338,7 +351,7 @@ def test_ctrl_c_in_a_training_says_what_is_kept(steps, trained, tmp_path, monkey
     monkeypatch.setattr(ProtoNet, "training_step", interrupted)
     before = signal.getsignal(signal.SIGINT)  # Lightning ignores the signal from then on
     try:
-        root = f"--data.root={trained / 'images'}"
+        root = f"--data.dataset.root={trained / 'images'}"
         config = ["--config", FOLDER, "--config", str(trained / "monitors.yaml")]
         assert main(["fit", *config, root, *SMALL, "--trainer.max_epochs=3"]) == INTERRUPTED
     finally:
@@ -361,10 +374,15 @@ def test_sigterm_ends_a_training_with_the_status_of_the_signal(steps, trained, t
         return step(self, batch, batch_idx)
 
     monkeypatch.setattr(ProtoNet, "training_step", terminated)
-    config = ["--config", FOLDER, "--config", str(trained / "monitors.yaml"), f"--data.root={trained / 'images'}"]
-    episodes = (
-        f"--data.episodes={1 if steps else 3}"  # Lightning stops after the step, or after the validation behind it
-    )
+    config = [
+        "--config",
+        FOLDER,
+        "--config",
+        str(trained / "monitors.yaml"),
+        f"--data.dataset.root={trained / 'images'}",
+    ]
+    # Lightning stops after the step, or after the validation behind it
+    episodes = f"--data.train.episodes={1 if steps else 3}"
     assert main(["fit", *config, *SMALL, "--trainer.max_epochs=3", episodes]) == TERMINATED
     assert signal.getsignal(signal.SIGTERM) == before
     last = "runs/version_0/checkpoints/last.ckpt"

@@ -5,7 +5,9 @@ from pathlib import Path
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-TINY = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--data.episodes=2", "--data.test_episodes=5"]
+ONE_EPOCH = ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+TINY = [*ONE_EPOCH, "--data.train.episodes=2", "--data.evaluation.episodes=5"]
+TINY_BALANCED = [*ONE_EPOCH, "--data.train.batches=2"]
 
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]

@@ -3,10 +3,13 @@
 import itertools
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from PIL import Image
 from torch import nn
 from torchvision import transforms
 
@@ -16,7 +19,7 @@ from tests.data.trees import write_tree
 
 FOLDER = Path(__file__).parents[2] / "configs" / "distance_ratio"
 CELLS = list(itertools.product(("cub", "miniimagenet"), ("conv4", "resnet18"), (1, 5), ("softmax", "dr")))
-CLASS = {"cub": "CUBDataModule", "miniimagenet": "MiniImageNetDataModule"}
+CLASS = {"cub": "CUB200", "miniimagenet": "MiniImageNet"}
 
 
 def test_there_is_one_file_for_each_cell():
@@ -40,16 +43,20 @@ def test_the_command_line_takes_it_for_what_its_name_says(cell, capsys):
         assert model["backbone"]["init_args"] == {"in_channels": 3, "width": 64, "init": "he_fan_out"}
     else:
         assert model["backbone"] == "resnet18"
-    assert settings["class_path"] == f"fewshot_callbacks.data.{CLASS[data]}"
-    values = settings["init_args"]
+    assert settings["class_path"] == "fewshot_callbacks.FewShotDataModule"
+    assert settings["init_args"]["dataset"]["class_path"] == f"fewshot_callbacks.data.{CLASS[data]}"
+    values = settings["init_args"]["dataset"]["init_args"]["transform"]
     assert values["image_size"] == {"conv4": 84, "resnet18": 224}[backbone]
     square = math.floor(1.15 * values["image_size"])
     assert values["resize"] == [square, square]  # whatever the shape of the image
-    assert [values[key] for key in ("augment", "min_area", "flip", "jitter")] == [True, 0.08, 0.5, 0.4]
-    assert [values[key] for key in ("ways", "shots", "queries", "episodes_per_batch")] == [5, shots, 16, 1]
-    assert [values[f"test_{key}"] for key in ("ways", "shots", "queries", "episodes")] == [5, shots, 15, 600]
+    assert [values[key] for key in ("min_area", "flip", "jitter")] == [0.08, 0.5, 0.4]
+    values = settings["init_args"]
+    assert values["augment"]
+    train = {"ways": 5, "shots": shots, "queries": 16, "episodes": 100, "episodes_per_batch": 1}
+    assert values["train"] == train
+    assert values["evaluation"] == {"ways": 5, "shots": shots, "queries": 15, "episodes": 600, "seed": 0}
     assert values["val_episodes"] == 100
-    assert (values["episodes"], trainer["max_epochs"]) == (100, {1: 600, 5: 400}[shots])
+    assert trainer["max_epochs"] == {1: 600, 5: 400}[shots]
     checkpoint, last = [c["init_args"] for c in trainer["callbacks"] if c["class_path"].endswith("ModelCheckpoint")]
     assert (checkpoint["monitor"], checkpoint["mode"], checkpoint["filename"]) == ("val/accuracy", "max", "best")
     assert (last["monitor"], last["filename"]) == (None, "last")  # keeps the newest
@@ -63,7 +70,7 @@ def test_the_command_line_takes_it_for_what_its_name_says(cell, capsys):
             "ModelCheckpoint",
         )
     ]
-    assert f"--config configs/distance_ratio/{path.name} --data.root ROOT" in path.read_text()
+    assert f"--config configs/distance_ratio/{path.name} --data.dataset.root ROOT" in path.read_text()
 
 
 @pytest.mark.parametrize("backbone", ["conv4", "resnet18"])
@@ -71,8 +78,13 @@ def test_the_model_and_the_images_are_those_of_the_authors_program(backbone, tmp
     """What the file says reaches the network and the pixels; torchvision's default crop is the program's."""
     monkeypatch.chdir(tmp_path)
     path = FOLDER / f"cub_{backbone}_5shot_softmax.yaml"
-    words = ["validate", "--config", str(path), "--data.root", str(write_tree(tmp_path / "birds"))]
-    words += ["--data.num_workers=0", "--data.test_shots=1", "--data.test_queries=1", "--trainer.limit_val_batches=0"]
+    words = ["validate", "--config", str(path), "--data.dataset.root", str(write_tree(tmp_path / "birds"))]
+    words += [
+        "--data.num_workers=0",
+        "--data.evaluation.shots=1",
+        "--data.evaluation.queries=1",
+        "--trainer.limit_val_batches=0",
+    ]
     words += ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--ckpt_path=none"]
     cli = command(words, keep_configuration=False)
     model, data = cli.model, cli.datamodule
@@ -86,11 +98,13 @@ def test_the_model_and_the_images_are_those_of_the_authors_program(backbone, tmp
     if backbone == "conv4":
         assert deviations[1][0] == pytest.approx(0.059, abs=0.001)
     assert (model.validation.episodes, model.evaluation.episodes) == (100, 600)
-    crop = next(
-        step for step in data.images("train").batch_transform.to_size.transforms if "Crop" in type(step).__name__
-    )
-    default = transforms.RandomResizedCrop(84)
-    assert (crop.scale, crop.ratio, crop.size) == (default.scale, default.ratio, (data.image_size,) * 2)
+    size, image = data.dataset.transform.image_size, Image.effect_noise((300, 250), 50).convert("RGB")
+    crop = transforms.RandomResizedCrop(size)
+    torch.manual_seed(0)
+    expected = transforms.functional.to_tensor(crop(image))
+    torch.manual_seed(0)
+    plain = replace(data.dataset.transform, flip=0.0, jitter=0.0, mean=(0.0,) * 3, std=(1.0,) * 3)
+    assert torch.equal(plain([image], True)[0], expected)
 
 
 def test_the_figures_of_the_paper_are_one_table_of_sixteen():
@@ -102,9 +116,20 @@ def test_the_figures_of_the_paper_are_one_table_of_sixteen():
 
 def test_fit_then_test_of_a_cell_on_a_tiny_tree(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["--config", str(FOLDER / "cub_conv4_1shot_dr.yaml"), "--data.root", str(write_tree(tmp_path / "birds"))]
-    words += ["--data.image_size=16", "--data.queries=1", "--data.test_queries=1", "--data.test_episodes=5"]
-    words += ["--data.episodes=1", "--data.num_workers=0", "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+    words = [
+        "--config",
+        str(FOLDER / "cub_conv4_1shot_dr.yaml"),
+        "--data.dataset.root",
+        str(write_tree(tmp_path / "birds")),
+    ]
+    words += ["--data.dataset.transform.image_size=16", "--data.train.queries=1", "--data.evaluation.queries=1"]
+    words += [
+        "--data.evaluation.episodes=5",
+        "--data.train.episodes=1",
+        "--data.num_workers=0",
+        "--trainer.max_epochs=1",
+        "--trainer.accelerator=cpu",
+    ]
     words += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
     assert main(["fit", *words]) == 0
     (best,) = tmp_path.glob("runs/**/best.ckpt")

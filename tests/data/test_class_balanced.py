@@ -7,12 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks.data import (
-    ClassBalancedBatchSampler,
-    EpisodicBatchSampler,
-    GlyphDataModule,
-    ImageFolderDataModule,
-)
+from fewshot_callbacks.data import ClassBalancedBatchSampler, EpisodicBatchSampler
 
 WORDS = ["owl", "heron", "owl", "wren", "heron", "owl", "wren", "heron", "wren"] * 4
 
@@ -115,23 +110,6 @@ def test_more_processes_than_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = ClassBalancedBatchSampler(WORDS, classes_per_batch=2, items_per_class=2)
     with pytest.raises(ValueError, match=r"2 classes .* 3 processes .*classes_per_batch >= 3"):
         next(iter(sampler))
-
-
-def test_data_modules_serve_class_balanced_batches() -> None:
-    data = GlyphDataModule(classes_per_batch=6, items_per_class=3, episodes=4)
-    loader = data.train_dataloader()
-    batches = [labels for _, labels in loader]
-    assert len(batches) == 4
-    for labels in batches:
-        assert labels.unique(return_counts=True)[1].tolist() == [3] * 6
-    assert GlyphDataModule().hparams["classes_per_batch"] is None
-
-
-def test_data_modules_refuse_what_no_set_can_make(tmp_path) -> None:
-    with pytest.raises(ValueError, match="items_per_class=1"):
-        GlyphDataModule(classes_per_batch=4, items_per_class=1)
-    with pytest.raises(ValueError, match="classes_per_batch=0"):
-        ImageFolderDataModule(tmp_path, classes_per_batch=0)
 
 
 @pytest.mark.parametrize("name", ["classes_per_batch", "items_per_class", "batches"])

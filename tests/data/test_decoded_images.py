@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from fewshot_callbacks.data import ImageFolderDataModule
+from fewshot_callbacks.data import ImageFolder
 from fewshot_callbacks.data._decoded_images import DecodedImages
-from tests.data.trees import SMALL, draw
+from tests.data.trees import SMALL, draw, everything
 
 EACH = 4 * 12 * 10 / 2**20  # MB of an image as `draw` draws it
 
@@ -64,17 +64,16 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("cache_mb", "again"), [(1, True), (0, False)])
 def test_a_second_epoch_does_not_need_the_files(root: Path, cache_mb: float, again: bool) -> None:
-    data = ImageFolderDataModule(root, **SMALL, val_folder=None, cache_mb=cache_mb, augment=False)
-    data.setup("fit")
-    first = data.images("train").__getitems__([0, 1, 2, 3])[0]
+    images = ImageFolder(root, transform=SMALL, val_folder=None, cache_mb=cache_mb)
+    first, _ = everything(images)
     for file in (root / "train").rglob("*.png"):
         file.unlink()
     if not again:
         with pytest.raises(ValueError, match="cannot be read as an image"):
-            data.images("train")[0]
+            images[0]
         return
-    assert torch.equal(data.images("train").__getitems__([0, 1, 2, 3])[0], first)
-    assert len(next(iter(data.training_data_for_evaluation()))[0]) == 4  # another transform of the same images
+    assert torch.equal(everything(images.with_split("test").with_split("train"))[0], first)
+    assert len(images.augmented()[0][0]) == 3  # another transform of the same images
 
 
 class Kept(Dataset[int]):
@@ -98,8 +97,8 @@ def test_workers_share_the_memory() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, float("inf"), float("nan")])
-def test_a_memory_that_is_none_is_refused(wrong: float) -> None:
+def test_a_memory_that_is_none_is_refused(wrong: float, root: Path) -> None:
     with pytest.raises(
         ValueError, match=r"^cache_mb is .* Use 0 to keep no decoded images, 512 for half a gigabyte\.$"
     ):
-        ImageFolderDataModule("anywhere", cache_mb=wrong)
+        ImageFolder(root, val_folder=None, cache_mb=wrong)

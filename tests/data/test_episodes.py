@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.data import EpisodicBatchSampler
-from fewshot_callbacks.data._episodic import coming_epoch
+from fewshot_callbacks.data.data_module import coming_epoch
 from fewshot_callbacks.functional.episodes import sample_episodes
 
 LABELS = torch.tensor([3, 1, 4, 1, 5]).repeat(12)  # 12 images of 3, 4, 5 and 24 of 1

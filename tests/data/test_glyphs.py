@@ -8,52 +8,49 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
-from torch import Tensor
 
-from fewshot_callbacks.data import GlyphDataModule, GlyphSet, augment_glyphs, glyph_sheet, glyphs
+from fewshot_callbacks.data import Glyphs, augment_glyphs, glyph_sheet, glyphs
 from fewshot_callbacks.data import __main__ as command_line
 from fewshot_callbacks.data._glyph_drawing import FACES, LOOK_ALIKE, DrawnGlyphs, _look_alikes, script_of
-from fewshot_callbacks.data.glyphs import SPLITS, cache_file, load_drawing, load_splits
-from fewshot_callbacks.functional.episodes import sample_episodes, split_episode
+from fewshot_callbacks.data.glyphs import SCRIPTS_OF, cache_file, load_drawing
+from fewshot_callbacks.functional.episodes import sample_episodes
 
 
 @pytest.fixture(scope="module")
-def splits() -> dict[str, GlyphSet]:
-    return load_splits()
+def splits() -> dict[str, Glyphs]:
+    return {split: Glyphs(split) for split in SCRIPTS_OF}
 
 
-def test_splits_are_disjoint_in_characters_and_scripts(splits: dict[str, GlyphSet]) -> None:
-    characters = [set(splits[name].characters) for name in ("train", "val", "test")]
+def test_splits_are_disjoint_in_characters_and_scripts(splits: dict[str, Glyphs]) -> None:
+    characters = [set(splits[name].class_names) for name in ("train", "val", "test")]
     assert sum(map(len, characters)) == len(set.union(*characters))
     for name, glyph_set in splits.items():
-        assert set(glyph_set.scripts) == set(SPLITS[name])
-        assert [script_of(c) for c in glyph_set.characters] == list(glyph_set.scripts)
+        assert set(glyph_set.scripts) == set(SCRIPTS_OF[name])
+        assert [script_of(c) for c in glyph_set.class_names] == list(glyph_set.scripts)
     for word in ("GREEK", "CYRILLIC", "ARMENIAN", "GEORGIAN"):
-        assert not any(word in unicodedata.name(c) for c in splits["train"].characters)
+        assert not any(word in unicodedata.name(c) for c in splits["train"].class_names)
 
 
-def test_splits_are_large_enough_for_twenty_ways_and_for_retrieval(splits: dict[str, GlyphSet]) -> None:
-    assert len(splits["train"].characters) > 1500
+def test_splits_are_large_enough_for_twenty_ways_and_for_retrieval(splits: dict[str, Glyphs]) -> None:
+    assert len(splits["train"].class_names) > 1500
     assert len(splits["train"]) > 20_000
     for name in ("val", "test"):
-        assert len(splits[name].characters) > 200
+        assert len(splits[name].class_names) > 200
         assert len(splits[name]) > 2500
         sample_episodes(splits[name].labels, ways=20, shots=1, queries=9, episodes=2)
 
 
-def test_no_two_classes_share_an_image_in_any_face(splits: dict[str, GlyphSet]) -> None:
+def test_no_two_classes_share_an_image_in_any_face(splits: dict[str, Glyphs]) -> None:
     owners = defaultdict(set)
     for glyph_set in splits.values():
         for image, label in zip(glyph_set.images.numpy(), glyph_set.labels.tolist(), strict=True):
-            owners[image.tobytes()].add(glyph_set.characters[label])
+            owners[image.tobytes()].add(glyph_set.class_names[label])
     assert [found for found in owners.values() if len(found) > 1] == []
 
 
-def test_known_look_alikes_are_settled_for_the_first_script(splits: dict[str, GlyphSet]) -> None:
-    where = {c: name for name, glyph_set in splits.items() for c in glyph_set.characters}
+def test_known_look_alikes_are_settled_for_the_first_script(splits: dict[str, Glyphs]) -> None:
+    where = {c: name for name, glyph_set in splits.items() for c in glyph_set.class_names}
     for latin, others in {"A": "\u0391\u0410", "O": "\u039f\u041e", "c": "\u0441", "e": "\u0435"}.items():
         # Greek Alpha and Omicron, Cyrillic A, O, es and ie
         assert where[latin] == "train"
@@ -62,20 +59,20 @@ def test_known_look_alikes_are_settled_for_the_first_script(splits: dict[str, Gl
     assert "Ф" not in where or where["Ф"] == "test"
 
 
-def test_every_face_of_a_kept_class_really_holds_the_character(splits: dict[str, GlyphSet]) -> None:
+def test_every_face_of_a_kept_class_really_holds_the_character(splits: dict[str, Glyphs]) -> None:
     from matplotlib.ft2font import FT2Font
 
     held = [set(FT2Font(f"{mpl.get_data_path()}/fonts/ttf/{face}.ttf").get_charmap()) for face in FACES]
     for glyph_set in splits.values():
         per_class = defaultdict(list)
         for label, face in zip(glyph_set.labels.tolist(), glyph_set.faces.tolist(), strict=True):
-            assert ord(glyph_set.characters[label]) in held[face]
+            assert ord(glyph_set.class_names[label]) in held[face]
             per_class[label].append(face)
-        assert sorted(per_class) == list(range(len(glyph_set.characters)))
+        assert sorted(per_class) == list(range(len(glyph_set.class_names)))
         assert all(len(set(faces)) == len(faces) >= 10 for faces in per_class.values())
 
 
-def test_images_have_ink_in_the_middle_and_paper_around_it(splits: dict[str, GlyphSet]) -> None:
+def test_images_have_ink_in_the_middle_and_paper_around_it(splits: dict[str, Glyphs]) -> None:
     images = torch.cat([glyph_set.images for glyph_set in splits.values()])[:, 0]
     assert images.flatten(1).amax(1).min() > 40  # no image is empty
     assert images[:, 0].max() == images[:, -1].max() == images[:, :, 0].max() == images[:, :, -1].max() == 0
@@ -85,7 +82,7 @@ def test_images_have_ink_in_the_middle_and_paper_around_it(splits: dict[str, Gly
 
 
 def test_look_alikes_are_those_that_a_double_loop_finds() -> None:
-    glyph_set = GlyphSet.load("val")
+    glyph_set = Glyphs("val")
     of_face = glyph_set.images[glyph_set.faces == 0, 0].numpy()[:120]
     drawings = dict(enumerate(of_face))
     drawings[200], drawings[201] = of_face[5].copy(), of_face[9].copy()
@@ -103,9 +100,9 @@ def test_look_alikes_are_those_that_a_double_loop_finds() -> None:
     assert _look_alikes({}) == []
 
 
-def test_items_are_floats_and_batches_are_items_stacked(splits: dict[str, GlyphSet]) -> None:
+def test_items_are_floats_and_batches_are_items_stacked(splits: dict[str, Glyphs]) -> None:
     glyph_set = splits["test"]
-    images, labels = glyph_set.__getitems__([5, 0, 700])
+    images, labels = glyph_set.batch([5, 0, 700])
     assert images.dtype == torch.float32
     assert images.min() >= 0
     assert 0.5 < images.max() <= 1
@@ -114,7 +111,7 @@ def test_items_are_floats_and_batches_are_items_stacked(splits: dict[str, GlyphS
         assert torch.equal(image, images[position])
         assert torch.equal(image, glyph_set.images[index].float() / 255)
         assert label == labels[position] == glyph_set.labels[index]
-    assert glyph_set.__getitems__([])[0].shape == (0, 1, 32, 32)
+    assert glyph_set.batch([])[0].shape == (0, 1, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -125,11 +122,9 @@ def test_items_are_floats_and_batches_are_items_stacked(splits: dict[str, GlyphS
         ({"split": "val", "min_faces": 0}, r"min_faces is 0; there are 16 faces"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict, words: str) -> None:
-    # The literal type of `split` would stop the first case where types are checked.
-    load = getattr(GlyphSet.load.__func__, "__wrapped__", GlyphSet.load.__func__)
+def test_wrong_settings_are_refused(as_users_run_it, settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        load(GlyphSet, **settings)
+        Glyphs(**settings)
 
 
 class Pen:
@@ -208,8 +203,8 @@ def test_a_folder_that_cannot_be_written_is_only_a_warning(
 
 
 def test_classes_are_numbered_inside_their_split(pen: Pen) -> None:
-    splits = load_splits()
-    assert (splits["train"].characters, splits["test"].characters) == (("a",), ("ж",))
+    splits = {split: Glyphs(split) for split in SCRIPTS_OF}
+    assert (splits["train"].class_names, splits["test"].class_names) == (("a",), ("ж",))
     assert splits["train"].labels.tolist() == [0, 0]
     assert splits["test"].labels.tolist() == [0]
     assert len(splits["val"]) == 0
@@ -225,7 +220,7 @@ def test_the_name_of_the_cache_changes_with_what_it_depends_on(monkeypatch: pyte
 
 
 def test_augmentation_repeats_with_its_generator_and_leaves_the_global_state_alone() -> None:
-    images = GlyphSet.load("val").__getitems__(list(range(40)))[0]
+    images = Glyphs("val").batch(range(40))[0]
     state = torch.get_rng_state()
     one, two, other = (augment_glyphs(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), state)
@@ -259,115 +254,11 @@ def test_augmentation_moves_by_no_more_than_it_says() -> None:
     assert turned[:, 0, 16, 4].max() > 0.2
 
 
-class Probe(LightningModule):
-    """Keeps the batches it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.train_batches: list[Tensor] = []
-        self.val_batches: list[Tensor] = []
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        images, labels = batch
-        support, _ = split_episode(images.flatten(1), labels, shots=1)
-        assert support.shape == (4, 1, 32 * 32)
-        self.train_batches.append(images)
-        return self.weight.square().sum()
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.val_batches.append(batch[0])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def fit(data: GlyphDataModule, epochs: int = 2, folder: Path | None = None, resume: Path | None = None) -> Probe:
-    probe = Probe()
-    Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=False,
-        callbacks=[] if folder is None else [ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)],
-        enable_checkpointing=folder is not None,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=1,
-    ).fit(probe, data, ckpt_path=None if resume is None else str(resume))
-    return probe
-
-
-EPISODES = {"ways": 4, "shots": 1, "queries": 3, "episodes": 3}
-
-
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # the resumed run keeps no checkpoint
-def test_only_training_batches_are_augmented_and_runs_repeat(splits: dict[str, GlyphSet], tmp_path: Path) -> None:
-    torch.manual_seed(1)
-    one = fit(GlyphDataModule(**EPISODES), folder=tmp_path)
-    torch.manual_seed(2)
-    two = fit(GlyphDataModule(**EPISODES, num_workers=1))
-    assert len(one.train_batches) == 6
-    assert all(torch.equal(a, b) for a, b in zip(one.train_batches, two.train_batches, strict=True))
-    for seen in one.val_batches:  # the sanity check included
-        assert torch.equal(seen, splits["val"].images[:512].float() / 255)
-
-    plain = fit(GlyphDataModule(**EPISODES, augment=False))
-    assert not torch.equal(plain.train_batches[0], one.train_batches[0])
-    known = {image.numpy().tobytes() for image in splits["train"].images}
-    assert all((image * 255).round().byte().numpy().tobytes() in known for image in plain.train_batches[0])
-
-    resumed = fit(GlyphDataModule(**EPISODES), resume=tmp_path / "epoch=0.ckpt")
-    assert len(resumed.train_batches) == 3
-    assert all(torch.equal(a, b) for a, b in zip(resumed.train_batches, one.train_batches[3:], strict=True))
-
-    data = GlyphDataModule(**EPISODES)
-    first, again = fit(data, epochs=1), fit(data, epochs=1)  # one data module, two runs
-    assert all(torch.equal(a, b) for a, b in zip(first.train_batches, again.train_batches, strict=True))
-
-
-def test_evaluation_loaders_give_each_image_once_in_order(splits: dict[str, GlyphSet]) -> None:
-    data = GlyphDataModule(batch_size=1000)
-    for name, loader in (("val", data.val_dataloader()), ("test", data.test_dataloader())):
-        batches = list(loader)
-        assert all(isinstance(batch, tuple) for batch in batches)
-        assert torch.equal(torch.cat([labels for _, labels in batches]), splits[name].labels)
-        assert torch.equal(torch.cat([images for images, _ in batches]), splits[name].images.float() / 255)
-
-
-def test_episodic_evaluation_gives_fixed_episodes(splits: dict[str, GlyphSet]) -> None:
-    data = GlyphDataModule(episodic_evaluation=True, test_ways=20, test_queries=2, test_episodes=5, test_seed=3)
-    loader = data.test_dataloader()
-    expected = sample_episodes(splits["test"].labels, ways=20, shots=1, queries=2, episodes=5, seed=3)
-    assert loader.batch_sampler.hash == expected.hash
-    for _ in range(2):
-        for (images, labels), episode in zip(loader, expected.indices, strict=True):
-            assert torch.equal(labels, splits["test"].labels[episode.flatten()])
-            assert torch.equal(images, splits["test"].images[episode.flatten()].float() / 255)
-
-
-def test_the_module_says_what_a_model_needs_and_refuses_wrong_settings(splits: dict[str, GlyphSet]) -> None:
-    data = GlyphDataModule(shots=3, size=32)
-    assert (data.shots, data.in_channels, data.image_size) == (3, 1, 32)
-    assert data.num_classes == len(splits["train"].characters)
-    assert data.hparams["shots"] == 3
-    for wrong, words in (
-        ({"ways": 0}, "ways is 0"),
-        ({"test_episodes": 0}, "test_episodes is 0"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"num_workers": -1}, "num_workers is -1"),
-        ({"min_faces": 17}, "min_faces is 17"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            GlyphDataModule(**wrong)
-    with pytest.raises(ValueError, match=r"2-shot with 15 queries needs 17 images per class; class '.' has 1\d"):
-        GlyphDataModule(shots=2, queries=15).train_dataloader()
-
-
-def test_sheet_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], splits: dict[str, GlyphSet]) -> None:
+def test_sheet_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], splits: dict[str, Glyphs]) -> None:
     command_line.main(["--sheet", str(tmp_path / "sheet.png")])
     printed = capsys.readouterr().out
     for glyph_set in splits.values():
-        assert f"{len(glyph_set.characters):,}" in printed
+        assert f"{len(glyph_set.class_names):,}" in printed
         assert f"{len(glyph_set):,}" in printed
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert min(sheet.size) > 500
@@ -376,16 +267,16 @@ def test_sheet_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], spl
     assert (tmp_path / "val.png").stat().st_size < (tmp_path / "sheet.png").stat().st_size
 
 
-def test_the_numbers_in_the_documentation_are_those_of_the_data(splits: dict[str, GlyphSet]) -> None:
+def test_the_numbers_in_the_documentation_are_those_of_the_data(splits: dict[str, Glyphs]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "glyphs.md").read_text()
     for name, glyph_set in splits.items():
-        assert f"| **{name}** | | **{len(glyph_set.characters):,}** | **{len(glyph_set):,}** |" in page
+        assert f"| **{name}** | | **{len(glyph_set.class_names):,}** | **{len(glyph_set):,}** |" in page
 
 
 def test_torchvision_is_imported_by_folders_alone_and_only_when_used() -> None:
     package = Path(glyphs.__file__).parents[1]
     files = [*package.glob("data/**/*.py"), *package.glob("functional/episodes/*.py")]
-    assert {file.parent.name for file in files} == {"data", "icons", "episodes"}
+    assert {file.parent.name for file in files} == {"data", "episodes"}
     for file in files:
         for node in ast.parse(file.read_text()).body:  # the top level
             if isinstance(node, ast.Import | ast.ImportFrom):

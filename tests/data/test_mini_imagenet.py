@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fewshot_callbacks.data import MiniImageNetDataModule
-from tests.data.trees import PLAIN, SMALL, draw
+from fewshot_callbacks.data import MiniImageNet
+from tests.data.trees import PLAIN, draw, everything
 
 SIZES = {"train": 64, "val": 16, "test": 20}
 LABELS = [f"n{(i * 7919) % 100 + 1500000:08}" for i in range(100)]  # in no order
@@ -41,11 +41,10 @@ def broken(images: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("split", SIZES)
 def test_the_lists_decide(images: Path, split: str) -> None:
-    data = MiniImageNetDataModule(images, **SMALL, **PLAIN)
-    served = data.images(split)
+    served = MiniImageNet(images, split, transform=PLAIN)
     assert served.class_names == tuple(sorted(PUBLISHED[split]))
     assert len(served.class_names) == SIZES[split]
-    pixels, labels = served.__getitems__(list(range(len(served))))
+    pixels, labels = everything(served)
     drawn = (pixels.amax(dim=(2, 3)) * 255).round().int()  # (items, 3)
     expected = [(2 * LABELS.index(label), 40 * number) for number in (1, 2) for label in PUBLISHED[split]]
     assert (drawn[:, :2] - torch.tensor(expected)).abs().max() <= 3  # a JPEG is not exact; the order is the list's
@@ -53,26 +52,7 @@ def test_the_lists_decide(images: Path, split: str) -> None:
 
 
 def test_no_class_is_in_two_splits(images: Path) -> None:
-    data = MiniImageNetDataModule(images, **SMALL)
-    assert len({name for split in SIZES for name in data.images(split).class_names}) == 100
-    assert (data.num_classes, data.in_channels, data.image_size) == (64, 3, 8)
-
-
-def test_batches_are_episodes_and_transformed(images: Path) -> None:
-    data = MiniImageNetDataModule(images, **SMALL, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
-    assert not torch.equal(data.images("train")[70][0], data.images("train")[70][0])
-    raw = MiniImageNetDataModule(images, **SMALL, **PLAIN).images("train").__getitems__(list(range(7)))[0]
-    assert torch.allclose(next(iter(data.training_data_for_evaluation()))[0], (raw - 0.5) / 0.25)
-    for pixels, labels in data.train_dataloader():
-        assert pixels.shape == (4, 3, 8, 8)
-        assert labels.reshape(2, 2).unique(dim=1).shape == (2, 1)
-
-
-def test_a_class_too_small_for_the_episodes_is_named(images: Path) -> None:
-    data = MiniImageNetDataModule(images, **{**SMALL, "test_shots": 5}, episodic_evaluation=True)
-    words = rf"needs 6 images per class; class '{min(PUBLISHED['val'])}' has 2, the smallest of 16 classes"
-    with pytest.raises(ValueError, match=words):
-        data.val_dataloader()
+    assert len({name for split in SIZES for name in MiniImageNet(images, split).class_names}) == 100
 
 
 def test_missing_lists_and_folders_are_named(broken: Path, tmp_path: Path) -> None:
@@ -81,11 +61,11 @@ def test_missing_lists_and_folders_are_named(broken: Path, tmp_path: Path) -> No
         with pytest.raises(
             FileNotFoundError, match=rf"broken holds no '{split}\.csv'\. Put train\.csv, val\.csv and test"
         ):
-            MiniImageNetDataModule(broken).setup("fit")
+            MiniImageNet(broken)
         (broken / "away").rename(broken / f"{split}.csv")
     shutil.rmtree(broken / "images")
     with pytest.raises(FileNotFoundError, match=r"broken holds no 'images'\. Put the images of ILSVRC-2012"):
-        MiniImageNetDataModule(broken).setup("fit")
+        MiniImageNet(broken)
 
 
 def test_missing_images_are_counted_and_partial_goes_on(broken: Path) -> None:
@@ -96,16 +76,16 @@ def test_missing_images_are_counted_and_partial_goes_on(broken: Path) -> None:
         rf"3 of the 200 images of the lists are not in .*images; the first is '{first}00000001\.jpg'\. .* partial=Tr"
     )
     with pytest.raises(FileNotFoundError, match=words):
-        MiniImageNetDataModule(broken).setup("fit")
-    data = MiniImageNetDataModule(broken, partial=True, **SMALL)
-    assert data.images("test").class_names == tuple(sorted(set(PUBLISHED["test"]) - {gone}))
-    assert len(data.images("val")) == 31
+        MiniImageNet(broken)
+    test = MiniImageNet(broken, "test", partial=True)
+    assert test.class_names == tuple(sorted(set(PUBLISHED["test"]) - {gone}))
+    assert len(test.with_split("val")) == 31
     shutil.rmtree(broken / "images")
     (broken / "images").mkdir()
     with pytest.raises(
         ValueError, match=r"leaves train and val and test without a class\. It should hold the images of"
     ):
-        MiniImageNetDataModule(broken, partial=True).setup("fit")
+        MiniImageNet(broken, partial=True)
 
 
 def test_other_numbers_of_classes_are_refused(broken: Path) -> None:
@@ -113,8 +93,8 @@ def test_other_numbers_of_classes_are_refused(broken: Path) -> None:
     with pytest.raises(
         ValueError, match=r"train has 64 of 64; val has 15 of 16; test has 20 of 20\. The lists are train"
     ):
-        MiniImageNetDataModule(broken).setup("fit")
-    assert len(MiniImageNetDataModule(broken, partial=True).images("val")) == 15
+        MiniImageNet(broken)
+    assert len(MiniImageNet(broken, "val", partial=True)) == 15
 
 
 def test_a_class_in_two_lists_is_refused(broken: Path) -> None:
@@ -123,7 +103,7 @@ def test_a_class_in_two_lists_is_refused(broken: Path) -> None:
         with pytest.raises(
             ValueError, match=r"train\.csv and val\.csv share 4 classes \('n.*Use train\.csv, val\.csv and"
         ):
-            MiniImageNetDataModule(broken, partial=partial).setup("fit")
+            MiniImageNet(broken, partial=partial)
 
 
 def test_files_that_are_no_lists_are_refused(broken: Path) -> None:
@@ -131,10 +111,10 @@ def test_files_that_are_no_lists_are_refused(broken: Path) -> None:
     with pytest.raises(
         ValueError, match=r"test\.csv begins with \['n0153282900000005\.jpg', .*, not with filename,label"
     ):
-        MiniImageNetDataModule(broken).setup("fit")
+        MiniImageNet(broken)
     (broken / "test.csv").write_text("")
     with pytest.raises(ValueError, match=r"test\.csv begins with \[\], not with filename,label"):
-        MiniImageNetDataModule(broken).setup("fit")
+        MiniImageNet(broken)
     (broken / "test.csv").write_text("filename,label\nn0153282900000005.jpg\n")
     with pytest.raises(ValueError, match=r"Line 2 of .*test\.csv is \['n0153282900000005\.jpg'\], not a file name and"):
-        MiniImageNetDataModule(broken).setup("fit")
+        MiniImageNet(broken)

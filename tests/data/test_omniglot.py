@@ -13,10 +13,10 @@ from unittest.mock import patch
 import pytest
 import torch
 from PIL import Image
-from torchvision.datasets import Omniglot
+from torchvision import datasets
 
-from fewshot_callbacks.data import OmniglotDataModule, omniglot
-from tests.data.trees import SMALL
+from fewshot_callbacks.data import Omniglot, omniglot
+from tests.data.trees import SPLITS, everything
 
 SIZES = {"images_background": (964, 30), "images_evaluation": (659, 20)}
 FEW = ("Korean",)
@@ -77,8 +77,8 @@ def few(tmp_path: Path) -> Path:
 
 def test_the_published_sets_and_whole_alphabets_to_validate_on(published: Path, monkeypatch) -> None:
     monkeypatch.setattr(omniglot, "DRAWINGS", 2)
-    data = OmniglotDataModule(published, **SMALL)
-    names = {split: data.images(split).class_names for split in ("train", "val", "test")}
+    data = Omniglot(published)
+    names = {split: data.with_split(split).class_names for split in SPLITS}
     alphabets = {split: {name.split("/")[0] for name in of} for split, of in names.items()}
     assert (len(names["train"]) + len(names["val"]), len(names["test"])) == (964, 659)
     assert alphabets["val"] == {"Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh"}
@@ -86,77 +86,63 @@ def test_the_published_sets_and_whole_alphabets_to_validate_on(published: Path, 
     assert not alphabets["train"] & alphabets["val"]
     assert not set(names["train"]) & set(names["test"])
     assert names["test"] == tuple(sorted(names["test"]))
-    assert data.images("train").labels.bincount().tolist() == [2] * len(names["train"])
-    assert (data.num_classes, data.in_channels) == (len(names["train"]), 1)
+    assert data.labels.bincount().tolist() == [2] * len(names["train"])
 
 
 def test_incomplete_sets_are_refused_with_counts(published: Path, few: Path) -> None:
     with pytest.raises(
         ValueError, match=r"964 classes \('Armenian/character01'.* 20 drawings; the first has 2\. Unpack"
     ):
-        OmniglotDataModule(published).setup("fit")
+        Omniglot(published)
     with pytest.raises(
         ValueError, match=r"images_background holds 4 characters; published are 964\. Unpack .* partial=T"
     ):
-        OmniglotDataModule(few).setup("fit")
+        Omniglot(few)
 
 
 def test_ink_is_high_and_images_are_resized(few: Path) -> None:
-    data = OmniglotDataModule(few, **{**SMALL, "image_size": 7}, val_alphabets=FEW, partial=True)
-    images = data.images("train")
+    images = Omniglot(few, image_size=7, val_alphabets=FEW, partial=True)
     assert images.class_names == ("Greek/character01", "Greek/character02")
-    pixels, labels = images.__getitems__([0, 1, 2, 3])
+    pixels, labels = everything(images)
     assert labels.tolist() == [0, 0, 1, 1]
     assert pixels.shape == (4, 1, 7, 7)
     rows = torch.tensor([2, 2, 1, 1])  # character01 was drawn second; a row of 7 is 15 of 105
     expected = (torch.arange(7) < rows[:, None]).float()[:, None, :, None].expand(-1, -1, -1, 7)
     assert torch.allclose(pixels, expected, atol=0.3)  # the edge is smoothed
-    assert torch.equal(pixels, torch.cat([batch for batch, _ in data.training_data_for_evaluation()]))
-    assert OmniglotDataModule(few, val_alphabets=FEW, partial=True).images("test")[0][0].shape == (1, 28, 28)
+    assert torch.equal(pixels, everything(images.augmented())[0])
+    assert Omniglot(few, "test", val_alphabets=FEW, partial=True)[0][0].shape == (1, 28, 28)
 
 
 def test_nothing_depends_on_the_order_of_the_listing(few: Path) -> None:
-    files = OmniglotDataModule(few, val_alphabets=FEW, partial=True).images("train").files
+    files = Omniglot(few, val_alphabets=FEW, partial=True).files
     iterdir, glob = Path.iterdir, Path.glob
     with (
         patch.object(Path, "iterdir", lambda self: iter(sorted(iterdir(self), reverse=True))),
         patch.object(Path, "glob", lambda self, pattern: iter(sorted(glob(self, pattern), reverse=True))),
     ):
-        assert OmniglotDataModule(few, val_alphabets=FEW, partial=True).images("train").files == files
-
-
-def test_episodes_and_classes_too_small_for_them(few: Path) -> None:
-    data = OmniglotDataModule(few, **SMALL, val_alphabets=FEW, partial=True)
-    for pixels, labels in data.train_dataloader():
-        assert pixels.shape == (4, 1, 8, 8)
-        assert labels.reshape(2, 2).unique(dim=1).shape == (2, 1)
-    data = OmniglotDataModule(few, **{**SMALL, "shots": 4}, val_alphabets=FEW, partial=True)
-    with pytest.raises(ValueError, match=r"needs 5 images per class; class 'Greek/character01' has 2, the smallest"):
-        data.train_dataloader()
+        assert Omniglot(few, val_alphabets=FEW, partial=True).files == files
 
 
 def test_alphabets_are_chosen_by_name(few: Path) -> None:
     with pytest.raises(
         ValueError, match=r"val_alphabets has 'Armenian', which is not an alpha.* Choose among Greek, Korean\."
     ):
-        OmniglotDataModule(few, partial=True).setup("fit")
+        Omniglot(few, partial=True)
     with pytest.raises(ValueError, match=r"leaves train without a class\. Hold out fewer alphabets"):
-        OmniglotDataModule(few, val_alphabets=("Greek", "Korean"), partial=True).setup("fit")
-    data = OmniglotDataModule(few, val_alphabets=(), partial=True)
-    assert (data.num_classes, data.val_dataloader()) == (4, [])
+        Omniglot(few, val_alphabets=("Greek", "Korean"), partial=True)
+    data = Omniglot(few, val_alphabets=(), partial=True)
+    assert (len(data.class_names), data.splits) == (4, ("train", "test"))
     with pytest.raises(
         ValueError, match=r"There is no validation split: val_alphabets is empty\. Name alphabets of the b"
     ):
-        data.images("val")
+        data.with_split("val")
 
 
 def test_missing_folders_are_named_with_the_archive(few: Path) -> None:
     words = r"few/omniglot-py holds no 'images_evaluation'\. Unpack images_background\.zip and .* or pass download=True"
     shutil.rmtree(few / "omniglot-py" / "images_evaluation")
-    data = OmniglotDataModule(few, val_alphabets=FEW, partial=True)
-    data.prepare_data()  # fetches nothing
     with pytest.raises(FileNotFoundError, match=words):
-        data.setup("fit")
+        Omniglot(few, val_alphabets=FEW, partial=True)
 
 
 def test_archives_are_fetched_checked_and_unpacked(few: Path, tmp_path: Path, served, monkeypatch) -> None:
@@ -167,16 +153,16 @@ def test_archives_are_fetched_checked_and_unpacked(few: Path, tmp_path: Path, se
             for file in sorted((few / "omniglot-py" / name).rglob("*.png")):
                 archive.write(file, file.relative_to(few / "omniglot-py"))
         sums[name] = hashlib.md5((folder / f"{name}.zip").read_bytes()).hexdigest()
-    monkeypatch.setattr(Omniglot, "download_url_prefix", address)
-    monkeypatch.setattr(Omniglot, "zips_md5", {**sums, "images_evaluation": "0" * 32})
+    monkeypatch.setattr(datasets.Omniglot, "download_url_prefix", address)
+    monkeypatch.setattr(datasets.Omniglot, "zips_md5", {**sums, "images_evaluation": "0" * 32})
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    data = OmniglotDataModule(root, val_alphabets=FEW, partial=True, download=True)
+    settings = {"val_alphabets": FEW, "partial": True, "download": True}
     with pytest.raises(RuntimeError, match="corrupted"):
-        data.prepare_data()
-    monkeypatch.setattr(Omniglot, "zips_md5", sums)
-    data.prepare_data()
-    assert (data.num_classes, len(data.images("val")), len(data.images("test"))) == (2, 4, 4)
+        Omniglot(root, **settings)
+    monkeypatch.setattr(datasets.Omniglot, "zips_md5", sums)
+    data = Omniglot(root, **settings)
+    assert (len(data.class_names), *(len(data.with_split(split)) for split in SPLITS)) == (2, 4, 4, 4)
     for name in SIZES:
         (folder / f"{name}.zip").unlink()
         (root / "omniglot-py" / f"{name}.zip").unlink()
-    data.prepare_data()  # the folders are there: nothing is fetched
+    Omniglot(root, **settings)  # the folders are there: nothing is fetched

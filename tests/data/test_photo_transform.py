@@ -7,9 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
-from fewshot_callbacks.data._photo_transform import PhotoTransform, jitter_colours
+from fewshot_callbacks.data import PhotoTransform
+from fewshot_callbacks.data.photo_transform import jitter_colours
 
-PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+SIDE = 8
+PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "image_size": SIDE, "resize": SIDE, "min_area": 1.0}
+STILL = {**PLAIN, "flip": 0.0, "jitter": 0.0}
 
 
 def photographs(number: int, size: tuple[int, int] = (7, 5), seed: int = 0) -> list[Image.Image]:
@@ -37,29 +40,77 @@ def test_the_jitter_is_that_of_pillow_with_the_same_factors(strength: float, see
 
 
 def test_flips_have_the_probability_that_is_asked_for_and_are_flips() -> None:
-    images = photographs(300)
+    images = [images.resize((SIDE, SIDE)) for images in photographs(300, (SIDE, SIDE))]
     plain = values(images)
     torch.manual_seed(0)
-    flipped = PhotoTransform(lambda image: image, **PLAIN, flip=0.25)(images)
+    flipped = PhotoTransform(**{**STILL, "flip": 0.25})(images, True)
     mirrored = torch.tensor([torch.equal(one, other.flip(2)) for one, other in zip(flipped, plain, strict=True)])
-    same = torch.tensor([torch.equal(one, other) for one, other in zip(flipped, plain, strict=True)])
-    assert torch.equal(mirrored, ~same)
     assert 50 < mirrored.sum() < 100  # 75 are expected; 3.3 standard deviations to either side
 
 
 def test_each_channel_is_normalised_by_its_own_numbers() -> None:
-    images = photographs(2)
+    images = photographs(2, (SIDE, SIDE))
     mean, std = (0.1, 0.2, 0.3), (0.5, 1.0, 2.0)
     expected = (values(images) - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
-    torch.testing.assert_close(PhotoTransform(lambda image: image, mean, std)(images), expected)
+    torch.testing.assert_close(PhotoTransform(SIDE, SIDE, mean=mean, std=std)(images), expected)
 
 
 @pytest.mark.parametrize("name", ["flip", "jitter"])
 def test_random_changes_follow_the_seed(name: str) -> None:
-    transform = PhotoTransform(lambda image: image, **PLAIN, **{name: 0.5})
+    transform = PhotoTransform(**{**STILL, name: 0.5})
     results = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        results.append(transform(photographs(8)))
+        results.append(transform(photographs(8), True))
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
+
+
+def test_evaluation_images_are_not_augmented() -> None:
+    images = photographs(3, (11, 17))
+    transform = PhotoTransform(SIDE)
+    assert torch.equal(transform(images), transform(images))
+    assert not torch.equal(transform(images, True), transform(images, True))
+
+
+@pytest.mark.parametrize(("height", "width"), [(12, 12), (10, 14)])
+def test_evaluation_images_may_be_resized_to_a_square_or_another_fixed_size(height: int, width: int) -> None:
+    """Against Pillow alone: resize to the pair, whatever the shape of the image, then cut the centre out."""
+    (image,) = photographs(1, (30, 21))
+    top, left = (height - SIDE) // 2, (width - SIDE) // 2
+    fitted = image.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + SIDE, top + SIDE))
+    torch.testing.assert_close(PhotoTransform(**{**PLAIN, "resize": (height, width)})([image]), values([fitted]))
+
+
+def test_random_crops_have_the_area_that_is_asked_for() -> None:
+    """Each pixel knows its column and row, so a crop without a resize tells its own sides; 0.08 is torchvision's default."""
+    side, smallest, areas = 101, 0.08, []
+    column, row = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy")
+    image = Image.fromarray(torch.stack([column, row, row], dim=-1).to(torch.uint8).numpy())
+    transform = PhotoTransform(**{**STILL, "image_size": 64, "resize": None, "min_area": smallest})
+    torch.manual_seed(0)
+    for _ in range(400):
+        crop = (
+            255 * transform([image], True)[0]
+        )  # (channel, 64, 64); neighbours in a crop of w columns differ by w / 64
+        width, height = crop[0, 5, 59] - crop[0, 5, 4], crop[1, 59, 5] - crop[1, 4, 5]  # of 55 of its 64 steps
+        areas.append((width * height / (55 * side / 64) ** 2).item())
+    assert smallest - 0.01 < min(areas) < smallest + 0.05
+    assert max(areas) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"image_size": 0}, "image_size is 0"),
+        ({"resize": 80}, "resize is 80, smaller than image_size 84"),
+        ({"resize": (96, 80)}, r"resize is \(96, 80\), smaller than image_size 84"),
+        ({"min_area": 0.0}, r"min_area is 0\.0"),
+        ({"flip": 1.5}, r"flip is 1\.5; it is a probability"),
+        ({"jitter": -0.1}, r"jitter is -0\.1"),
+        ({"std": (1.0, 0.0, 1.0)}, "std is .* images are divided by it"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        PhotoTransform(**wrong)

@@ -1,12 +1,19 @@
-"""What the tests of the readers share: tiny images and settings for tiny episodes."""
+"""What the tests of the readers share: tiny images, and what a model sees of them."""
 
 from pathlib import Path
 
 from PIL import Image
 
-SMALL = {"image_size": 8, "ways": 2, "shots": 1, "queries": 1, "episodes": 2, "batch_size": 7}
-SMALL = {**SMALL, "test_ways": 2, "test_shots": 1, "test_queries": 1, "test_episodes": 3}
-PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "augment": False}
+from fewshot_callbacks.data import FewShotDataset, PhotoTransform
+from fewshot_callbacks.data.dataset import Batch
+
+SPLITS = ("train", "val", "test")
+SMALL = PhotoTransform(image_size=8)
+PLAIN = PhotoTransform(image_size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+def everything(images: FewShotDataset) -> Batch:
+    return images.batch(range(len(images)))
 
 
 def draw(file: Path, colour: tuple[int, int, int] = (0, 0, 0), size: tuple[int, int] = (12, 10)) -> None:
@@ -35,3 +42,17 @@ def write_lists(folder: Path, paths: list[str], labels: list[str]) -> None:
     (folder / "classes.txt").write_text("".join(f"{i + 1} {name}\n" for i, name in enumerate(CLASSES)))
     (folder / "images.txt").write_text("\n".join(paths) + "\n")
     (folder / "image_class_labels.txt").write_text("\n".join(reversed(labels)) + "\n")
+
+
+CLASSES_OF_FOLDERS = {"train": ("ant", "bee", "cat"), "val": ("dog", "eel"), "test": ("fox", "gnu")}
+
+
+def write_folders(root: Path) -> Path:
+    """Four images of each class; the red of an image is its number, from 1, in the order of splits and classes."""
+    colour = 0
+    for split, classes in CLASSES_OF_FOLDERS.items():
+        for name in classes:
+            for i in range(4):
+                colour += 1
+                draw(root / split / name / f"{i}.png", (colour, 2 * colour, 255 - colour), (20, 10))
+    return root

@@ -1,6 +1,7 @@
 """Episodes: sampling, splitting into support and queries, accuracy."""
 
 from fewshot_callbacks.functional.episodes.accuracy import EpisodeAccuracy, summarize_accuracies
+from fewshot_callbacks.functional.episodes.protocol import EpisodeProtocol
 from fewshot_callbacks.functional.episodes.sampling import (
     ClassNames,
     EpisodeList,
@@ -15,6 +16,7 @@ __all__ = [
     "ClassNames",
     "EpisodeAccuracy",
     "EpisodeList",
+    "EpisodeProtocol",
     "check_classes_suffice",
     "check_episode_sizes",
     "class_name",

@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fewshot_callbacks.data._episodic import Split
-from fewshot_callbacks.data._images import (
-    ImageFileSet,
-    PhotoDataModule,
+from fewshot_callbacks.data.dataset import Split
+from fewshot_callbacks.data.image_set import (
+    ImageItem,
+    ImageSet,
     check_class_counts,
     check_no_file_is_missing,
     check_no_split_is_empty,
     missing_files,
     required,
 )
-from fewshot_callbacks.data._settings import with_settings
+from fewshot_callbacks.data.photo_transform import PhotoTransform
 
 FOLDER = "CUB_200_2011"
 SOURCE = (
@@ -22,6 +22,7 @@ SOURCE = (
 )
 CLASSES: Mapping[Split, int] = {"train": 100, "val": 50, "test": 50}
 
+_TRANSFORM = PhotoTransform()
 _SPLIT_OF_REMAINDER: tuple[Split, Split, Split, Split] = ("train", "val", "train", "test")
 
 
@@ -49,8 +50,7 @@ def cub_split(class_id: int) -> Split:
     return _SPLIT_OF_REMAINDER[(class_id - 1) % 4]
 
 
-@with_settings
-class CUBDataModule(PhotoDataModule):
+class CUB200(ImageSet):
     r"""CUB-200-2011 as it is published, with 100 training, 50 validation and 50 test classes (`cub_split`).
 
     `root` holds the folder that the archive unpacks to. Images and classes are read from its lists:
@@ -61,20 +61,19 @@ class CUBDataModule(PhotoDataModule):
         CUB_200_2011/images/001.Black_footed_Albatross/Black_Footed_Albatross_0046_18.jpg
 
     All 11,788 images are used, whole: neither the bounding boxes nor `train_test_split.txt`, which cuts each class in
-    two, are read.
-
-    Batches are tuples (images, labels): float images (images, 3, image_size, image_size), normalised; int64 labels
-    0 ... C-1 of the split, in the order of the class numbers. A training batch is one episode, class by class, each
-    class's support first. Training images are augmented and evaluation images cut out as in `ImageFolderDataModule`.
+    two, are read. Labels are in the order of the class numbers.
 
     Args:
         root: The folder that holds `CUB_200_2011`.
+        split: "train", "val" or "test".
+        transform: What the model sees of an image.
         partial: Accept an incomplete set: missing images are left out, and so are classes without an image.
             The split of the others stays the same.
+        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
-        ValueError: A setting is out of range. The files are checked in `setup`: what is missing is a
-            FileNotFoundError; lists that do not fit together, or other numbers of classes, a ValueError.
+        FileNotFoundError: A file or a folder is missing.
+        ValueError: The lists do not fit together, or hold other numbers of classes; or a setting is out of range.
 
     References:
         Wah, Branson, Welinder, Perona, Belongie, "The Caltech-UCSD Birds-200-2011 Dataset", CNS-TR-2011-001, 2011.
@@ -93,56 +92,58 @@ class CUBDataModule(PhotoDataModule):
         ...     _ = (folder / "classes.txt").write_text("\n".join(f"{i} {bird}" for i, bird in numbered))
         ...     _ = (folder / "images.txt").write_text("\n".join(f"{i} {bird}/a.jpg" for i, bird in numbered))
         ...     _ = (folder / "image_class_labels.txt").write_text("\n".join(f"{i} {i}" for i, _ in numbered))
-        ...     data = CUBDataModule(root, image_size=8, partial=True)
-        ...     images, labels = data.images("train").__getitems__([0, 1])
-        >>> data.images("train").class_names, data.images("val").class_names, data.images("test").class_names
-        (('001.Albatross', '003.Grebe'), ('002.Auklet',), ('004.Gull',))
+        ...     birds = CUB200(root, transform=PhotoTransform(image_size=8), partial=True)
+        ...     images, labels = birds.batch([0, 1])
+        >>> birds.class_names, birds.with_split("val").class_names
+        (('001.Albatross', '003.Grebe'), ('002.Auklet',))
         >>> tuple(images.shape), labels.tolist()
         ((2, 3, 8, 8), [0, 1])
     """
 
-    ways: int = 5
-    partial: bool = False
-
-    def _listed(self) -> dict[Split, ImageFileSet]:
-        folder = self._root / FOLDER
-        fix = f"Unpack {SOURCE} into {self._root}, or pass partial=True to use what is there."
-        classes, paths, class_of = self._tables(folder)
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split = "train",
+        *,
+        transform: PhotoTransform = _TRANSFORM,
+        partial: bool = False,
+        cache_mb: float = 512,
+    ) -> None:
+        folder = Path(root) / FOLDER
+        fix = f"Unpack {SOURCE} into {root}, or pass partial=True to use what is there."
+        classes, paths, class_of = _tables(folder)
         missing = set(missing_files(folder / "images", paths.values()))
-        if not self.partial:
+        if not partial:
             check_no_file_is_missing(missing, list(paths.values()), folder / "images", "images.txt", fix)
-        files: dict[Split, list[Path]] = {split: [] for split in CLASSES}
-        names: dict[Split, list[str]] = {split: [] for split in CLASSES}
+        items: dict[Split, list[ImageItem]] = {name: [] for name in CLASSES}
         for image, path in paths.items():
             if path not in missing:
-                split = cub_split(class_of[image])
-                files[split].append(folder / "images" / path)
-                names[split].append(classes[class_of[image]])
-        counts = {split: len(set(names[split])) for split in CLASSES}
-        if not self.partial:
+                item = ImageItem(folder / "images" / path, classes[class_of[image]])
+                items[cub_split(class_of[image])].append(item)
+        counts = {name: len({item.class_name for item in items[name]}) for name in CLASSES}
+        if not partial:
             check_class_counts(counts, CLASSES, folder, fix)
-        check_no_split_is_empty(counts, folder, f"Unpack all of {SOURCE} into {self._root}.")
-        return {split: ImageFileSet(files[split], names[split], "RGB") for split in CLASSES}
+        check_no_split_is_empty(counts, folder, f"Unpack all of {SOURCE} into {root}.")
+        super().__init__(items, split, transform, cache_mb=cache_mb)
 
-    def _tables(self, folder: Path) -> tuple[dict[int, str], dict[int, str], dict[int, int]]:
-        """Read the names of classes by class number, and the paths and classes of images by image number."""
-        fix = f"Unpack {SOURCE} into {self._root}."
-        required(folder / "images", fix)
-        classes, paths, labels = (
-            _numbered(required(folder / name, fix)) for name in ("classes.txt", "images.txt", "image_class_labels.txt")
+
+def _tables(folder: Path) -> tuple[dict[int, str], dict[int, str], dict[int, int]]:
+    """Read the names of classes by class number, and the paths and classes of images by image number."""
+    fix = f"Unpack {SOURCE} into {folder.parent}."
+    required(folder / "images", fix)
+    classes, paths, labels = (
+        _numbered(required(folder / name, fix)) for name in ("classes.txt", "images.txt", "image_class_labels.txt")
+    )
+    if paths.keys() != labels.keys():
+        raise ValueError(
+            f"images.txt has {len(paths):,} images and image_class_labels.txt {len(labels):,}, not the same ones; "
+            f"image {min(paths.keys() ^ labels.keys())} is in only one of them. {fix}"
         )
-        if paths.keys() != labels.keys():
-            raise ValueError(
-                f"images.txt has {len(paths):,} images and image_class_labels.txt {len(labels):,}, not the same ones; "
-                f"image {min(paths.keys() ^ labels.keys())} is in only one of them. {fix}"
-            )
-        class_of = {image: int(label) for image, label in labels.items()}
-        unknown = sorted(set(class_of.values()) - classes.keys())
-        if unknown:
-            raise ValueError(
-                f"image_class_labels.txt has the class {unknown[0]}, which classes.txt does not name. {fix}"
-            )
-        return classes, paths, class_of
+    class_of = {image: int(label) for image, label in labels.items()}
+    unknown = sorted(set(class_of.values()) - classes.keys())
+    if unknown:
+        raise ValueError(f"image_class_labels.txt has the class {unknown[0]}, which classes.txt does not name. {fix}")
+    return classes, paths, class_of
 
 
 def _numbered(file: Path) -> dict[int, str]:

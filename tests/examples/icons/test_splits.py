@@ -5,28 +5,37 @@ import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import icons
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from icons import IconThemes
+from icons import __main__ as command_line
+from icons.augmentation import IconAugmentation, on_white
+from icons.cache import cache_file, installed_themes, load_drawing
+from icons.copies import NEAR_COPY, circles, near_copies
+from icons.drawing import DrawnIcons, choose, draw_file, draw_icons, is_of_one_colour
+from icons.files import base_folders, find_themes
 from lightning.pytorch import Trainer
 from PIL import Image
 
 from fewshot_callbacks.callbacks import GeneralizationGapMonitor, RetrievalMonitor
-from fewshot_callbacks.data import IconThemes, IconThemesDataModule, icons
-from fewshot_callbacks.data import __main__ as command_line
-from fewshot_callbacks.data.icons import load_splits, split_of
-from fewshot_callbacks.data.icons.augmentation import IconAugmentation, on_white
-from fewshot_callbacks.data.icons.cache import cache_file, installed_themes, load_drawing
-from fewshot_callbacks.data.icons.copies import NEAR_COPY, circles, near_copies
-from fewshot_callbacks.data.icons.drawing import DrawnIcons, choose, draw_file, draw_icons, is_of_one_colour
-from fewshot_callbacks.data.icons.files import base_folders, find_themes
-from fewshot_callbacks.protonet import ProtoNet
-from tests.data.icon_trees import SVG, draw, many, picture, theme
+from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.data import Episodes, FewShotDataModule
+from fewshot_callbacks.data.dataset import split_of
+from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
+from tests.cli.words import QUIET
+from tests.cli.words import TINY as TINY_RUN
+from tests.examples.icon_trees import SVG, draw, many, picture, theme
 
 SMALL = {"size": 8, "min_families": 2}
-TINY = {"ways": 2, "episodes": 2, "test_ways": 2, "test_episodes": 3, "batch_size": 7}
+
+
+def load_splits(**settings: object) -> dict[str, IconThemes]:
+    icons = IconThemes(**settings)
+    return {split: icons.with_split(split) for split in icons.splits}
 
 
 @pytest.fixture(scope="module")
@@ -267,12 +276,12 @@ def test_families_that_share_a_tenth_of_their_pictures_are_one_circle() -> None:
 # -------------------------------------------------------------------------------------------------------------- splits
 def test_splits_by_class_share_no_name_and_hold_all_pictures(tree: Path, cache: Path) -> None:
     splits = load_splits(**SMALL, roots=[tree])
-    names = [set(of.names) for of in splits.values()]
+    names = [set(of.class_names) for of in splits.values()]
     assert sum(map(len, names)) == len(set.union(*names)) == 40
     assert sum(map(len, splits.values())) == 40 * 8
     for split, of in splits.items():
-        assert all(split_of(name, 0, 0.2, 0.25) == split for name in of.names)
-        assert of.labels.bincount().tolist() == [8] * len(of.names)
+        assert all(split_of(name, 0, 0.2, 0.25) == split for name in of.class_names)
+        assert of.labels.bincount().tolist() == [8] * len(of.class_names)
         assert torch.equal(of.labels, of.labels.sort().values)
 
 
@@ -280,9 +289,9 @@ def test_a_name_is_in_the_same_split_on_a_machine_with_other_themes(tree: Path, 
     other = many(tmp_path / "other", names=25, families=3)
     here, there = load_splits(**SMALL, roots=[tree]), load_splits(**SMALL, roots=[other])
     for split in here:
-        assert set(there[split].names) <= set(here[split].names)
+        assert set(there[split].class_names) <= set(here[split].class_names)
     moved = load_splits(**SMALL, roots=[tree], split_seed=1)
-    assert moved["test"].names != here["test"].names
+    assert moved["test"].class_names != here["test"].class_names
 
 
 def test_the_shares_of_names_are_those_that_were_asked_for() -> None:
@@ -297,7 +306,7 @@ def test_splits_by_themes_share_no_artist(tree: Path, cache: Path, by: str) -> N
     families_of = [set(of.families.tolist()) for of in splits.values()]
     assert sum(map(len, families_of)) == len(set.union(*families_of)) == 8
     assert [len(of) for of in families_of] == [4, 2, 2]
-    names = [set(of.names) for of in splits.values()]
+    names = [set(of.class_names) for of in splits.values()]
     assert names[0] == names[1] == names[2] if by == "themes" else not names[0] & names[1] | names[1] & names[2]
     for of in splits.values():
         assert of.labels.bincount().min() >= 2
@@ -313,7 +322,9 @@ def test_artists_who_drew_on_each_other_stay_in_one_split(tmp_path: Path, cache:
     assert drawn.counts["copies"] == 20
     assert drawn.circles == (0, 1, 2, 3, 4, 5, 6, 0)
     for seed in range(12):
-        splits = load_splits(16, 2, roots=[tmp_path / "t"], by="themes", min_images=2, split_seed=seed)
+        splits = load_splits(
+            size=16, min_families=2, roots=[tmp_path / "t"], by="themes", min_images=2, split_seed=seed
+        )
         assert [{0, 7} <= set(of.families.tolist()) for of in splits.values()].count(True) == 1
 
 
@@ -330,16 +341,14 @@ def test_artists_who_drew_on_each_other_stay_in_one_split(tmp_path: Path, cache:
     ],
 )
 def test_wrong_settings_are_refused(options: dict, words: str) -> None:
-    check = getattr(icons.check_settings, "__wrapped__", icons.check_settings)
-    usual = {"size": 8, "min_families": 2, "by": "classes", "val_share": 0.2, "test_share": 0.2, "min_images": 2}
     with pytest.raises(ValueError, match=words):
-        check(**usual | options)
+        IconThemes(**options)
 
 
 def test_a_split_without_a_class_is_refused_with_the_options(tmp_path: Path, cache: Path) -> None:
     many(tmp_path / "t", names=2, families=3)
     with pytest.raises(ValueError, match=r"split by themes has no class: 2 classes of 3 families .* min_images < 3"):
-        load_splits(8, 2, by="themes", roots=[tmp_path / "t"])
+        load_splits(**SMALL, by="themes", roots=[tmp_path / "t"])
 
 
 # ----------------------------------------------------------------------------------------------------------- the cache
@@ -415,16 +424,16 @@ def test_too_few_themes_are_told_with_the_lines_to_install_them(
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     many(tmp_path / "usr" / "icons", names=3, families=5)
     with pytest.raises(ValueError, match=r"5 families .* 6 or more[\s\S]*apt-get install -y[\s\S]*dnf install"):
-        IconThemes.load("train")
+        IconThemes("train")
     with contextlib.suppress(ValueError):
         many(tmp_path / "more", names=1, families=1)
     (tmp_path / "more" / "Artist0").rename(tmp_path / "usr" / "icons" / "Sixth")
     with pytest.raises(ValueError, match=r"3 names .* \(min_families\); .* 100 or more[\s\S]*apt-get install -y"):
-        IconThemes.load("train", min_families=2)
+        IconThemes("train", min_families=2)
     with pytest.raises(FileNotFoundError, match="There is no folder"):
-        IconThemes.load("train", roots=[tmp_path / "nowhere"])
+        IconThemes("train", roots=[tmp_path / "nowhere"])
     with pytest.raises(ValueError, match="0 families"):
-        IconThemes.load("train", roots=[tmp_path / "more"])
+        IconThemes("train", roots=[tmp_path / "more"])
 
 
 def test_the_command_prints_tables_and_writes_a_sheet(
@@ -432,7 +441,7 @@ def test_the_command_prints_tables_and_writes_a_sheet(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     sheet = tmp_path / "sheet.png"
-    words = ["icons", "--size", "8", "--min-families", "2", "--roots", str(tree), "--sheet", str(sheet)]
+    words = ["--size", "8", "--min-families", "2", "--roots", str(tree), "--sheet", str(sheet)]
     assert command_line.main(words) == 0
     printed = capsys.readouterr().out
     drawn = load_drawing(**SMALL, roots=[tree])
@@ -447,7 +456,7 @@ def test_the_command_prints_tables_and_writes_a_sheet(
 # ------------------------------------------------------------------------------------------------- items and batches
 def test_items_lie_on_white_and_batches_are_items_stacked(tree: Path, cache: Path) -> None:
     test = load_splits(**SMALL, roots=[tree])["test"]
-    images, labels = test.__getitems__([5, 0, 11])
+    images, labels = test.batch([5, 0, 11])
     assert images.dtype == torch.float32
     for position, index in enumerate((5, 0, 11)):
         image, label = test[index]
@@ -457,7 +466,7 @@ def test_items_lie_on_white_and_batches_are_items_stacked(tree: Path, cache: Pat
         icon = Image.fromarray(np.ascontiguousarray(test.images[index].permute(1, 2, 0).numpy()), "RGBA")
         expected = np.asarray(Image.alpha_composite(paper, icon))[..., :3].transpose(2, 0, 1) / 255
         assert np.abs(image.numpy() - expected).max() < 1.5 / 255
-    assert test.__getitems__([])[0].shape == (0, 3, 8, 8)
+    assert test.batch([])[0].shape == (0, 3, 8, 8)
 
 
 def test_an_augmentation_that_moves_nothing_is_the_icon_on_its_paper() -> None:
@@ -481,44 +490,31 @@ def test_the_augmentation_depends_on_seed_and_positions_alone() -> None:
     assert 0 <= first.min() <= first.max() <= 1
 
 
-# ----------------------------------------------------------------------------------------------------- the data module
-def module(tree: Path, **options: object) -> IconThemesDataModule:
-    return IconThemesDataModule(**{**SMALL, "min_families": 4, "roots": [str(tree)], **TINY, **options})
-
-
-def test_queries_fit_the_smallest_class_unless_they_are_given(tree: Path) -> None:
-    assert (module(tree).queries, module(tree).test_queries) == (3, 3)
-    assert IconThemesDataModule().queries == 5
-    assert IconThemesDataModule(split="both", shots=2).queries == 1
-    with pytest.raises(ValueError, match=r"5 shots and 1 queries need 6 images .* 4 \(min_families\).*min_families=6"):
-        module(tree, shots=5)
-    with pytest.raises(ValueError, match=r"1 test_shots and 9 test_queries need 10 images .* min_images=10"):
-        module(tree, split="themes", test_queries=9)
+# ---------------------------------------------------------------------------------------------------------- in a training
+def module(tree: Path, augment: bool = True, **options: object) -> FewShotDataModule:
+    themes = IconThemes(**{**SMALL, "min_families": 4, "roots": [tree], **options})
+    protocol = EpisodeProtocol(ways=2, queries=1, episodes=3)
+    train = Episodes(ways=2, queries=1, episodes=2)
+    return FewShotDataModule(themes, train=train, evaluation=protocol, augment=augment, batch_size=7)
 
 
 def test_training_batches_are_augmented_and_others_are_not(tree: Path, cache: Path) -> None:
     data = module(tree)
-    (images, labels), *_ = list(data.train_dataloader())
-    assert images.shape == (2 * 4, 3, 8, 8)
-    assert labels.unique_consecutive().numel() == 2
+    (images, _), *_ = list(data.train_dataloader())
     again = next(iter(data.train_dataloader()))[0]
     assert torch.equal(images, again)
     plain = torch.cat([batch for batch, _ in data.training_data_for_evaluation()])
-    assert torch.equal(plain, data.icons("train").__getitems__(list(range(len(plain))))[0])
+    assert torch.equal(plain, data.dataset.batch(range(len(plain)))[0])
     shown = {image.numpy().tobytes() for image in plain}
     assert not any(image.numpy().tobytes() in shown for image in images)
     unmoved = next(iter(module(tree, augment=False).train_dataloader()))[0]
     assert all(image.numpy().tobytes() in shown for image in unmoved)
-    assert sum(len(batch) for batch, _ in data.test_dataloader()) == len(data.icons("test"))
-    assert data.num_classes == len(data.icons("train").names)
 
 
-@pytest.mark.parametrize("split", ["classes", "themes"])
-def test_a_network_trains_on_icons_and_is_measured(tree: Path, cache: Path, tmp_path: Path, split: str) -> None:
-    data = module(tree, split=split, min_images=2, background="random", size=16)
-    net = ProtoNet("conv4", "dr", in_channels=data.in_channels, shots=1, evaluation={
-        "ways": 2, "shots": 1, "queries": data.test_queries, "episodes": 3, "seed": 0,
-    })  # fmt: skip
+@pytest.mark.parametrize("by", ["classes", "themes"])
+def test_a_network_trains_on_icons_and_is_measured(tree: Path, cache: Path, tmp_path: Path, by: str) -> None:
+    data = module(tree, by=by, min_images=2, background="random", size=16)
+    net = ProtoNet("conv4", "dr", shots=1, evaluation=data.evaluation)
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         enable_checkpointing=False, default_root_dir=tmp_path,
@@ -536,7 +532,7 @@ def test_installed_themes_obey_the_rules(monkeypatch: pytest.MonkeyPatch) -> Non
     found = [found for found in find_themes(base_folders()) if found.name in names]
     if len(found) < 4:
         pytest.skip(
-            f"{len(found)} of the themes {', '.join(sorted(names))} are installed; docs/icons.md says how to get more"
+            f"{len(found)} of the themes {', '.join(sorted(names))} are installed; examples/icons says how to get more"
         )
     drawn = draw_icons(found, 16, len(found), symbolic=False)
     assert len(drawn.names) > 5
@@ -546,3 +542,16 @@ def test_installed_themes_obey_the_rules(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not any(is_of_one_colour(image) for image in drawn.images.numpy())
     assert not any(name.endswith("-symbolic") for name in drawn.names)
     assert len(set(zip(drawn.classes.tolist(), drawn.families.tolist(), strict=True))) == len(pictures)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
+def test_a_configuration_trains_and_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many(tmp_path / "usr" / "icons", names=120, families=6, side=16)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "usr"))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    words = ["--config", str(Path(icons.__file__).with_name("protonet_dr.yaml")), *TINY_RUN, *QUIET]
+    assert main(["fit", *words]) == 0
+    (best,) = tmp_path.glob("runs/**/best.ckpt")
+    assert main(["test", *words, "--ckpt_path", str(best)]) == 0

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from fewshot_callbacks.data.icons.copies import circles, near_copies
-from fewshot_callbacks.data.icons.files import IconFile, Theme, families, icon_files
+from icons.copies import circles, near_copies
+from icons.files import IconFile, Theme, families, icon_files
 
 Picture = UInt8[np.ndarray, "4 size size"]
 Item = tuple[str, str]  # name of the icon, family

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from fewshot_callbacks.data._sheet import draw_sheet
-from fewshot_callbacks.data.icons.augmentation import on_white
-from fewshot_callbacks.data.icons.drawing import DrawnIcons
+from icons.augmentation import on_white
+from icons.drawing import DrawnIcons
 
 
 def icon_sheet(path: str | os.PathLike[str], drawn: DrawnIcons, *, rows: int = 14, dpi: int = 200) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fewshot_callbacks.data.icons.files import Theme
+from icons.files import Theme
 
 DOCUMENTATION = Path("/usr/share/doc")  # where Debian's policy puts the file `copyright` of each package
 

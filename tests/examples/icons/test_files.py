@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from fewshot_callbacks.data.icons.files import (
+from icons.files import (
     IconFolder,
     Theme,
     base_folders,
@@ -15,7 +14,8 @@ from fewshot_callbacks.data.icons.files import (
     icon_files,
     installed_state,
 )
-from tests.data.icon_trees import SVG, draw, theme
+
+from tests.examples.icon_trees import SVG, draw, theme
 
 
 def test_base_folders_follow_the_variables_and_their_defaults() -> None:

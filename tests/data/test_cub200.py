@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
-from fewshot_callbacks.data import CUBDataModule
-from fewshot_callbacks.data.cub import cub_split
-from tests.data.trees import CLASSES, PLAIN, SMALL, write_lists, write_tree
-
-SPLITS = ("train", "val", "test")
+from fewshot_callbacks.data import CUB200
+from fewshot_callbacks.data.cub200 import cub_split
+from tests.data.trees import CLASSES, PLAIN, SMALL, SPLITS, everything, write_lists, write_tree
 
 
 @pytest.fixture(scope="module")
@@ -37,21 +36,18 @@ def reference(split: str) -> list[str]:
 
 
 def test_the_split_is_that_of_the_paper(birds: Path) -> None:
-    data = CUBDataModule(birds, **SMALL)
-    names = {split: data.images(split).class_names for split in SPLITS}
+    names = {split: CUB200(birds, split).class_names for split in SPLITS}
     assert names == {split: tuple(reference(split)) for split in SPLITS}
     assert [len(names[split]) for split in SPLITS] == [100, 50, 50]
     assert len(set().union(*names.values())) == 200
-    assert (data.num_classes, data.in_channels, data.image_size) == (100, 3, 8)
     with pytest.raises(ValueError, match="class_id is 0; the classes of CUB-200-2011 are counted from 1"):
         cub_split(0)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_each_image_has_the_label_of_its_class(birds: Path, split: str) -> None:
-    images = CUBDataModule(birds, **SMALL, **PLAIN).images(split)
     names = reference(split)
-    pixels, labels = images.__getitems__(list(range(len(images))))
+    pixels, labels = everything(CUB200(birds, split, transform=PLAIN))
     assert pixels.shape == (2 * len(names), 3, 8, 8)
     drawn = (pixels[:, :2].amax(dim=(1, 2, 3)) * 255).round().int()
     expected = torch.tensor([CLASSES.index(names[label]) for label in labels.tolist()])
@@ -59,50 +55,29 @@ def test_each_image_has_the_label_of_its_class(birds: Path, split: str) -> None:
     assert labels.bincount().tolist() == [2] * len(names)
 
 
-def test_training_images_are_augmented_and_evaluation_images_are_not(birds: Path) -> None:
-    data = CUBDataModule(birds, **SMALL, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
-    one, other = (data.images("train")[150][0] for _ in range(2))
-    assert not torch.equal(one, other)
-    plain, _ = next(iter(data.training_data_for_evaluation()))
-    raw = CUBDataModule(birds, **SMALL, **PLAIN).images("train").__getitems__(list(range(7)))[0]
-    assert torch.allclose(plain, (raw - 0.5) / 0.25)
-    images, labels = next(iter(data.train_dataloader()))
-    assert images.shape == (4, 3, 8, 8)
-    assert labels[0] == labels[1] != labels[2] == labels[3]
-
-
-def test_it_goes_into_workers(birds: Path) -> None:
-    data = pickle.loads(pickle.dumps(CUBDataModule(birds, **SMALL, **PLAIN, num_workers=1)))
-    data.setup("test")
-    data = pickle.loads(pickle.dumps(data))
-    images, labels = (torch.cat(parts) for parts in zip(*data.test_dataloader(), strict=True))
-    expected = data.images("test").__getitems__(list(range(100)))
-    assert torch.equal(images, expected[0])
+def test_it_goes_into_workers_of_any_loader(birds: Path) -> None:
+    images = pickle.loads(pickle.dumps(CUB200(birds, "test", transform=PLAIN)))
+    pixels, labels = (torch.cat(parts) for parts in zip(*DataLoader(images, 7, num_workers=1), strict=True))
+    expected = everything(images)
+    assert torch.equal(pixels, expected[0])
     assert torch.equal(labels, expected[1])
 
 
 def test_grey_images_are_read_as_colour(broken: Path) -> None:
-    data = CUBDataModule(broken, **SMALL, **PLAIN)
-    Image.new("L", (9, 9), 100).save(data.images("train").files[0])
-    assert data.images("train")[0][0].shape == (3, 8, 8)
-
-
-def test_a_class_too_small_for_the_episodes_is_named(birds: Path) -> None:
-    data = CUBDataModule(birds, **{**SMALL, "queries": 4})
-    name = reference("train")[0]
-    with pytest.raises(ValueError, match=rf"needs 5 images per class; class '{name}' has 2, the smallest of 100 clas"):
-        data.train_dataloader()
+    images = CUB200(broken, transform=SMALL)
+    Image.new("L", (9, 9), 100).save(images.files[0])
+    assert images[0][0].shape == (3, 8, 8)
 
 
 def test_what_is_missing_is_named_with_the_archive(broken: Path, tmp_path: Path) -> None:
     with pytest.raises(
         FileNotFoundError, match=r"nowhere/CUB_200_2011/images'\. Unpack CUB_200_2011\.tgz from the Cal"
     ):
-        CUBDataModule(tmp_path / "nowhere").setup("fit")
+        CUB200(tmp_path / "nowhere")
     for name in ("classes.txt", "images.txt", "image_class_labels.txt"):
         (broken / "CUB_200_2011" / name).rename(broken / "away")
         with pytest.raises(FileNotFoundError, match=rf"CUB_200_2011 holds no '{name}'\. Unpack CUB_200_2011\.tgz"):
-            CUBDataModule(broken).setup("fit")
+            CUB200(broken)
         (broken / "away").rename(broken / "CUB_200_2011" / name)
 
 
@@ -114,10 +89,9 @@ def test_missing_images_are_counted_and_partial_goes_on(broken: Path) -> None:
     with pytest.raises(
         FileNotFoundError, match=rf"3 of the 400 images .*; the first is '{first}'\. Unpack .* partial="
     ):
-        CUBDataModule(broken).setup("fit")
-    data = CUBDataModule(broken, partial=True, **SMALL)
-    assert data.images("train").class_names == tuple(n for n in reference("train") if n != CLASSES[4])
-    assert len(data.images("test")) == 99
+        CUB200(broken)
+    assert CUB200(broken, partial=True).class_names == tuple(n for n in reference("train") if n != CLASSES[4])
+    assert len(CUB200(broken, "test", partial=True)) == 99
 
 
 def test_other_numbers_of_classes_are_refused(broken: Path) -> None:
@@ -125,31 +99,21 @@ def test_other_numbers_of_classes_are_refused(broken: Path) -> None:
     paths = [f"{i + 1} {CLASSES[i]}/Bird_0.jpg" for i in range(195)]
     write_lists(folder, paths, [f"{i + 1} {i + 1}" for i in range(195)])
     with pytest.raises(ValueError, match=r"train has 98 of 100; val has 49 of 50; test has 48 of 50\. Unpack"):
-        CUBDataModule(broken).setup("fit")
-    assert CUBDataModule(broken, partial=True).num_classes == 98
+        CUB200(broken)
+    assert len(CUB200(broken, partial=True).class_names) == 98
     write_lists(folder, paths[:3], ["1 1", "2 2", "3 3"])
     with pytest.raises(ValueError, match=r"leaves test without a class\. Unpack all of CUB_200_2011\.tgz"):
-        CUBDataModule(broken, partial=True).setup("fit")
+        CUB200(broken, partial=True)
 
 
 def test_lists_that_do_not_fit_are_refused(broken: Path) -> None:
     folder = broken / "CUB_200_2011"
     write_lists(folder, [f"1 {CLASSES[0]}/Bird_0.jpg", f"2 {CLASSES[1]}/Bird_0.jpg"], ["1 1"])
     with pytest.raises(ValueError, match=r"has 2 images and image_class_labels\.txt 1, .*; image 2 is in only one"):
-        CUBDataModule(broken).setup("fit")
+        CUB200(broken)
     write_lists(folder, [f"1 {CLASSES[0]}/Bird_0.jpg"], ["1 201"])
     with pytest.raises(ValueError, match=r"has the class 201, which classes\.txt does not name"):
-        CUBDataModule(broken).setup("fit")
+        CUB200(broken)
     write_lists(folder, [f"1 {CLASSES[0]}/Bird_0.jpg", "two"], ["1 1"])
     with pytest.raises(ValueError, match=r"Line 2 of .*images\.txt is 'two', not a number and a name\. Unpack CUB"):
-        CUBDataModule(broken).setup("fit")
-
-
-def test_wrong_settings_fail_in_the_constructor() -> None:
-    for wrong, words in (
-        ({"image_size": 0}, "image_size is 0"),
-        ({"flip": 2.0}, "flip is"),
-        ({"ways": 0}, "ways is 0"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            CUBDataModule("anywhere", **wrong)
+        CUB200(broken)

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-
-from fewshot_callbacks.data.icons import packages
-from fewshot_callbacks.data.icons.files import Theme
-from fewshot_callbacks.data.icons.packages import Package, licences, packages_of
+from icons import packages
+from icons.files import Theme
+from icons.packages import Package, licences, packages_of
 
 COPYRIGHT = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 

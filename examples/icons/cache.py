@@ -8,8 +8,8 @@ from pathlib import Path
 import PIL
 
 from fewshot_callbacks.data._cache import cache_folder, load_or_draw
-from fewshot_callbacks.data.icons.drawing import VERSION, DrawnIcons, draw_icons, svg_version
-from fewshot_callbacks.data.icons.files import Theme, base_folders, families, find_themes, installed_state
+from icons.drawing import VERSION, DrawnIcons, draw_icons, svg_version
+from icons.files import Theme, base_folders, families, find_themes, installed_state
 
 FEWEST_FAMILIES, FEWEST_CLASSES = 6, 100  # below, a message says what to install
 
@@ -51,9 +51,9 @@ def cache_file(themes: Sequence[Theme], size: int = 32, min_families: int = 6, *
 
     Args:
         themes: The themes; adding, removing or replacing one of their files changes the name.
-        size: See `IconThemes.load`.
-        min_families: See `IconThemes.load`.
-        symbolic: See `load_splits`.
+        size: See `IconThemes`.
+        min_families: See `IconThemes`.
+        symbolic: See `IconThemes`.
 
     Returns:
         The path, whether the file exists or not.
@@ -77,10 +77,10 @@ def load_drawing(
     """All icons before they are split: from the cache if it is sound, else drawn and put there.
 
     Args:
-        size: See `IconThemes.load`.
-        min_families: See `IconThemes.load`.
-        symbolic: See `load_splits`.
-        roots: See `load_splits`.
+        size: See `IconThemes`.
+        min_families: See `IconThemes`.
+        symbolic: See `IconThemes`.
+        roots: See `IconThemes`.
 
     Returns:
         The icons, and what each rule left out.

@@ -1,0 +1,220 @@
+"""The LightningDataModule of every data set: which batches its splits are served in."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+from fewshot_callbacks.data.batches import ClassBalanced, Episodes, sizes_of
+from fewshot_callbacks.data.dataset import SPLITS, Batch, FewShotDataset, Split
+from fewshot_callbacks.data.episodes import EpisodicBatchSampler
+from fewshot_callbacks.functional.episodes import EpisodeProtocol, check_classes_suffice, check_episode_sizes
+
+Loader = DataLoader[tuple[Tensor, int]]
+DEFAULT_TRAINING, DEFAULT_PROTOCOL = Episodes(), EpisodeProtocol()
+
+
+class FewShotDataModule(LightningDataModule):
+    """Episodes or class-balanced batches of a data set to train on; each image once, or fixed episodes, to evaluate on.
+
+    Batches are tuples: images (float, images x channels x height x width) and labels (int64, 0 ... C-1 in the split). A
+    training batch is one episode, class by class, each class's support first, or `episodes_per_batch` of them.
+
+    With several processes, Lightning deals the images of an evaluation out and repeats a few (fewer than there are
+    processes) to make the shares equal; episodes are never repeated.
+
+    Args:
+        dataset: The data set; which of its splits it holds does not matter.
+        train: The batches to train on: `Episodes(20, 1)` or `ClassBalanced(64, 4)`.
+        evaluation: Sizes, number and seed of the fixed episodes to validate and test on.
+        val_episodes: Number of fixed episodes of the validation; as many as of the test by default.
+        episodic_evaluation: Serve these episodes, instead of each image once. A model that evaluates with batch
+            statistics needs it; `ProtoNet` draws the episodes itself, among the embeddings of the images.
+        augment: Whether training images are augmented, as the data set does it; if not, they are served as for an
+            evaluation.
+        batch_size: Images in an evaluation batch.
+        num_workers: Worker processes of each loader; 0 is usually fastest where the images are in memory.
+        seed: Seed of the training batches, and of an augmentation that does not draw from PyTorch's random state.
+
+    Raises:
+        ValueError: A number is out of range. Whether the classes suffice is checked when a loader is made, or by `check`.
+
+    Examples:
+        >>> from fewshot_callbacks.data import Glyphs
+        >>> data = FewShotDataModule(Glyphs(), train=Episodes(ways=5, shots=1, queries=4, episodes=2))
+        >>> images, labels = next(iter(data.train_dataloader()))
+        >>> tuple(images.shape), labels.unique().numel()
+        ((25, 1, 32, 32), 5)
+    """
+
+    def __init__(
+        self,
+        dataset: FewShotDataset,
+        *,
+        train: Episodes | ClassBalanced = DEFAULT_TRAINING,
+        evaluation: EpisodeProtocol = DEFAULT_PROTOCOL,
+        val_episodes: int | None = None,
+        episodic_evaluation: bool = False,
+        augment: bool = True,
+        batch_size: int = 128,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}. Use batch_size >= 1.")
+        if num_workers < 0:
+            raise ValueError(f"num_workers is {num_workers}. Use 0 to load in the main process.")
+        self.dataset, self.train, self.evaluation = dataset, train, evaluation
+        self.val_episodes = evaluation.episodes if val_episodes is None else val_episodes
+        check_episode_sizes(val_episodes=self.val_episodes)
+        self.episodic_evaluation, self.augment = episodic_evaluation, augment
+        self.batch_size, self.num_workers, self.seed = batch_size, num_workers, seed
+        settings = {"dataset": type(dataset).__name__, "train": asdict(train), "evaluation": asdict(evaluation)}
+        names = ("val_episodes", "episodic_evaluation", "augment", "batch_size", "num_workers", "seed")
+        # of plain values, which load anywhere, and under one name: the model has an `evaluation`, too
+        self.save_hyperparameters({"data": settings | {name: getattr(self, name) for name in names}})
+        self._served: dict[Split, FewShotDataset] = {}
+        self._augmented_batches = 0
+
+    def images(self, split: Split) -> FewShotDataset:
+        """The images of a split, as its loader serves them: those of the training split augmented.
+
+        Args:
+            split: "train", "val" or "test".
+
+        Returns:
+            The data set, with `labels` and `class_names`.
+
+        Raises:
+            ValueError: There is no such split; says why.
+        """
+        images = self._plain(split)
+        return images.augmented(self.seed) if split == "train" and self.augment else images
+
+    def _plain(self, split: Split) -> FewShotDataset:
+        if split not in self._served:
+            self._served[split] = self.dataset.with_split(split)
+        return self._served[split]
+
+    def check(self, *splits: Split) -> None:
+        """Check that the classes of splits suffice for what is requested of them.
+
+        Args:
+            splits: "train", "val" or "test", or none of them for all; a validation split that is left out by choice is
+                passed over.
+
+        Raises:
+            ValueError: Names each split with a class that is too small, the class, and the options that would fit.
+        """
+        chosen = [split for split in splits or SPLITS if split in self.dataset.splits]
+        problems = [problem for split in chosen if (problem := self._problem(split)) is not None]
+        if problems:
+            raise ValueError(" ".join(problems))
+
+    def _problem(self, split: Split) -> str | None:
+        """Say why the classes of a split do not suffice for its episodes or batches; None if they do."""
+        images, batches = self._plain(split), self.train if split == "train" else self.evaluation
+        prefix, sizes = "--data.train." if split == "train" else "--data.evaluation.", sizes_of(batches)
+        try:
+            if isinstance(batches, EpisodeProtocol):
+                check_classes_suffice(images.labels, **sizes, class_names=images.class_names, prefix=prefix)
+            else:
+                batches.check(images, prefix)
+        except ValueError as error:
+            options = ", ".join(f"{prefix}{name} {size}" for name, size in sizes.items())
+            what = "batches" if isinstance(batches, ClassBalanced) else "episodes"
+            return f"The {split} classes do not suffice for the requested {what} ({options}): {error}"
+        return None
+
+    def setup(self, stage: str) -> None:
+        """Begin the augmentation anew with a fit that is not resumed."""
+        if stage == "fit":
+            self._augmented_batches = 0
+
+    def train_dataloader(self) -> Loader:
+        """Fresh episodes or class-balanced batches in each epoch, a function of (seed, epoch)."""
+        images = self.images("train")
+        return self._loader(images, batch_sampler=self.train.sampler(images, self.seed, coming_epoch(self.trainer)))
+
+    def val_dataloader(self) -> Loader | list[Loader]:
+        """Each validation image once, in order; with `episodic_evaluation`, fixed episodes.
+
+        Where there is no validation by choice an empty list, which Lightning skips.
+        """
+        return self._evaluation_loader("val", self.val_episodes) if "val" in self.dataset.splits else []
+
+    def test_dataloader(self) -> Loader:
+        """Each test image once, in order; with `episodic_evaluation`, fixed episodes."""
+        return self._evaluation_loader("test", self.evaluation.episodes)
+
+    def training_data_for_evaluation(self) -> Loader:
+        """Each training image once, in order, as evaluation images are served: not augmented.
+
+        `GeneralizationGapMonitor` draws its training classes from it.
+        """
+        return self._loader(self._plain("train"), batch_size=self.batch_size)
+
+    def _evaluation_loader(self, split: Split, episodes: int) -> Loader:
+        images = self._plain(split)
+        if not self.episodic_evaluation:
+            return self._loader(images, batch_size=self.batch_size)
+        sizes = asdict(self.evaluation) | {"episodes": episodes}
+        sampler = EpisodicBatchSampler(images.labels, **sizes, fixed=True, class_names=images.class_names)
+        return self._loader(images, batch_sampler=sampler)
+
+    def _loader(self, images: FewShotDataset, **batches: Any) -> Loader:
+        return DataLoader(
+            images,
+            **batches,
+            collate_fn=as_tuple,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Let the data set augment a training batch where it is trained on; leave every other batch as it is.
+
+        The random numbers depend on the seed, the rank and the number of batches so far, which checkpoints keep: not on
+        workers or on global random state.
+        """
+        if not (self.augment and self.trainer is not None and self.trainer.training):
+            return batch
+        images, labels = batch
+        place = f"{self.seed} {self.trainer.global_rank} {self._augmented_batches}"
+        seed = int.from_bytes(hashlib.sha256(place.encode()).digest()[:4], "little")
+        self._augmented_batches += 1
+        return self.dataset.augment_batch(images, torch.Generator().manual_seed(seed)), labels
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of batches that have been augmented, so that a resumed run continues from there."""
+        return {"augmented_batches": self._augmented_batches}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from where a checkpoint was written."""
+        self._augmented_batches = state_dict["augmented_batches"]
+
+
+def as_tuple(items: list[tuple[Tensor, int]]) -> Batch:
+    """Collate as PyTorch does, but into a tuple."""
+    images, labels = default_collate(items)
+    return images, labels
+
+
+def coming_epoch(trainer: Trainer | None) -> int:
+    """The training epoch that comes next: not 0 where a run is resumed.
+
+    It is the number that Lightning hands to `set_epoch` a little later, and too late for workers, which fetch their
+    first batches as soon as the loader is made. `trainer.current_epoch` is one too small after a checkpoint of the end of
+    an epoch.
+    """
+    if trainer is None:
+        return 0
+    processed: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]  # declared too wide
+    return processed

@@ -1,0 +1,180 @@
+"""Your own images: folders, one per class."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lightning.pytorch.utilities import rank_zero_info
+
+from fewshot_callbacks._image_files import ENDINGS, FoundFiles, images_below
+from fewshot_callbacks.data.dataset import Split, seeded_draw
+from fewshot_callbacks.data.image_set import (
+    PAIRS_OF_SPLITS,
+    ImageItem,
+    ImageSet,
+    check_shares,
+    counted,
+    named,
+    shared_classes,
+)
+from fewshot_callbacks.data.photo_transform import PhotoTransform
+
+_TRANSFORM = PhotoTransform()
+
+
+class ImageFolder(ImageSet):
+    """Your own images: `root/train/class/*.jpg`, `root/val/...` and `root/test/...`, with different classes in each.
+
+    Or `root/class/*.jpg` alone: with `val_share` and `test_share` the classes are split by a seeded draw, and `split=None`
+    takes all of them as one set.
+
+    Validation: the folder `val_folder` must exist. If there is none, pass `val_folder=None`: Lightning then skips
+    validation, with a message that its length is zero. Test images are never used for validation unless you pass
+    `val_folder="test"`; a checkpoint chosen on them is chosen on the test set.
+
+    Args:
+        root: The folder that holds the splits.
+        split: "train", "val" or "test"; None for all classes of a folder that is not split.
+        transform: What the model sees of an image.
+        train_folder: The folder of the training classes, inside `root`.
+        val_folder: The folder of the validation classes; None for no validation.
+        test_folder: The folder of the test classes.
+        val_share: Where `root` holds the classes themselves: the share of them to validate on; 0 for no validation.
+        test_share: The share of the classes to test on; 0 where the three folders hold the splits.
+        split_seed: Seed of that split. The classes are sorted by the SHA-256 of the seed and their names: the first are
+            for the test, the next for the validation.
+        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+
+    Raises:
+        FileNotFoundError: A folder is missing.
+        ValueError: There is no class, a class without images, or one that two splits share; a link leads to a folder that
+            is read already; or a setting is out of range.
+
+    Examples:
+        >>> ImageFolder("birds", val_folder=None)
+        Traceback (most recent call last):
+        FileNotFoundError: There is no folder birds. It should hold the folders 'train' and 'test'.
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     for name in ("heron", "owl"):
+        ...         (Path(root) / name).mkdir()
+        ...         Image.new("RGB", (4, 4)).save(Path(root) / name / "1.png")
+        ...     folder = ImageFolder(root, split=None)
+        ...     images, labels = folder.batch([1, 0])
+        >>> folder.class_names, tuple(images.shape), labels.tolist()
+        (('heron', 'owl'), (2, 3, 84, 84), [1, 0])
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: Split | None = "train",
+        *,
+        transform: PhotoTransform = _TRANSFORM,
+        train_folder: str = "train",
+        val_folder: str | None = "val",
+        test_folder: str = "test",
+        val_share: float = 0.0,
+        test_share: float = 0.0,
+        split_seed: int = 0,
+        cache_mb: float = 512,
+    ) -> None:
+        root = Path(root)
+        folders: dict[Split, str | None] = {"train": train_folder, "val": val_folder, "test": test_folder}
+        items: Mapping[Split, Sequence[ImageItem]]
+        if split is None:
+            items = {"train": _listed_classes(root)}
+        elif val_share or test_share:
+            check_shares(val_share, test_share)
+            listed = _listed_classes(root)
+            if {train_folder, test_folder} <= {item.class_name for item in listed}:
+                raise ValueError(
+                    f"{root} holds the folders {train_folder!r} and {test_folder!r}: it is split already. Leave out "
+                    "val_share and test_share."
+                )
+            items = _drawn_splits(listed, root, val_share, test_share, split_seed)
+        else:
+            items = _split_folders(root, {name: folder for name, folder in folders.items() if folder is not None})
+        no_validation = (
+            "val_share is 0. Use a positive share." if test_share else "val_folder is None. Name its folder."
+        )
+        super().__init__(items, split or "train", transform, cache_mb=cache_mb, no_validation=no_validation)
+
+
+def _split_folders(root: Path, wanted: Mapping[Split, str]) -> dict[Split, list[ImageItem]]:
+    """List the folder of each split."""
+    if not root.is_dir():
+        *others, last = map(repr, dict.fromkeys(wanted.values()))
+        raise FileNotFoundError(
+            f"There is no folder {root}. It should hold the folders {', '.join(others)} and {last}."
+        )
+    for split, name in wanted.items():
+        if not (root / name).is_dir():
+            instead = " or val_folder=None for no validation" if split == "val" else ""
+            classes = set(_folders_in(root)) - set(wanted.values())
+            shares = (
+                f" To split the {counted(len(classes), 'folder')} in it as classes, pass val_share=0.2 and "
+                "test_share=0.2 (--data.dataset.val_share 0.2 --data.dataset.test_share 0.2)."
+            )
+            raise FileNotFoundError(
+                f"{root} holds no folder {name!r} for {split}. Make it, or pass {split}_folder=...{instead}."
+                f"{shares if len(classes) >= len(wanted) else ''}"
+            )
+    items = {split: _listed_classes(root / name) for split, name in wanted.items()}
+    inside = {split: {item.class_name for item in of_split} for split, of_split in items.items()}
+    for one, other in PAIRS_OF_SPLITS:
+        if one not in wanted or other not in wanted or (one, wanted[one]) == ("val", wanted[other]):
+            continue  # val_folder="test" is an explicit choice
+        if shared := shared_classes(inside[one], inside[other]):
+            raise ValueError(
+                f"{wanted[one]!r} and {wanted[other]!r} share {shared}; few-shot evaluation needs classes that were "
+                "never seen. Keep each class in one split."
+            )
+    return items
+
+
+def _drawn_splits(
+    items: Sequence[ImageItem], root: Path, val_share: float, test_share: float, seed: int
+) -> dict[Split, list[ImageItem]]:
+    """Split the classes by their shares; a split that was asked for has at least one."""
+    classes = sorted({item.class_name for item in items}, key=lambda name: seeded_draw(name, seed))
+    test = max(1, round(test_share * len(classes)))
+    val = max(1, round(val_share * len(classes))) if val_share else 0
+    if test + val >= len(classes):
+        raise ValueError(
+            f"{root} holds {counted(len(classes), 'class')}; val_share {val_share:g} and test_share {test_share:g} leave "
+            "none to train on. Use smaller shares, or add classes."
+        )
+    members: dict[Split, set[str]] = {"train": set(classes[test + val :]), "test": set(classes[:test])}
+    if val:
+        members["val"] = set(classes[test : test + val])
+    rank_zero_info(
+        f"{root}: {counted(len(classes), 'class')}, of which {len(members['train']):,} to train, {val:,} to "
+        f"validate and {test:,} to test on (split_seed {seed})."
+    )
+    return {split: [item for item in items if item.class_name in inside] for split, inside in members.items()}
+
+
+def _listed_classes(root: Path) -> list[ImageItem]:
+    """List the images of a folder and the class of each; says what else is there."""
+    if not root.is_dir():
+        raise FileNotFoundError(f"There is no folder {root}. It should hold one folder of images per class.")
+    classes = _folders_in(root)
+    if not classes:
+        raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
+    found = images_below([root / name for name in classes], root)
+    skipped = sum((part.skipped for part in found), Counter[str]())
+    empty = [name for name, part in zip(classes, found, strict=True) if not part.files]
+    if empty:
+        raise ValueError(
+            f"{named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
+            f"({', '.join(ENDINGS)}) or remove the folder{'s' if len(empty) > 1 else ''}."
+        )
+    if skipped:
+        rank_zero_info(f"{root}: {FoundFiles([], skipped).what_was_skipped()}. Images end in {', '.join(ENDINGS)}.")
+    return [ImageItem(file, name) for name, part in zip(classes, found, strict=True) for file in part.files]
+
+
+def _folders_in(root: Path) -> list[str]:
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir())

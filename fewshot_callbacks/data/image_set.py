@@ -1,0 +1,218 @@
+"""Data sets whose images are files, and what a reader says of a set that is not as it was published."""
+
+import copy
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from fewshot_callbacks._image_files import read_image
+from fewshot_callbacks.data._decoded_images import DecodedImages
+from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
+
+Transform = Callable[[Sequence[Image.Image], bool], Float[Tensor, "images channels height width"]]
+AnyImageSet = TypeVar("AnyImageSet", bound="ImageSet")  # the tests' type checker does not know Self here
+
+PAIRS_OF_SPLITS: tuple[tuple[Split, Split], ...] = (("train", "val"), ("train", "test"), ("val", "test"))
+
+_NAMED_AT_MOST = 5  # in an error message
+
+
+class ImageItem(NamedTuple):
+    """An image of a data set: its file, the name of its class, and the part of it that is served."""
+
+    file: str | Path
+    class_name: str
+    box: tuple[int, int, int, int] | None = None
+    """Left, top, right and bottom, in pixels; None for the whole image."""
+
+
+class ImageSet(FewShotDataset):
+    """Images that are read on access, and kept decoded as far as they fit.
+
+    Labels are 0 ... C-1 in the order of the class names.
+
+    Args:
+        items: What each split holds.
+        split: The split that is served.
+        transform: From a list of PIL images, and whether they are to be augmented, to a float batch.
+        cache_mb: Memory for the decoded images of a split, in MB, so that each file is decoded once instead of in each
+            epoch. Images beyond it are decoded at each access. The workers of a loader share it; 0 keeps none.
+        mode: What an image is converted to.
+        no_validation: Why there is no validation split, where that is a choice, and how to get one.
+
+    Attributes:
+        transform: As given.
+        items: Those of this split.
+        files: For each item, its file.
+        labels: (items,), int64.
+        class_names: For each label, its name.
+
+    Raises:
+        ValueError: There is no such split, or a setting is out of range. An image that cannot be read is named when it is
+            served.
+    """
+
+    def __init__(
+        self,
+        items: Mapping[Split, Sequence[ImageItem]],
+        split: Split,
+        transform: Transform,
+        *,
+        cache_mb: float = 512,
+        mode: Literal["RGB", "L"] = "RGB",
+        no_validation: str = "",
+    ) -> None:
+        if not 0 <= cache_mb < math.inf:
+            raise ValueError(f"cache_mb is {cache_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
+        self.transform, self._mode, self._no_validation = transform, mode, no_validation
+        self.splits = tuple(items)
+        self._all_items = items
+        self._caches = {name: DecodedImages(cache_mb, len(of_split)) for name, of_split in items.items()}
+        self._augment = False
+        self._choose(split)
+
+    def _choose(self, split: Split) -> None:
+        if split not in self.splits:
+            if split == "val" and self._no_validation:
+                raise ValueError(f"There is no validation split: {self._no_validation}")
+            raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, self.splits))}.")
+        self.split: Split = split
+        self.items = self._all_items[split]
+        names = sorted({item.class_name for item in self.items})
+        label_of = {name: label for label, name in enumerate(names)}
+        self.labels = torch.tensor([label_of[item.class_name] for item in self.items], dtype=torch.int64)
+        self.class_names = tuple(names)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The file of each item."""
+        return tuple(str(item.file) for item in self.items)
+
+    def with_split(self: AnyImageSet, split: Split) -> AnyImageSet:
+        """The images of another split; nothing is listed again, and decoded images are shared."""
+        other = copy.copy(self)
+        other._choose(split)
+        return other
+
+    def augmented(self: AnyImageSet, seed: int = 0) -> AnyImageSet:
+        """The same images as a network is trained on them, from PyTorch's random state; decoded images are shared."""
+        other = copy.copy(self)
+        other._augment = True
+        return other
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Many items as two tensors: images (items, channels, height, width) and labels (items,)."""
+        cache = self._caches[self.split]
+        images = [cache.get(index, self._image) for index in indices]
+        return self.transform(images, self._augment), self.labels[list(indices)]
+
+    def _image(self, index: int) -> Image.Image:
+        """An image, not transformed."""
+        try:
+            return self._read(self.items[index])
+        except ValueError as error:
+            file = self.items[index].file
+            raise ValueError(f"{file} cannot be read as an image: {error}. Replace the file or remove it.") from error
+
+    def _read(self, item: ImageItem) -> Image.Image:
+        return read_image(item.file).convert(self._mode)
+
+
+def named(names: Sequence[str], noun: str) -> str:
+    """`1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
+    some = ", ".join(map(repr, names[:_NAMED_AT_MOST])) + (", ..." if len(names) > _NAMED_AT_MOST else "")
+    return f"{len(names)} {noun}{'es' if len(names) > 1 else ''} ({some})"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 box`, `2,000 boxes`, `3 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun[-1] in 'sx' else 's'}"
+
+
+def required(path: Path, fix: str) -> Path:
+    """The path of a file or folder that must be there.
+
+    Raises:
+        FileNotFoundError: It is not; the message ends in `fix`.
+    """
+    if path.exists():
+        return path
+    nearest = next(parent for parent in path.parents if parent.exists() or parent == parent.parent)
+    raise FileNotFoundError(f"{nearest} holds no {path.relative_to(nearest).as_posix()!r}. {fix}")
+
+
+def missing_files(folder: Path, names: Iterable[str]) -> list[str]:
+    """Those of the names, paths inside the folder, that are not there. Each folder is listed once."""
+    listings: dict[str, set[str]] = {}
+    missing = []
+    for name in names:
+        inside, _, file = name.rpartition("/")
+        if inside not in listings:
+            place = folder / inside
+            listings[inside] = set(os.listdir(place)) if place.is_dir() else set()
+        if file not in listings[inside]:
+            missing.append(name)
+    return missing
+
+
+def check_no_file_is_missing(
+    missing: Collection[str], names: Sequence[str], folder: Path, lists: str, fix: str
+) -> None:
+    """Refuse a folder that lacks some of the images that lists name.
+
+    Raises:
+        FileNotFoundError: One is missing; the message ends in `fix`.
+    """
+    if missing:
+        first = next(name for name in names if name in missing)
+        raise FileNotFoundError(
+            f"{len(missing):,} of the {len(names):,} images of {lists} are not in {folder}; the first is {first!r}. {fix}"
+        )
+
+
+def shared_classes(one: Iterable[str], other: Iterable[str]) -> str | None:
+    """Name the classes that two splits share, such as `1 class ('owl')`; None if there is none."""
+    shared = sorted(set(one) & set(other))
+    return named(shared, "class") if shared else None
+
+
+def check_class_counts(found: Mapping[Split, int], published: Mapping[Split, int], where: Path, fix: str) -> None:
+    """Refuse splits that have not the published numbers of classes.
+
+    Raises:
+        ValueError: They have not; the message ends in `fix`.
+    """
+    if dict(found) != dict(published):
+        counts = "; ".join(f"{split} has {found[split]} of {number}" for split, number in published.items())
+        raise ValueError(f"The classes in {where} are not the published ones: {counts}. {fix}")
+
+
+def check_no_split_is_empty(found: Mapping[Split, int], where: Path, fix: str) -> None:
+    """Refuse a split without a class, which a part of a set may have.
+
+    Raises:
+        ValueError: There is one; the message ends in `fix`.
+    """
+    empty = [split for split, classes in found.items() if classes == 0]
+    if empty:
+        raise ValueError(f"What is in {where} leaves {' and '.join(empty)} without a class. {fix}")
+
+
+def check_shares(val_share: float, test_share: float) -> None:
+    """Refuse shares of classes that leave nothing to train or to test on.
+
+    Raises:
+        ValueError: They do.
+    """
+    if not (val_share >= 0 and test_share > 0 and val_share + test_share < 1):
+        raise ValueError(
+            f"val_share is {val_share} and test_share {test_share}; the rest is trained on. Use val_share >= 0 and "
+            "test_share > 0 with a sum below 1."
+        )

@@ -1,0 +1,305 @@
+"""The data module: which batches of which split a training, a validation and a test are served, and what is refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+
+from fewshot_callbacks import EpisodeProtocol, ProtoNet
+from fewshot_callbacks.callbacks import GeneralizationGapMonitor
+from fewshot_callbacks.data import (
+    ClassBalanced,
+    Episodes,
+    FewShotDataModule,
+    FewShotDataset,
+    Glyphs,
+    ImageFolder,
+    PhotoTransform,
+)
+from fewshot_callbacks.data.dataset import SPLITS, Batch, Split
+from fewshot_callbacks.functional.episodes import sample_episodes
+from tests.data.trees import CLASSES_OF_FOLDERS as CLASSES
+from tests.data.trees import PLAIN, draw, everything, write_folders
+
+QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+TINY = Episodes(ways=2, shots=1, queries=2, episodes=2)
+PROTOCOL = EpisodeProtocol(ways=2, shots=1, queries=1, episodes=3)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_folders(tmp_path)
+
+
+def module(root: Path, folder: dict | None = None, **settings) -> FewShotDataModule:
+    images = ImageFolder(root, **({"transform": PLAIN} | (folder or {})))
+    return FewShotDataModule(images, **({"train": TINY, "evaluation": PROTOCOL, "batch_size": 3} | settings))
+
+
+def joined(loader) -> Batch:
+    images, labels = (torch.cat(parts) for parts in zip(*loader, strict=True))
+    return images, labels
+
+
+# -------------------------------------------------------------------------------------------------------------- batches
+
+
+def test_training_batches_are_episodes_augmented_unless_not_wanted(root: Path) -> None:
+    for images, labels in module(root).train_dataloader():
+        assert images.shape == (6, 3, 8, 8)
+        assert labels.reshape(2, 3).unique(dim=1).shape == (2, 1)
+    torch.manual_seed(1)
+    one = module(root).images("train").batch([0, 5])
+    torch.manual_seed(2)
+    other = module(root).images("train").batch([0, 5])
+    assert one[1].tolist() == [0, 1]
+    assert not torch.equal(one[0], other[0])
+    plain = module(root, augment=False).images("train")
+    assert torch.equal(plain.batch([0, 5])[0], everything(ImageFolder(root, transform=PLAIN))[0][[0, 5]])
+
+
+def test_several_episodes_in_a_batch(root: Path) -> None:
+    ((_, labels),) = module(root, train=Episodes(2, 1, 1, 2, 2)).train_dataloader()
+    assert labels.reshape(4, 2).unique(dim=1).shape == (4, 1)
+
+
+def test_class_balanced_batches(root: Path) -> None:
+    data = module(root, train=ClassBalanced(3, 2, batches=4))
+    batches = [labels for _, labels in data.train_dataloader()]
+    assert [labels.unique(return_counts=True)[1].tolist() for labels in batches] == [[2, 2, 2]] * 4
+
+
+def test_evaluation_images_come_once_in_order_as_tuples(root: Path) -> None:
+    data = module(root)
+    for split, loader in (("val", data.val_dataloader()), ("test", data.test_dataloader())):
+        batches = list(loader)
+        assert [len(labels) for _, labels in batches] == [3, 3, 2]
+        assert all(isinstance(batch, tuple) for batch in batches)
+        images, labels = joined(batches)
+        expected = everything(ImageFolder(root, split, transform=PLAIN))
+        assert torch.equal(images, expected[0])
+        assert torch.equal(labels, expected[1])
+    training = joined(data.training_data_for_evaluation())
+    assert torch.equal(training[0], everything(ImageFolder(root, transform=PLAIN))[0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_episodic_evaluation_gives_fixed_episodes_for_any_number_of_workers(root: Path, workers: int) -> None:
+    protocol = EpisodeProtocol(ways=2, shots=1, queries=1, episodes=3, seed=5)
+    data = module(root, episodic_evaluation=True, evaluation=protocol, num_workers=workers)
+    expected = sample_episodes(torch.arange(8) // 4, ways=2, shots=1, queries=1, episodes=3, seed=5)
+    loader = data.test_dataloader()
+    assert loader.batch_sampler.hash == expected.hash
+    images, _ = everything(data.images("test"))
+    for _ in range(2):
+        for (batch, _), episode in zip(loader, expected.indices, strict=True):
+            assert torch.equal(batch, images[episode.flatten()])
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, 3), ({"val_episodes": 2}, 2)])
+def test_validation_may_have_fewer_episodes_than_the_test(root: Path, given: dict, expected: int) -> None:
+    data = module(root, episodic_evaluation=True, **given)
+    assert len(list(data.val_dataloader())) == data.val_episodes == expected
+    assert len(list(data.test_dataloader())) == 3
+
+
+class Points(FewShotDataset):
+    """A data set of one's own: one pixel, whose colour is its class."""
+
+    def __init__(self, split: Split = "train") -> None:
+        self.labels = torch.arange(12) % 3
+        self.class_names = tuple(f"{split}{label}" for label in range(3))
+
+    def with_split(self, split: Split) -> "Points":
+        return Points(split)
+
+    def batch(self, indices) -> Batch:
+        labels = self.labels[list(indices)]
+        return labels.float().reshape(-1, 1, 1, 1).expand(-1, 3, 1, 1), labels
+
+
+def test_a_data_set_of_ones_own_needs_two_methods() -> None:
+    data = FewShotDataModule(Points(), train=TINY, evaluation=PROTOCOL)
+    data.check()
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        images, labels = joined(loader)
+        assert torch.equal(images[:, 0, 0, 0], labels.float())
+    assert data.images("val").class_names == ("val0", "val1", "val2")
+
+
+# -------------------------------------------------------------------------------------------------------- in a training
+
+
+class Probe(LightningModule):
+    """Keeps the batches it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.train_batches: list[Tensor] = []
+        self.val_batches: list[Tensor] = []
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        self.train_batches.append(batch[0])
+        return self.weight.square().sum()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.val_batches.append(batch[0])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(data: FewShotDataModule, epochs: int = 2, folder: Path | None = None, resume: Path | None = None) -> Probe:
+    probe = Probe()
+    Trainer(
+        **QUIET,
+        max_epochs=epochs,
+        logger=False,
+        callbacks=[] if folder is None else [ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)],
+        enable_checkpointing=folder is not None,
+    ).fit(probe, data, ckpt_path=None if resume is None else str(resume))
+    return probe
+
+
+@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")  # that is the intention
+@pytest.mark.parametrize(("val_folder", "validated"), [("val", 8), (None, 0), ("test", 8)])
+def test_validation_follows_the_folder(root: Path, val_folder: str | None, validated: int) -> None:
+    probe = fit(module(root, {"val_folder": val_folder}), epochs=1)
+    sanity_check = 6 if validated else 0  # two batches
+    assert sum(map(len, probe.val_batches)) == sanity_check + validated
+
+
+def glyphs(**settings) -> FewShotDataModule:
+    return FewShotDataModule(Glyphs(), train=Episodes(4, 1, 3, 3), batch_size=4000, **settings)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # the resumed run keeps no checkpoint
+def test_only_training_batches_of_glyphs_are_augmented_and_runs_repeat(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    one = fit(glyphs(), folder=tmp_path)
+    torch.manual_seed(2)
+    two = fit(glyphs(num_workers=1))
+    assert [tuple(batch.shape) for batch in one.train_batches] == [(16, 1, 32, 32)] * 6
+    assert all(torch.equal(a, b) for a, b in zip(one.train_batches, two.train_batches, strict=True))
+    for seen in one.val_batches:  # the sanity check included
+        assert torch.equal(seen, Glyphs("val").images.float() / 255)
+
+    plain = fit(glyphs(augment=False))
+    assert not torch.equal(plain.train_batches[0], one.train_batches[0])
+    known = {image.numpy().tobytes() for image in Glyphs("train").images}
+    assert all((image * 255).round().byte().numpy().tobytes() in known for image in plain.train_batches[0])
+
+    resumed = fit(glyphs(), resume=tmp_path / "epoch=0.ckpt")
+    assert len(resumed.train_batches) == 3
+    assert all(torch.equal(a, b) for a, b in zip(resumed.train_batches, one.train_batches[3:], strict=True))
+
+    data = glyphs()
+    first, again = fit(data, epochs=1), fit(data, epochs=1)  # one data module, two runs
+    assert all(torch.equal(a, b) for a, b in zip(first.train_batches, again.train_batches, strict=True))
+
+
+def test_a_gap_is_measured_and_settings_are_kept(tmp_path: Path) -> None:
+    """The gap needs no argument; a logger and a checkpoint hold the settings of data and model, as plain values."""
+    for split, classes in {"train": 5, "val": 4, "test": 2}.items():
+        for number in range(classes):
+            for i in range(4):
+                draw(tmp_path / split / f"{split}{number}" / f"{i}.png", (40 * number + i, 9 * i, 99))
+    data = FewShotDataModule(
+        ImageFolder(tmp_path, transform=PhotoTransform(image_size=16)),
+        train=TINY,
+        evaluation=PROTOCOL,
+        batch_size=3,
+    )
+    monitor = GeneralizationGapMonitor(classes=None, group_size=2, strict=True)
+    keeper = ModelCheckpoint(tmp_path / "kept", filename="one")
+    logger = CSVLogger(tmp_path, name="log", version="")
+    model = ProtoNet(shots=1, evaluation=PROTOCOL)
+    trainer = Trainer(**QUIET, max_epochs=1, callbacks=[monitor, keeper], logger=logger, log_every_n_steps=1)
+    trainer.fit(model, data)
+    assert monitor.gap is not None
+    assert (monitor.gap.classes, monitor.gap.items_per_class) == ((5, 4), (4, 4))
+    content = torch.load(tmp_path / "kept" / "one.ckpt", weights_only=True)
+    kept = content["datamodule_hyper_parameters"]["data"]
+    assert (kept["dataset"], kept["train"]["ways"], kept["evaluation"]["episodes"]) == ("ImageFolder", 2, 3)
+    assert "ImageFolder" in (tmp_path / "log" / "hparams.yaml").read_text()
+    assert ProtoNet.load_from_checkpoint(tmp_path / "kept" / "one.ckpt").evaluation == PROTOCOL
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"val_episodes": 0}, "val_episodes is 0"),
+    ],
+)
+def test_wrong_settings_fail_in_the_constructor(settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        FewShotDataModule(Points(), **settings)
+
+
+@pytest.mark.parametrize(
+    ("batches", "sizes", "words"),
+    [
+        (Episodes, {"ways": 0}, "ways is 0"),
+        (Episodes, {"shots": 2.5}, "shots is 2.5; expected a whole number"),
+        (ClassBalanced, {"classes_per_batch": 0}, "classes_per_batch=0"),
+        (ClassBalanced, {"classes_per_batch": 4, "items_per_class": 1}, "items_per_class=1"),
+        (ClassBalanced, {"classes_per_batch": 4, "batches": 0}, "batches is 0"),
+    ],
+)
+def test_wrong_sizes_of_batches_fail_in_the_constructor(as_users_run_it, batches, sizes: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        batches(**sizes)
+
+
+def test_a_class_too_small_for_its_episodes_is_named(root: Path) -> None:
+    data = module(root, train=Episodes(2, 1, 4), evaluation=EpisodeProtocol(2, 1, 4), episodic_evaluation=True)
+    for split, loader in (
+        ("train", data.train_dataloader),
+        ("val", data.val_dataloader),
+        ("test", data.test_dataloader),
+    ):
+        words = rf"needs 5 images per class; class '{CLASSES[split][0]}' has 4, the smallest of"
+        with pytest.raises(ValueError, match=words):
+            loader()
+
+
+def test_each_split_that_is_too_small_is_named_with_the_options_that_would_fit(root: Path) -> None:
+    for split in ("train", "val"):
+        (root / split / CLASSES[split][0] / "3.png").unlink()
+    settings = {"train": Episodes(2, 1, 3), "evaluation": EpisodeProtocol(2, 3, 1)}
+    train = (
+        "The train classes do not suffice for the requested episodes (--data.train.ways 2, --data.train.shots 1, "
+        f"--data.train.queries 3): 2-way 1-shot with 3 queries needs 4 images per class; class '{CLASSES['train'][0]}' has "
+        "3. Use --data.train.queries <= 2 or drop the class."
+    )
+    val = (
+        "The val classes do not suffice for the requested episodes (--data.evaluation.ways 2, --data.evaluation.shots 3, "
+        f"--data.evaluation.queries 1): 2-way 3-shot with 1 queries needs 4 images per class; class '{CLASSES['val'][0]}' "
+        "has 3. Use --data.evaluation.shots 1 with --data.evaluation.queries <= 2 or drop the class."
+    )
+    for checked, expected in (((), f"{train} {val}"), (("train",), train), (("val", "test"), val)):
+        with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+            module(root, **settings).check(*checked)
+    module(root, **settings).check("test")
+    module(root, {"val_folder": None}, **settings).check("val", "test")
+    batches = module(root, train=ClassBalanced(2, 4))
+    words = r"the requested batches \(--data.train.classes_per_batch 2, --data.train.items_per_class 4\): .* <= 3 or"
+    with pytest.raises(ValueError, match=words):
+        batches.check()
+
+
+@pytest.mark.parametrize("data", [Points(), Glyphs("val")], ids=["own", "glyphs"])
+def test_the_split_that_a_data_set_holds_does_not_matter(data: FewShotDataset) -> None:
+    served = FewShotDataModule(data, augment=False)
+    assert [served.images(split).class_names for split in SPLITS] == [data.with_split(s).class_names for s in SPLITS]
