@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,8 +75,8 @@ class Evaluation:
         self.layout = own._replace(kept=all(kept), stored=all(stored), knots=min(knots), collected=min(collected))
         self._mutual = relevance.mutual and len(self._batches) == 1
         self.sample = Sample(np.empty(0), 0.0)
-        self._stored: tuple[Ints, Floats] | None = None
-        self._sorted = False
+        self._stored: list[Any] | None = None
+        self._ascending: Any = None
 
     @property
     def memory_bytes(self) -> int:
@@ -98,30 +99,25 @@ class Evaluation:
 
     def parts(self) -> Iterator[Part]:
         """Yield the scores of all relevant pairs of this process, some at a time, ascending; each stands for some pairs."""
-        estimates, once = self._estimates, self.relevance.mutual and self.vectors.processes.count == 1
+        once = self.relevance.mutual and self.vectors.processes.count == 1
+        if self.layout.stored:
+            if self._ascending is None:
+                self._thresholds(self._batches[0])
+            yield self._ascending, 1 + once
+            return
         for batch in self._batches:
-            if self.layout.stored:
-                scores = self._thresholds(batch)[1]
-                yield (scores if self._sorted else np.sort(scores)), 1
-            else:
-                yield np.sort(relevant_scores(estimates, batch, once=once, ordered=False)[1]), 2 if once else 1
+            yield np.sort(relevant_scores(self._estimates, batch, once=once, ordered=False)[2]), 1 + once
 
     def _thresholds(self, batch: slice) -> tuple[Ints, Floats]:
         """Return where the thresholds of each query of a batch begin, and these, in ascending order for each query."""
         if not self.layout.stored:
-            return relevant_scores(self._estimates, batch)
+            return relevant_scores(self._estimates, batch)[:2]
         if self._stored is None:
-            self._stored = relevant_scores(self._estimates, slice(0, len(self.vectors.pairs.queries)))
+            *self._stored, made = relevant_scores(self._estimates, slice(0, len(self.vectors.pairs.queries)))
+            self._ascending = np.sort(made)
         start, scores = self._stored
         own = start[batch.start : batch.stop + 1]
         return own - own[0], scores[own[0] : own[-1]]
-
-    def _sort(self) -> None:
-        """Put the scores of each batch that are stored into ascending order: ranks are known, and counts of all remain."""
-        if self.layout.stored and self.foresee is not None:
-            for batch in self._batches:
-                self._thresholds(batch)[1].sort()
-            self._sorted = True
 
     def run(self) -> Iterator[RankBlock]:
         """Yield the ranks of all queries of this process; afterwards all pairs are counted."""
@@ -152,7 +148,7 @@ class Evaluation:
         self.best = np.concatenate(highest), np.concatenate(tied)
         if self.progress is not None:
             self.progress(*[len(vectors.pairs.queries) * self._estimates.items] * 2)
-        self._sort()
+        self._stored = None
         if self.foresee is not None:
             self.positives = Positives.at(knots, self.parts(), processes)
             self.negatives = counted if seen is None else Negatives(self._estimates, seen, seen_negatives)
@@ -170,7 +166,7 @@ class Evaluation:
     def release(self) -> None:
         """Free what only `run` and the counts need."""
         del self._estimates, self.positives, self.negatives
-        self._stored = None
+        self._stored = self._ascending = None
 
     def relevant_reaching(self, scores: Floats) -> Ints:
         """Return how many relevant pairs reach each of some ascending scores, after `run`."""

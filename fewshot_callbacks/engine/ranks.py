@@ -134,8 +134,10 @@ class Ranks(NamedTuple):
 
 def relevant_scores(
     estimates: Estimates, queries: slice, *, once: bool = False, ordered: bool = True
-) -> tuple[Ints, Floats]:
-    """Return where the thresholds of each query begin, and these: its relevant scores; collective.
+) -> tuple[Ints, Floats, Floats]:
+    """Return where the thresholds of each query begin, these, its relevant scores, and what was made; collective.
+
+    Of one set in one process the last are the scores of each pair once.
 
     Args:
         estimates: The tiles.
@@ -159,11 +161,13 @@ def relevant_scores(
 
         work_off(some, fill, threads, workspace)
         del part, here, fill  # visitors leave before others come
+    made = out[out < np.inf]
     if mirrored:
         work_off(some, lambda some, _: mirror_scores(lists, offset, some.start, some.stop, out), threads)
     if ordered:
         work_off(some, lambda some, _: sort_each(offset, some.start, some.stop, out, number[1:]), threads)
-    return np.cumsum(number), out[out < np.inf]
+    scores = out[out < np.inf]
+    return np.cumsum(number), scores, made if estimates.processes.count == 1 else scores.copy()
 
 
 def new_side(start: Ints, thresholds: Floats, error: Floats, precision: Precision, threads: int = 1) -> Side:
