@@ -1,4 +1,4 @@
-"""Binary codes: bits of the sign, compared by Hamming distance, in a 32nd of the memory."""
+"""Binary codes: bits of the sign, compared by Hamming distance, in a quarter of the memory."""
 
 import torch
 
@@ -9,7 +9,7 @@ labels = torch.arange(500) % 20
 embeddings = torch.randn(20, 64)[labels] + 0.8 * torch.randn(500, 64)
 
 floats = evaluate_retrieval(embeddings, labels)
-codes = evaluate_retrieval(embeddings > 0, labels, similarity="hamming")  # packed to bits inside
+codes = evaluate_retrieval(embeddings > 0, labels, similarity="hamming")  # a byte for each bit
 print(f"float32, cosine: mAP {floats.mAP:.3f}; 64 bits, Hamming: mAP {codes.mAP:.3f}")
 
 # papers on hashing report AP@5000 divided by what was found

@@ -205,22 +205,23 @@ def sum_counters(side, above, tied):
 
 
 @kernel
-def threshold_scores(part, relevant, rules, queries, offset, once, out, work):
-    """Make the exact scores of the relevant items of some queries that are here, those of i from `offset[i - offset_of]`.
+def threshold_scores(part, relevant, rules, some, first, offset, once, out, work):
+    """Make the exact scores of the relevant items of some queries that are here, those of i from `offset[i - first]`.
 
     Args:
         part: The vectors, and the number of their first item.
         relevant: Lists.
         rules: Of who is a candidate.
-        queries: First and last query, and the one whose scores stand first in `out`.
+        some: Queries, as they follow `first`.
+        first: The query whose scores stand first in `out`.
         offset: Where the scores of each query stand.
         once: Of one set, make only those of items after the query.
         out: Scores; inf for those that are no candidates.
         work: To work in.
     """
     pairs, number = part
-    for i in range(queries[0], queries[1]):
-        at = offset[i - queries[2]]
+    for n in some:
+        i, at = first + n, offset[n]
         for p in range(relevant.start[i], relevant.stop[i]):
             j = relevant.items[p]
             here = j - number

@@ -60,7 +60,9 @@ class DistinctRows:
         self._own = np.full(len(relevance.own), np.inf)
         self._own[some] = vectors.exact(some, relevance.own[some])
         """score of each query with itself; inf if it is no item"""
-        self.total = len(relevance.own) * len(pairs.gallery_twin) - len(some) - sum(map(len, parts()))
+        self.total = (
+            len(relevance.own) * len(pairs.gallery_twin) - len(some) - sum(each * len(part) for part, each in parts())
+        )
 
     def ranks(self, batch: slice, start: Ints, scores: Floats) -> Ranks:
         """Return the ranks of some queries with these thresholds."""
@@ -88,8 +90,8 @@ class DistinctRows:
         values, order = self._flat()
         reached = (-np.diff(self._reaching, axis=1) * weight[:, None]).reshape(-1)[order]
         reaching = np.append(np.cumsum(reached[::-1])[::-1], 0)[np.searchsorted(values, scores)]
-        for some in (*self.parts(), np.sort(self._own[np.isfinite(self._own)])):
-            reaching = reaching - (len(some) - np.searchsorted(some, scores))
+        for some, each in (*self.parts(), (np.sort(self._own[np.isfinite(self._own)]), 1)):
+            reaching = reaching - each * (len(some) - np.searchsorted(some, scores))
         return reaching, reaching
 
     def _flat(self) -> tuple[Floats, Ints]:

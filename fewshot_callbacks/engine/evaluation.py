@@ -11,9 +11,9 @@ import torch
 
 from fewshot_callbacks.engine.collecting import Collector
 from fewshot_callbacks.engine.distinct import DistinctRows, has_few
-from fewshot_callbacks.engine.layout import Layout, plan_layout
+from fewshot_callbacks.engine.layout import Layout
 from fewshot_callbacks.engine.options import Precision, Progress, current_options
-from fewshot_callbacks.engine.pooled import Negatives, Positives, Sample, Wanted, collector
+from fewshot_callbacks.engine.pooled import Negatives, Part, Positives, Sample, Wanted, collector
 from fewshot_callbacks.engine.precision import fastest
 from fewshot_callbacks.engine.ranks import RankBlock, RankCounter, Ranks, relevant_scores
 from fewshot_callbacks.engine.relevance import Ints, Relevance
@@ -64,31 +64,18 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         pairs, relevance, processes = self.vectors.pairs, self.relevance, self.vectors.processes
-        options = current_options()
-        self.device = torch.device("cpu") if options.plain and self.device is None else self.device
-        relevant = int(relevance.relevant.sizes.sum())
-        items = len(pairs.gallery)
-        threads = self.vectors.threads
-        self.layout = plan_layout(
-            self.memory,
-            len(pairs.queries),
-            items,
-            self.vectors.columns,
-            relevant,
-            sides=self.vectors.sides,
-            threads=threads,
-            options=options,
-        )
-        batches = self.layout.batches(relevance.relevant.sizes)
-        shared = processes.gather((len(batches), self.layout.kept, self.layout.knots, self.layout.collected))
-        number, kept, knots, collected = zip(*shared, strict=True)
+        self.device = torch.device("cpu") if current_options().plain and self.device is None else self.device
+        own = self.vectors.layout(self.memory, int(relevance.relevant.sizes.sum()))
+        batches = own.batches(relevance.relevant.sizes)
+        shared = processes.gather((len(batches), own.kept, own.stored, own.knots, own.collected))
+        number, kept, stored, knots, collected = zip(*shared, strict=True)
         # what steers collective calls is the same for all; a process without more queries has empty batches
         self._batches = batches + [slice(len(pairs.queries), len(pairs.queries))] * (max(number) - len(batches))
-        self.layout = self.layout._replace(kept=all(kept), knots=min(knots), collected=min(collected))
+        self.layout = own._replace(kept=all(kept), stored=all(stored), knots=min(knots), collected=min(collected))
         self._mutual = relevance.mutual and len(self._batches) == 1
         self.sample = Sample(np.empty(0), 0.0)
-        self._made: tuple[Ints, Floats] | None = None
-        self._ascending: Floats | None = None
+        self._stored: tuple[Ints, Floats] | None = None
+        self._sorted = False
 
     @property
     def memory_bytes(self) -> int:
@@ -109,23 +96,32 @@ class Evaluation:
             all(equal for _, equal, _ in of_side) and len({row for *_, row in of_side}) == 1 for of_side in every
         )
 
-    def parts(self) -> Iterator[Floats]:
-        """Yield the scores of all relevant pairs of this process, some at a time, ascending."""
-        if len(self._batches) == 1 and self._ascending is None:
-            self._ascending = np.sort(self._thresholds(self._batches[0])[1])
-        if self._ascending is not None:
-            yield self._ascending
-            return
+    def parts(self) -> Iterator[Part]:
+        """Yield the scores of all relevant pairs of this process, some at a time, ascending; each stands for some pairs."""
+        estimates, once = self._estimates, self.relevance.mutual and self.vectors.processes.count == 1
         for batch in self._batches:
-            yield np.sort(self._thresholds(batch)[1])
+            if self.layout.stored:
+                scores = self._thresholds(batch)[1]
+                yield (scores if self._sorted else np.sort(scores)), 1
+            else:
+                yield np.sort(relevant_scores(estimates, batch, once=once, ordered=False)[1]), 2 if once else 1
 
     def _thresholds(self, batch: slice) -> tuple[Ints, Floats]:
-        if self._made is not None:
-            return self._made
-        made = relevant_scores(self._estimates, batch)
-        if len(self._batches) == 1:
-            self._made = made
-        return made
+        """Return where the thresholds of each query of a batch begin, and these, in ascending order for each query."""
+        if not self.layout.stored:
+            return relevant_scores(self._estimates, batch)
+        if self._stored is None:
+            self._stored = relevant_scores(self._estimates, slice(0, len(self.vectors.pairs.queries)))
+        start, scores = self._stored
+        own = start[batch.start : batch.stop + 1]
+        return own - own[0], scores[own[0] : own[-1]]
+
+    def _sort(self) -> None:
+        """Put the scores of each batch that are stored into ascending order: ranks are known, and counts of all remain."""
+        if self.layout.stored and self.foresee is not None:
+            for batch in self._batches:
+                self._thresholds(batch)[1].sort()
+            self._sorted = True
 
     def run(self) -> Iterator[RankBlock]:
         """Yield the ranks of all queries of this process; afterwards all pairs are counted."""
@@ -156,6 +152,7 @@ class Evaluation:
         self.best = np.concatenate(highest), np.concatenate(tied)
         if self.progress is not None:
             self.progress(*[len(vectors.pairs.queries) * self._estimates.items] * 2)
+        self._sort()
         if self.foresee is not None:
             self.positives = Positives.at(knots, self.parts(), processes)
             self.negatives = counted if seen is None else Negatives(self._estimates, seen, seen_negatives)
@@ -173,16 +170,15 @@ class Evaluation:
     def release(self) -> None:
         """Free what only `run` and the counts need."""
         del self._estimates, self.positives, self.negatives
-        self._made = self._ascending = None
+        self._stored = None
 
     def relevant_reaching(self, scores: Floats) -> Ints:
         """Return how many relevant pairs reach each of some ascending scores, after `run`."""
         held = self.positives
         if not held.between.any():
             return np.append(held.reach, 0)[np.searchsorted(held.scores, scores)]
-        counts = np.zeros(len(scores), np.int64)
-        for part in self.parts():
-            counts += len(part) - np.searchsorted(part, scores)
+        none = np.zeros(len(scores), np.int64)
+        counts = sum((each * (len(part) - np.searchsorted(part, scores)) for part, each in self.parts()), none)
         return self.vectors.processes.summed(counts) if self.vectors.processes.count > 1 else counts
 
     def _knots(self) -> Floats:
@@ -192,7 +188,7 @@ class Evaluation:
         room, processes = self.layout.knots, self.vectors.processes
         (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
         thin = max(1, math.ceil(total / room))
-        chosen = [part[::thin] for part in self.parts()]
+        chosen = [part[:: max(1, thin // each)].copy() for part, each in self.parts()]
         if len(chosen) == 1 and processes.count == 1:
             return _distinct(chosen[0])
         return _distinct(np.sort(processes.joined(np.concatenate(chosen))))
@@ -220,7 +216,7 @@ class Evaluation:
         every = np.sort(processes.joined(np.concatenate([np.empty(0, np.float32), *sampled])))
         pairs = estimates.pairs * (2 if self._mutual else 1)
         self.sample = Sample(every.astype(np.float64), pairs / len(every) if len(every) else 0.0)
-        some = Positives.at(knots[:: max(1, len(knots) // THRESHOLDS)], [knots])
+        some = Positives.at(knots[:: max(1, len(knots) // THRESHOLDS)], [(knots, 1)])
         (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
         by = total / max(1, some.total)
         some = Positives(some.scores, (some.reach * by).astype(np.int64), (some.above * by).astype(np.int64), total)
@@ -247,17 +243,7 @@ def rank_of_best(
     """
     scores, tied = best
     some = np.isfinite(scores)
-    queries, items = len(scores), len(vectors.pairs.gallery)
-    layout = plan_layout(
-        memory,
-        queries,
-        items,
-        vectors.columns,
-        queries,
-        sides=vectors.sides,
-        threads=vectors.threads,
-        options=current_options(),
-    )
+    layout = vectors.layout(memory, len(scores))
     if vectors.processes.count > 1:
         layout = layout._replace(kept=all(vectors.processes.gather(layout.kept)))
     if precision == "bytes" and not layout.kept:
@@ -265,9 +251,9 @@ def rank_of_best(
     estimates = Estimates(vectors, relevance, precision, layout, relevance.mutual)
     counter = RankCounter(estimates, np.append(0, np.cumsum(some)), scores[some])
     estimates.show(counter)
-    ranks, tables = counter.ranks(), np.zeros((2, queries), np.int64)
+    ranks, tables = counter.ranks(), np.zeros((2, len(scores)), np.int64)
     tables[:, some] = ranks.above, ranks.tied
     above, equal = (torch.from_numpy(table)[:, None] for table in tables)
     found, one = torch.from_numpy(some), torch.ones_like(above)
-    number = torch.arange(queries)
-    return RankBlock(number, found.long(), found[:, None], above, equal, 0 * one, torch.from_numpy(tied)[:, None], one)
+    columns = found[:, None], above, equal, 0 * one, torch.from_numpy(tied)[:, None], one
+    return RankBlock(torch.arange(len(scores)), found.long(), *columns)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fewshot_callbacks.engine.options import EngineOptions
+from fewshot_callbacks.engine.options import current_options
 
 ITEM_BYTES = 200
 """Of each query and each item: norms, twins, lists, bounds of errors, values of the metrics."""
@@ -46,6 +46,8 @@ class Layout(NamedTuple):
     """relevant pairs whose counters are held at once"""
     ranked: int
     """relevant pairs whose metrics are made at once"""
+    stored: bool
+    """whether the scores of all relevant pairs are kept, and not made anew for each question"""
     bytes: int
     """of all of it"""
 
@@ -70,7 +72,6 @@ def plan_layout(
     *,
     sides: int = 1,
     threads: int = 1,
-    options: EngineOptions | None = None,
 ) -> Layout:
     """Return sizes for a budget; where it cannot be kept, the smallest ones.
 
@@ -82,9 +83,8 @@ def plan_layout(
         relevant: Relevant pairs.
         sides: Operands that differ.
         threads: Each has its own tile.
-        options: Sizes that are given.
     """
-    options, relevant = options or EngineOptions(), relevant + queries
+    options, relevant = current_options(), relevant + queries
     each = PAIR_BYTES + (2 * FEW_BINS if relevant > LONG * queries else BINS)
     fixed = ITEM_BYTES * (queries + items) + PRODUCT_BYTES * threads
     operands = 4 * columns * (queries + (items if sides > 1 else 0))
@@ -95,12 +95,14 @@ def plan_layout(
         tiles = threads * 4 * (sizes.height * sizes.width + rows)
         pooled = COLLECTED_BYTES * sizes.collected + KNOT_BYTES * sizes.knots
         ranks = each * sizes.batch + RANKED_BYTES * sizes.ranked
+        ranks += 8 * relevant if sizes.stored and sizes.batch < relevant else 0
         return fixed + tiles + (operands if sizes.kept else 0) + pooled + ranks
 
-    # everything has its least, and a share of what is left beside it: together 0.4 + 0.3 of it, and 0.95 of the rest
+    # everything has its least, and a share of what is left beside it: operands 0.4 and tiles 0.1, or tiles alone 0.3, the
+    # scores of relevant pairs 0.15, then 0.95 of the rest; so no share shrinks by much where more memory lets another begin
     fewest = min(relevant, LEAST * of_a_query)
     pairs = queries * items
-    least = Layout(LEAST, LEAST, False, 2**12, 2**10, fewest, min(2**11, relevant), 0)
+    least = Layout(LEAST, LEAST, False, 2**12, 2**10, fewest, min(2**11, relevant), False, 0)
     free = max(0.0, min(memory, 2.0**60) - used(least))
     kept = operands <= 0.4 * free
     # operands that are made for each tile pay for a square one
@@ -108,12 +110,14 @@ def plan_layout(
     while height > LEAST and each * (height * of_a_query - fewest) > 0.1 * free:  # a batch is a row of tiles at least
         height //= 2
     sizes = least._replace(height=height, width=width, kept=kept)
-    while used(sizes) - used(least) > 0.3 * free + (operands if kept else 0) and sizes.height * sizes.width > LEAST**2:
+    share = 0.1 * free + operands if kept else 0.3 * free
+    while used(sizes) - used(least) > share and sizes.height * sizes.width > LEAST**2:
         if sizes.width > sizes.height:
             sizes = sizes._replace(width=sizes.width // 2)
         else:
             sizes = sizes._replace(height=sizes.height // 2)
-    sizes = sizes._replace(height=options.height or sizes.height, width=options.width or sizes.width)
+    height, width = options.height or sizes.height, options.width or sizes.width
+    sizes = sizes._replace(height=height, width=width, stored=8 * relevant <= 0.15 * free)
     rest = max(0.0, free - used(sizes) + used(least))
     wanted = max(int(COLLECTED_SHARE * pairs), min(EVERY, pairs))
     sizes = sizes._replace(
@@ -122,12 +126,13 @@ def plan_layout(
         batch=min(relevant, fewest + int(0.35 * rest / each)),
         ranked=min(2**21, relevant, least.ranked + int(0.1 * rest / RANKED_BYTES)),
     )
-    return sizes._replace(
+    sizes = sizes._replace(
         collected=options.collected or sizes.collected,
         knots=options.knots or sizes.knots,
         batch=options.batch or sizes.batch,
         bytes=used(sizes),
     )
+    return sizes._replace(stored=sizes.batch >= relevant or (sizes.stored and options.batch is None))
 
 
 def least_bytes(queries: int, items: int, columns: int, relevant: int) -> int:

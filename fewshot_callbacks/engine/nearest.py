@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from fewshot_callbacks.engine.compiled import allocating, kernel
 from fewshot_callbacks.engine.counting import MARGIN, RUN
 from fewshot_callbacks.engine.exact import exact_score, workspace
-from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import Precision, current_options
 from fewshot_callbacks.engine.precision import seconds_of_a_pair
 from fewshot_callbacks.engine.ranks import RankCounter
@@ -159,6 +158,10 @@ def _reaching(estimates, cut):
     return rows, columns
 
 
+STRIPE, HELD = 2**15, 2**16
+"""Pairs that are looked at at once, and listed beyond twice what is asked for: some 60 and 80 bytes of each are in use."""
+
+
 @dataclass
 class HighestPairs:
     """Observes tiles: lists the pairs whose exact scores reach a threshold, the highest of them if they are too many.
@@ -187,18 +190,24 @@ class HighestPairs:
         """Look at a tile."""
         if self.most == 0 or (self._cut >= 1.0 and tile.row > self._last_row):
             return  # no score is higher, and later rows come after those of the same score
+        height, width = tile.estimates.shape
+        step = max(1, STRIPE // width)  # all pairs may reach it
+        for first in range(0, height, step):
+            self._see_rows(tile, slice(first, min(height, first + step)))
+
+    def _see_rows(self, tile: Tile, some: slice) -> None:
         reach = self.estimates.largest_error * MARGIN + abs(self._cut) * 2.0**-23 + 2.0**-125
-        rows, columns = _reaching(tile.estimates, tile.estimates.dtype.type(self._cut - reach))
+        rows, columns = _reaching(tile.estimates[some], tile.estimates.dtype.type(self._cut - reach))
         if not len(rows):
             return
-        rows, columns = rows + tile.row, columns + tile.column
+        rows, columns = rows + tile.row + some.start, columns + tile.column
         scores = np.empty(len(rows))
         _exact_scores(tile.part.vectors.pairs, rows, columns, scores, workspace())
         with self._lock:
             wanted = scores >= self._cut
             self._parts.append((rows[wanted], columns[wanted], scores[wanted]))
             self._held += int(wanted.sum())
-            if self._held > 2 * self.most + 2**16:
+            if self._held > 2 * self.most + HELD:
                 self._compact()
 
     def _compact(self) -> None:
@@ -231,10 +240,7 @@ def _exact_scores(pairs, rows, columns, out, work):
 def _all_pairs(vectors: Vectors, relevance: Relevance, memory: float, *, mutual: bool) -> Estimates:
     """Return the tiles of all pairs, in the precision that is the fastest where few of them matter."""
     queries, items = len(vectors.pairs.queries), len(vectors.pairs.gallery)
-    options, sides = current_options(), vectors.sides
-    layout = plan_layout(
-        memory, queries, items, vectors.columns, 0, sides=sides, threads=vectors.threads, options=options
-    )
+    options, layout = current_options(), vectors.layout(memory, 0)
     tried: list[Precision] = [*vectors.precisions(), "float32"] if queries * items >= 2**22 else ["float32"]
     tried = [precision for precision in tried if precision != "bytes" or layout.kept]
     quickest = min(tried, key=lambda some: seconds_of_a_pair(some, vectors.columns))

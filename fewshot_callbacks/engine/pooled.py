@@ -31,8 +31,10 @@ from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Floats
 
 Bools = NDArray[np.bool_]
-Parts = Callable[[], Iterable[Floats]]
-"""Makes the scores of all relevant pairs of this process, some at a time, ascending."""
+Part = tuple[Floats, int]
+"""Some scores of relevant pairs, ascending, and how many pairs each of them stands for."""
+Parts = Callable[[], Iterable[Part]]
+"""Makes the scores of all relevant pairs of this process, some at a time."""
 
 SLACK = 1.5
 """A sample may be off by this factor."""
@@ -57,13 +59,13 @@ class Positives(NamedTuple):
     total: int
 
     @classmethod
-    def at(cls, scores: Floats, parts: Iterable[Floats], processes: Processes = ALONE) -> Positives:
+    def at(cls, scores: Floats, parts: Iterable[Part], processes: Processes = ALONE) -> Positives:
         """Count the scores of all relevant pairs at some scores; one that no pair has is left out."""
         counts = np.zeros((2, len(scores) + 1), np.int64)
-        for part in parts:
-            counts[:, -1] += len(part)
+        for part, each in parts:
+            counts[:, -1] += each * len(part)
             for row, at in enumerate((scores, np.nextafter(scores, np.inf))):
-                counts[row, :-1] += _reaching(part, at)
+                counts[row, :-1] += each * _reaching(part, at)
         if processes.count > 1:
             counts = processes.summed(counts)
         (reach, above), real = counts[:, :-1], counts[0, :-1] > counts[1, :-1]
@@ -85,7 +87,7 @@ class Positives(NamedTuple):
         """Return more knots: the scores in some of these cells, or as many as there is room for."""
         thin, new = math.ceil(self.between[cells].sum() / room), [self.scores]
         known = np.append(self.scores, np.inf)
-        for part in parts():
+        for part, _ in parts():
             cell = np.searchsorted(self.scores, part)
             inside = np.unique(part[cells[cell] & (known[cell] != part)])
             new.append(inside[min(thin, len(inside)) // 2 :: thin])  # from the middle: even one halves what is open

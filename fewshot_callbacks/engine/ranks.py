@@ -132,25 +132,37 @@ class Ranks(NamedTuple):
         return best, np.bincount(query[self.scores == best[query]], minlength=len(sizes))
 
 
-def relevant_scores(estimates: Estimates, queries: slice) -> tuple[Ints, Floats]:
-    """Return where the thresholds of each query begin, and these: its relevant scores, ascending; collective."""
+def relevant_scores(
+    estimates: Estimates, queries: slice, *, once: bool = False, ordered: bool = True
+) -> tuple[Ints, Floats]:
+    """Return where the thresholds of each query begin, and these: its relevant scores; collective.
+
+    Args:
+        estimates: The tiles.
+        queries: Some of the queries.
+        once: Of one set, leave out the pairs in which the query has the larger number.
+        ordered: Put them into ascending order.
+    """
     relevance, threads, first = estimates.relevance, estimates.vectors.threads, queries.start
-    lists = relevance.relevant
+    lists, every = relevance.relevant, queries == slice(0, estimates.shape[0])
     offset = np.append(0, np.cumsum(lists.sizes[queries]))
     out, number = np.full(offset[-1], np.inf), np.zeros(len(offset), np.int64)
+    order = np.argsort(lists.start[queries], kind="stable")  # what queries share a list of stays in the cache
     some = split(len(offset) - 1, 64)
+    mirrored = relevance.mutual and every and not once
     for part in estimates.parts():
         here = part.vectors.pairs, part.first
+        halved = part.vectors is estimates.vectors and (once or mirrored)
 
-        def fill(some: slice, work: Floats, here: Any = here, once: bool = part.mutual) -> None:
-            span = first + some.start, first + some.stop, first
-            threshold_scores(here, lists, relevance.rules, span, offset, once, out, work)
+        def fill(some: slice, work: Floats, here: Any = here, once: bool = halved) -> None:
+            threshold_scores(here, lists, relevance.rules, order[some], first, offset, once, out, work)
 
         work_off(some, fill, threads, workspace)
         del part, here, fill  # visitors leave before others come
-    if estimates.mutual:
+    if mirrored:
         work_off(some, lambda some, _: mirror_scores(lists, offset, some.start, some.stop, out), threads)
-    work_off(some, lambda some, _: sort_each(offset, some.start, some.stop, out, number[1:]), threads)
+    if ordered:
+        work_off(some, lambda some, _: sort_each(offset, some.start, some.stop, out, number[1:]), threads)
     return np.cumsum(number), out[out < np.inf]
 
 

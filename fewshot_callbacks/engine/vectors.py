@@ -20,6 +20,7 @@ from torch import Tensor
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine import exact
 from fewshot_callbacks.engine.compiled import kernel
+from fewshot_callbacks.engine.layout import Layout, plan_layout
 from fewshot_callbacks.engine.options import Precision
 from fewshot_callbacks.engine.threads import split, work_off
 
@@ -167,6 +168,11 @@ class Vectors:
     def columns(self) -> int:
         """Components of an operand."""
         return int(self.dim) + (2 if self.kind == exact.EUCLIDEAN else 0)
+
+    def layout(self, memory: float, relevant: int) -> Layout:
+        """Return the sizes that keep to a budget in bytes with so many relevant pairs."""
+        sizes = len(self.pairs.queries), len(self.pairs.gallery), self.columns
+        return plan_layout(memory, *sizes, relevant, sides=self.sides, threads=self.threads)
 
     def precisions(self) -> list[Precision]:
         """Return what products can be made in, beside float32 and float64: sums of bytes have to fit 32 bits."""

@@ -16,10 +16,6 @@ from tests.engine.cases import SIMILARITIES
 from tests.reports import assert_same
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.xfail(
-    strict=False,
-    reason="of the new engine six of these cases exceed what was granted or do not shrink smoothly; the others pass",
-)
 
 MEASURE = """
 import ctypes, gc, json, sys

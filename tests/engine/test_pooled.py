@@ -137,7 +137,7 @@ def test_more_relevant_scores_are_opened_between_those_that_are_held(kind, room,
 
 
 def test_scores_that_no_relevant_pair_has_are_left_out():
-    made = Positives.at(np.array([0.1, 0.2, 0.3]), [np.array([0.1, 0.1, 0.25]), np.array([0.3])])
+    made = Positives.at(np.array([0.1, 0.2, 0.3]), [(np.array([0.1, 0.1, 0.25]), 1), (np.array([0.3]), 1)])
     assert [table.tolist() for table in made[:3]] == [[0.1, 0.3], [4, 1], [2, 0]]
     assert (made.total, made.between.tolist(), made.most.tolist()) == (4, [0, 1, 0], [4, 2, 0])
 

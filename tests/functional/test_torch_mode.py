@@ -230,5 +230,6 @@ def test_a_recount_has_an_end_whatever_happens_meanwhile():
     code = [sys.executable, "-c", FLUSHED_WITHIN]
     done = subprocess.run(code, capture_output=True, text=True, timeout=300, check=False)
     assert (
-        "RuntimeError: evaluate_retrieval: the thresholds cannot be settled, since neighbouring scores are" in done.stderr
+        "RuntimeError: evaluate_retrieval: the thresholds cannot be settled, since neighbouring scores are"
+        in done.stderr
     )

@@ -258,8 +258,7 @@ class ThresholdSearch:
         """Count the relevant pairs and the negatives that reach a score."""
         if math.isinf(score):
             return (0, 0) if score > 0 else (self.positives.total, self.negatives.total)
-        own = sum(int((part >= score).sum()) for part in self.done.parts())
-        return int(self.processes.summed(np.array([own]))[0]), self.reached(score)
+        return int(self.done.relevant_reaching(np.array([score]))[0]), self.reached(score)
 
     def point(self, threshold: float, tp: int, fp: int) -> OperatingPoint:
         """Return the point of a threshold with these true and false positives."""
@@ -336,12 +335,14 @@ class ThresholdSearch:
         knots, negatives = self.positives, self.negatives
         if not exact:
             return _area(knots, *negatives.bounds(knots.scores), negatives.total)
-        low = high = 0.0
+        fewest, most = negatives.bounds(knots.scores)
+        free = int(np.searchsorted(-np.append(negatives.total, most), 0))  # from here on no negative scores as high
+        low = high = float(np.append(knots.most, 0)[free])
         # groups of cells, between two knots or above all, each with about as many relevant pairs as there is room for
-        groups = np.append(knots.total - knots.reach, knots.total) // max(1, self.room)
+        groups = (np.append(knots.total - knots.reach, knots.total) // max(1, self.room))[:free]
         for group in np.unique(groups):
             some = np.flatnonzero(groups == group)
-            cells = np.isin(np.arange(len(groups)), some) & (knots.between > 0)
+            cells = np.isin(np.arange(len(knots.between)), some) & (knots.between > 0)
             pairs = int(knots.between[cells].sum())
             opened = knots.opened(cells, self.done.parts, pairs, self.processes) if pairs else knots
             ends = np.concatenate([[-np.inf], knots.scores, [np.inf]])[[some[0], some[-1] + 1]]
