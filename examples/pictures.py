@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from fewshot_callbacks import (
     EmbeddingMap,
+    EpisodeProtocol,
     Episodes,
     FewShotDataModule,
     Glyphs,
@@ -31,7 +32,10 @@ options = parser.parse_args()
 
 seed_everything(0)
 data = FewShotDataModule(
-    Glyphs(), train=Episodes(ways=20, shots=1, queries=3, episodes=options.episodes), batch_size=512
+    Glyphs(),
+    train=Episodes(ways=20, shots=1, queries=3, episodes=options.episodes),
+    evaluation=EpisodeProtocol(ways=20, queries=9),
+    batch_size=512,
 )
 names = data.images("val").class_names  # the name of a class is its character
 
@@ -46,7 +50,9 @@ trainer = Trainer(
     logger=CSVLogger("runs", name="pictures"),
     log_every_n_steps=10,
 )
-trainer.fit(ProtoNet("conv4", "dr", in_channels=data.dataset.in_channels, shots=1, learning_rate=1e-3), data)
+trainer.fit(
+    ProtoNet("conv4", "dr", in_channels=data.dataset.in_channels, learning_rate=1e-3, evaluation=data.evaluation), data
+)
 
 folder = Path(trainer.logger.log_dir) / "pictures" / "val"
 print(f"The pictures are in {folder}.")

@@ -61,7 +61,7 @@ def draw_maps(folder: Path, _: tuple[str, ...]) -> None:
 
 
 def draw_glyphs(folder: Path, _: tuple[str, ...]) -> None:
-    from fewshot_callbacks.data import glyph_sheet  # noqa: PLC0415
+    from sheets import glyph_sheet  # noqa: PLC0415
 
     for ending in ENDINGS:
         glyph_sheet(folder / f"glyphs.{ending}")

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 import torch
+from sheets import draw_sheet
 
-from fewshot_callbacks.data._sheet import draw_sheet
 from icons.augmentation import on_white
 from icons.drawing import DrawnIcons
 

@@ -6,7 +6,7 @@ from fewshot_callbacks.data.cub200 import CUB200
 from fewshot_callbacks.data.data_module import FewShotDataModule
 from fewshot_callbacks.data.dataset import FewShotDataset
 from fewshot_callbacks.data.episodes import EpisodicBatchSampler
-from fewshot_callbacks.data.glyphs import Glyphs, augment_glyphs, glyph_sheet
+from fewshot_callbacks.data.glyphs import Glyphs, augment_glyphs
 from fewshot_callbacks.data.image_folder import ImageFolder
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet
 from fewshot_callbacks.data.logodet3k import LogoCounts, LogoDet3K, LogoTransform
@@ -33,5 +33,4 @@ __all__ = [
     "Omniglot",
     "PhotoTransform",
     "augment_glyphs",
-    "glyph_sheet",
 ]

@@ -35,8 +35,6 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         class_names: Names for the error messages, by label; labels that are words are their own names.
         epoch: The first epoch; only a sampler that starts in the middle of a run needs it.
         sampler: Ignored, as in `EpisodicBatchSampler`: Lightning would put a DistributedSampler here.
-        batch_size: Ignored; part of the interface of `BatchSampler`.
-        drop_last: Ignored; the same.
 
     Raises:
         ValueError: A number is too small; there are fewer than P classes, or a class has fewer than K items; or, when it is
@@ -63,8 +61,6 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         class_names: ClassNames | None = None,
         epoch: int = 0,
         sampler: Sampler[int] | Iterable[int] | None = None,
-        batch_size: int = 1,
-        drop_last: bool = False,
     ) -> None:
         super().__init__(labels, class_names, seed, epoch)
         check_class_balance(self.labels, classes_per_batch, items_per_class, self.class_names)
@@ -77,7 +73,6 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         self.classes_per_batch = classes_per_batch
         self.items_per_class = items_per_class
         self.batches = max(1, len(self.labels) // (classes_per_batch * items_per_class)) if batches is None else batches
-        self.batch_size, self.drop_last = batch_size, drop_last
         if type(self) is ClassBalancedBatchSampler:
             self._note_arguments("classes_per_batch", "items_per_class", "batches")
 

@@ -91,8 +91,6 @@ class EpisodicBatchSampler(SeededBatchSampler):
         class_names: Names for the error messages, by label; labels that are words are their own names.
         epoch: The first epoch; only a training sampler that starts in the middle of a run needs it.
         sampler: Ignored: Lightning would put a DistributedSampler here, but episodes are not divided.
-        batch_size: Ignored; part of the interface of `BatchSampler`.
-        drop_last: Ignored; the same.
 
     Raises:
         ValueError: See `fewshot_callbacks.functional.episodes.sampling.sample_episodes`; or fewer training episodes than
@@ -125,8 +123,6 @@ class EpisodicBatchSampler(SeededBatchSampler):
         class_names: ClassNames | None = None,
         epoch: int = 0,
         sampler: Sampler[int] | Iterable[int] | None = None,
-        batch_size: int = 1,
-        drop_last: bool = False,
     ) -> None:
         super().__init__(labels, class_names, seed, epoch)
         check_episode_sizes(episodes=episodes, episodes_per_batch=episodes_per_batch)
@@ -136,7 +132,6 @@ class EpisodicBatchSampler(SeededBatchSampler):
             )
         self.ways, self.shots, self.queries = ways, shots, queries
         self.episodes, self.episodes_per_batch, self.fixed = episodes, episodes_per_batch, fixed
-        self.batch_size, self.drop_last = batch_size, drop_last
         self._list = self._draw(seed if fixed else epoch_seed(seed, epoch))  # a wrong setting fails here
         self._list_epoch = epoch
         if type(self) is EpisodicBatchSampler:

@@ -2,18 +2,16 @@
 
 A class is a character, its images are that character in up to 16 typefaces. Splits are scripts, as Omniglot's are
 alphabets (Lake et al., "Human-level concept learning through probabilistic program induction", Science 2015): the
-classes of validation and test do not occur in training. `python -m fewshot_callbacks.data` prints the sizes.
+classes of validation and test do not occur in training. `python examples/sheets.py` prints the sizes.
 """
 
 import copy
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import matplotlib as mpl
-import numpy as np
 import PIL
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -22,14 +20,11 @@ from torch import Tensor
 from fewshot_callbacks.data._augmentation import move_at_random
 from fewshot_callbacks.data._cache import cache_folder, load_or_draw
 from fewshot_callbacks.data._glyph_drawing import (
-    FACE_FAMILIES,
-    FACE_STYLES,
     FACES,
     VERSION,
     DrawnGlyphs,
     draw_glyphs,
 )
-from fewshot_callbacks.data._sheet import draw_sheet
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 
 SCRIPTS_OF: dict[Split, tuple[str, ...]] = {
@@ -201,61 +196,3 @@ def augment_glyphs(
     source = generator.device if generator is not None else images.device
     speckle = torch.randn(images.shape, generator=generator, device=source).to(images)
     return (moved + noise * speckle).clamp(0, 1)
-
-
-def glyph_sheet(
-    path: str | os.PathLike[str],
-    split: Split | None = None,
-    *,
-    rows_per_script: int = 3,
-    size: int = 32,
-    dpi: int = 200,
-) -> None:
-    """Write a page of glyphs as PNG or SVG: rows are classes of each script, columns are typefaces.
-
-    The classes are spread evenly over those of the script that most faces hold. An empty cell is a face that does not
-    hold the character.
-
-    Args:
-        path: The file to write, as an SVG if its name ends in .svg, else as a PNG.
-        split: Split whose scripts are shown; by default all.
-        rows_per_script: Classes of each script.
-        size: Height and width of the glyphs, in pixels.
-        dpi: Resolution of the page.
-
-    Examples:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     glyph_sheet(Path(folder) / "glyphs.png", "val", rows_per_script=2)
-        ...     print((Path(folder) / "glyphs.png").stat().st_size > 0)
-        True
-    """
-    drawn = Glyphs(size=size)
-    rows: list[tuple[Split, str, UInt8[Tensor, "faces size size"]]] = []
-    for name in SCRIPTS_OF if split is None else (split,):
-        glyphs = drawn.with_split(name)
-        counts = glyphs.labels.bincount()
-        for script in SCRIPTS_OF[name]:
-            members = torch.tensor([c for c, of in enumerate(glyphs.scripts) if of == script])
-            widest = members[counts[members] == counts[members].max()]
-            for position in np.linspace(0, len(widest) - 1, rows_per_script + 2)[1:-1].round():
-                items = glyphs.labels == widest[int(position)]
-                row = torch.zeros(len(FACES), size, size, dtype=torch.uint8)
-                row[glyphs.faces[items]] = glyphs.images[items, 0]
-                rows.append((name, script, row))
-
-    page = torch.stack([row.permute(1, 0, 2).flatten(1) for _, _, row in rows]).flatten(
-        0, 1
-    )  # (rows * size, faces * size)
-    scripts = [f"{script}\n({name})" for name, script, _ in rows[::rows_per_script]]
-    draw_sheet(
-        path,
-        page.numpy(),
-        FACE_STYLES * len(FACE_FAMILIES),
-        {rows_per_script * (i + 0.5): script for i, script in enumerate(scripts)},
-        cells=(len(rows), len(FACES)),
-        names=0.65,
-        groups=FACE_FAMILIES,
-        rules=range(0, len(rows) + 1, rows_per_script),
-        dpi=dpi,
-    )

@@ -8,10 +8,8 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 import torch
-from PIL import Image
 
-from fewshot_callbacks.data import Glyphs, augment_glyphs, glyph_sheet, glyphs
-from fewshot_callbacks.data import __main__ as command_line
+from fewshot_callbacks.data import Glyphs, augment_glyphs, glyphs
 from fewshot_callbacks.data._glyph_drawing import FACES, LOOK_ALIKE, DrawnGlyphs, _look_alikes, script_of
 from fewshot_callbacks.data.glyphs import SCRIPTS_OF, cache_file, load_drawing
 from fewshot_callbacks.functional.episodes import sample_episodes
@@ -252,19 +250,6 @@ def test_augmentation_moves_by_no_more_than_it_says() -> None:
     turned = augment_glyphs(bar, **{**still, "degrees": 90.0})
     assert turned.sum((1, 2, 3)).std() < 3  # the ink stays, the direction does not
     assert turned[:, 0, 16, 4].max() > 0.2
-
-
-def test_sheet_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str], splits: dict[str, Glyphs]) -> None:
-    command_line.main(["--sheet", str(tmp_path / "sheet.png")])
-    printed = capsys.readouterr().out
-    for glyph_set in splits.values():
-        assert f"{len(glyph_set.class_names):,}" in printed
-        assert f"{len(glyph_set):,}" in printed
-    with Image.open(tmp_path / "sheet.png") as sheet:
-        assert min(sheet.size) > 500
-        assert len(set(sheet.convert("L").tobytes())) > 20
-    glyph_sheet(tmp_path / "val.png", "val", rows_per_script=1)
-    assert (tmp_path / "val.png").stat().st_size < (tmp_path / "sheet.png").stat().st_size
 
 
 def test_the_numbers_in_the_documentation_are_those_of_the_data(splits: dict[str, Glyphs]) -> None:

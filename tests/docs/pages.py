@@ -27,6 +27,7 @@ PAGES = sorted(
         ROOT / "README.md",
         *(path for path in ROOT.glob("*.md") if path.name in ("CONTRIBUTING.md", "SECURITY.md")),
         ROOT / "benchmarks" / "README.md",
+        ROOT / "examples" / "icons" / "README.md",
         ROOT / "fewshot_callbacks" / "engine" / "README.md",
         *(ROOT / "docs").rglob("*.md"),
     ]
@@ -94,7 +95,7 @@ def write_files(folder: Path) -> None:
     for index, (image, label) in enumerate(zip(pixels, given["labels"].tolist(), strict=True)):
         for path in (
             f"photos/{index:03}.png",
-            *(f"ROOT/{part}/{label}/{index:03}.png" for part in ("train", "val", "test")),
+            *(f"ROOT/{part}/{part}{label}/{index:03}.png" for part in ("train", "val", "test")),
         ):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(folder / path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sybil import Document, Example
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
 import fewshot_callbacks.callbacks
+import fewshot_callbacks.data
 from tests.docs import pages
 
 
@@ -91,3 +93,16 @@ def test_the_notebook_imports_what_a_page_documents() -> None:
         for module in re.findall(r"^(?:from|import) (fewshot_callbacks[\w.]*)", cell.source, re.M)
     }
     assert imported <= documented | {"fewshot_callbacks"}
+
+
+def test_the_example_of_a_data_set_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader and its test, as CONTRIBUTING.md shows them."""
+    page = (pages.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    example = page.partition("## Example: add a reader of a data set")[2].partition("## Commits")[0]
+    reader, test = (textwrap.dedent(block) for block in re.findall(r"( {3}```python\n.*?)```", example, re.DOTALL))
+    names: dict[str, Any] = {}
+    exec(reader.removeprefix("```python\n"), names)
+    monkeypatch.setattr(fewshot_callbacks.data, "StanfordProducts", names["StanfordProducts"], raising=False)
+    exec(test.removeprefix("```python\n").replace("@pytest.fixture\n", ""), names)
+    names["test_the_split_is_the_published_one"](names["root"](tmp_path))
+    names["test_what_is_missing_is_named"](tmp_path / "nowhere")
