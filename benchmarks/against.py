@@ -1,0 +1,121 @@
+"""Time `evaluate_retrieval` of this checkout and of another one in turns, in one process each: their ratio.
+
+    git worktree add ../before 2adb7ee
+    python benchmarks/against.py ../before --items 4000 8000 --dim 512 128
+
+Both evaluate the same items, one after the other, so that a busy machine slows both. The table shows the least processor
+time of each over all rounds, and the quotient; below 1 this checkout is the faster one. The values have to be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _embeddings import DIFFICULTIES, make
+
+FORMS = ("one set", "two sets", "identities")
+
+
+def answer(checkout: Path) -> None:
+    """Read cases from standard input, one in a line, and print processor seconds, mAP and F1 of each."""
+    package = importlib.import_module("fewshot_callbacks")  # of the checkout that PYTHONPATH names
+    if not Path(package.__file__ or "").is_relative_to(checkout):
+        raise SystemExit(f"{package.__file__} was imported, which is not in {checkout}.")
+    held: tuple[Any, ...] = ((), None, None)
+    for line in sys.stdin:
+        items, dim, difficulty, form, threads = case = tuple(json.loads(line))
+        torch.set_num_threads(threads)
+        if held[0] != case[:3]:
+            held = case[:3], *make(items, dim, difficulty)
+        _, embeddings, labels = held
+        order = torch.randperm(items, generator=torch.Generator().manual_seed(0))
+        one, other = order[: items // 2], order[items // 2 :]
+        arguments: dict[str, Any] = {"embeddings": embeddings, "labels": labels}
+        if form == "two sets":
+            arguments = {"embeddings": embeddings[one], "labels": labels[one]}
+            arguments |= {"gallery": embeddings[other], "gallery_labels": labels[other]}
+        elif form == "identities":
+            arguments |= {"gallery": embeddings, "gallery_labels": labels}
+            arguments |= {"query_ids": torch.arange(items), "gallery_ids": torch.arange(items)}
+        started = time.process_time()
+        report = package.evaluate_retrieval(**arguments)
+        print(json.dumps([time.process_time() - started, report.mAP, report.f1]), flush=True)
+
+
+def worker(checkout: Path) -> subprocess.Popen[str]:
+    """Start a process that answers with the package of a checkout."""
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).resolve()), "--answer", str(checkout)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=checkout
+    )
+
+
+def asked(process: subprocess.Popen[str], case: list[Any]) -> list[float]:
+    """Return what a process answers to a case."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(json.dumps(case), file=process.stdin, flush=True)
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit("A process ended; its error stands above.")
+    found: list[float] = json.loads(line)
+    return found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", type=Path, help="folder of the other checkout")
+    parser.add_argument("--items", type=int, nargs="+", default=[4000, 8000])
+    parser.add_argument("--dim", type=int, nargs="+", default=[512])
+    parser.add_argument(
+        "--difficulty", nargs="+", default=["well-trained", "middling", "hard", "random"], choices=DIFFICULTIES
+    )
+    parser.add_argument("--form", nargs="+", default=["one set"], choices=FORMS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.answer:
+        return answer(options.checkout)
+    if not (options.checkout / "fewshot_callbacks").is_dir():
+        parser.error(f"{options.checkout} is no checkout: it has no folder fewshot_callbacks.")
+    processes = [worker(folder) for folder in (Path(__file__).resolve().parents[1], options.checkout.resolve())]
+    print(
+        "| items | dim | form | difficulty | here, s | there, s | ratio |\n| --- | --- | --- | --- | --- | --- | --- |"
+    )
+    cases = [
+        [items, dim, difficulty, form, options.threads]
+        for items in options.items
+        for dim in options.dim
+        for form in options.form
+        for difficulty in options.difficulty
+    ]
+    for case in cases:
+        values = {tuple(asked(process, case)[1:]) for process in processes}  # warmed up
+        rounds = [[asked(process, case)[0] for process in processes] for _ in range(options.rounds)]
+        here, there = map(min, zip(*rounds, strict=True))
+        items, dim, difficulty, form, _ = case
+        note = "" if len(values) == 1 else " (values differ!)"
+        row = (items, dim, form, difficulty, f"{here:.2f}", f"{there:.2f}", f"{here / there:.2f}{note}")
+        print("| " + " | ".join(map(str, row)) + " |", flush=True)
+    for process in processes:
+        process.kill()
+    return None
+
+
+if __name__ == "__main__":
+    main()
