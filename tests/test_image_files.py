@@ -14,9 +14,11 @@ from fewshot_callbacks._image_files import image_size, images_below, read_image
 def test_greys_of_16_bits_become_8_bits(mode: str, tmp_path: Path) -> None:
     """Against the definition: the nearest of 256 levels."""
     values = np.arange(0, 65536, 257, dtype=np.uint16).reshape(16, 16)
-    Image.frombytes(mode, (16, 16), values.astype(">u2" if mode == "I;16B" else "<u2").tobytes()).save(
-        tmp_path / "1.tif"
-    )
+    picture = Image.frombytes(mode, (16, 16), values.astype(">u2" if mode == "I;16B" else "<u2").tobytes())
+    try:
+        picture.save(tmp_path / "1.tif")
+    except OSError as error:  # older versions of Pillow write no I;16L
+        pytest.skip(str(error))
     image = read_image(tmp_path / "1.tif")
     assert image.mode == "L"
     assert np.asarray(image).flatten().tolist() == list(range(256))

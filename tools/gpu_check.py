@@ -1,0 +1,410 @@
+"""Prove on this machine's GPU that evaluations give the bits of the CPU, and time them: a table, and a JSON to send.
+
+    make gpu                                    # any machine with CUDA: under ten minutes, nothing is fetched
+    python tools/gpu_check.py --device cpu      # the same on small sizes, without a GPU: tries the check itself
+
+Each part goes on after a failure of another, and says what failed. Nobody has run this road on a device yet: please
+send `gpu_check.json` with an issue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fewshot_callbacks import DiscriminantRatioMonitor, RetrievalMonitor, evaluate_retrieval
+from fewshot_callbacks.distributed.torch_distributed import TorchProcesses, cpu_group
+from fewshot_callbacks.engine.options import engine_options
+
+ROOT = Path(__file__).parents[1]
+SETS = 200
+"""Random sets that are evaluated on both sides."""
+NOISE = {"well-trained": 0.9, "hard": 3.0}
+SIZES = {"cuda": (8_000, 31_730, 158_652, 1_000_000), "cpu": (500, 1_000)}
+PER_CLASS = 53
+MOST_SECONDS = 150.0
+"""For one time: where the next size would take longer, by the square of the items, it is left out and said."""
+APART = {"seconds", "memory_note", "curve", "pair_counts", "auc_pr", "passes"}
+"""Fields of a report that are no exact values: times, and what lies at scores that a sample chose."""
+STOPS = ("aten::_local_scalar_dense", "cudaStreamSynchronize", "cudaDeviceSynchronize")
+"""What waits for a device, by its name in a profile."""
+
+
+@dataclass
+class Setting:
+    """Where and how large."""
+
+    device: str
+    out: dict[str, Any]
+
+    @property
+    def small(self) -> bool:
+        """Whether the check itself is tried."""
+        return self.device == "cpu"
+
+    def wait(self) -> None:
+        """Wait until the device has done what it was given."""
+        if not self.small:
+            torch.cuda.synchronize()
+
+    def evaluate(self, *arguments: Any, **options: Any) -> Any:
+        """Evaluate on the device; without one, by the operations that would run there."""
+        if not self.small:
+            return evaluate_retrieval(*arguments, device=self.device, **options)
+        with engine_options(plain=True):
+            return evaluate_retrieval(*arguments, **options)
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        """Return the time of a call, until the device has finished."""
+        self.wait()
+        started = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - started
+
+
+def versions(setting: Setting) -> str:
+    """Name the machine."""
+    names = ("torch", "lightning", "torchmetrics", "numpy", "numba", "fewshot_callbacks")
+    found: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    if not setting.small:
+        device = torch.cuda.get_device_properties(0)
+        found |= {"device": device.name, "memory_gb": round(device.total_memory / 1e9, 1), "cuda": torch.version.cuda}
+        found["capability"] = f"{device.major}.{device.minor}"
+    setting.out["versions"] = found
+    return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+
+
+def tests(setting: Setting) -> str:
+    """Run the tests that are marked `cuda`."""
+    if importlib.util.find_spec("pytest") is None:
+        return "left out: pytest is not installed"
+    command = [sys.executable, "-m", "pytest", "-m", "cuda", "-q", "-p", "no:cacheprovider", "tests/engine"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    last = (done.stdout.strip().splitlines() or ["nothing was printed"])[-1]
+    if done.returncode:
+        raise RuntimeError(f"{last}\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
+    return last
+
+
+def values(report: Any) -> dict[str, Any]:
+    """Return what has to be equal to the last bit."""
+    found = {field.name: getattr(report, field.name) for field in fields(report) if field.name not in APART}
+    found["per_query"] = {name: each.tolist() for name, each in report.per_query.items()}
+    return {name: repr(value.tolist() if isinstance(value, Tensor) else value) for name, value in found.items()}
+
+
+def random_case(seed: int) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of some evaluation: any similarity, type, ties, groups, sizes; one row too."""
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    items, dim, classes = (
+        chance.choice((2, 3, 17, 64, 129, 400)),
+        chance.choice((1, 3, 16, 33, 128)),
+        chance.randint(1, 9),
+    )
+    similarity = chance.choice(("cosine", "dot", "euclidean"))
+    dtype = chance.choice((torch.float32, torch.float32, torch.float64, torch.float16, torch.bfloat16))
+
+    def side(number: int) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(number) % classes
+        rows = torch.randn(classes, dim, generator=generator)[labels] + torch.randn(number, dim, generator=generator)
+        if chance.random() < 0.4:  # many ties
+            rows = rows.round()
+        if chance.random() < 0.2:  # far from the origin
+            rows = rows + 100
+        return rows.to(dtype), labels
+
+    options: dict[str, Any] = {"similarity": similarity, "equal_error_rate": True, "precisions": (0.5, 0.9)}
+    options |= {"group_size": 2 if classes > 3 else None, "false_match_rates": (0.01,)}
+    arguments: list[Any] = [*side(items)]
+    if chance.random() < 0.4:
+        arguments += side(chance.choice((1, 30, 257)))
+        if chance.random() < 0.5:
+            options |= {"query_ids": torch.arange(items), "gallery_ids": torch.arange(len(arguments[2]))}
+    if chance.random() < 0.4:
+        options["query_groups"] = torch.randint(0, 5, (items,), generator=generator)
+        if len(arguments) > 2:
+            options["gallery_groups"] = torch.randint(0, 5, (len(arguments[2]),), generator=generator)
+    return arguments, options
+
+
+def bits(setting: Setting) -> str:
+    """Hold the road on the device against the CPU, on random sets."""
+    differ, refused, number = [], 0, SETS // 10 if setting.small else SETS
+    for seed in range(number):
+        arguments, options = random_case(seed)
+        try:
+            there = values(evaluate_retrieval(*arguments, **options))
+        except ValueError:
+            refused += 1
+            continue
+        here = values(setting.evaluate(*arguments, **options))
+        differ += [f"set {seed}: {name}" for name in there if here[name] != there[name]]
+    setting.out["bits"] = {"sets": number, "refused": refused, "differ": differ}
+    if differ:
+        raise RuntimeError(f"{len(differ)} values differ: {', '.join(differ[:10])}")
+    return (
+        f"{number - refused} random sets give the bits of the CPU ({refused} more are refused by both, without a match)"
+    )
+
+
+def items_of(number: int, dim: int, noise: float, device: str) -> tuple[Tensor, Tensor]:
+    """Return unit vectors around class centres, and labels; on the CPU."""
+    generator = torch.Generator(device).manual_seed(0)
+    labels = torch.arange(number) % max(2, number // PER_CLASS)
+    centres = torch.nn.functional.normalize(
+        torch.randn(int(labels.max()) + 1, dim, device=device, generator=generator), dim=1
+    )
+    rows = torch.empty(number, dim)
+    for some in torch.arange(number).split(100_000):
+        around = torch.randn(len(some), dim, device=device, generator=generator) * (noise / dim**0.5)
+        rows[some] = torch.nn.functional.normalize(centres[labels[some].to(device)] + around, dim=1).cpu()
+    return rows, labels
+
+
+def memory(setting: Setting) -> str:
+    """See how much of the device an evaluation takes under budgets."""
+    rows, labels = items_of(1_000 if setting.small else 30_000, 128, 1.5, setting.device)
+    found, too_much = {}, []
+    for budget in (64, 256, 1024):
+        if setting.small:
+            setting.evaluate(rows, labels, memory_mb=budget)
+            continue
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        report = setting.evaluate(rows, labels, device_memory_mb=budget)
+        found[budget] = round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
+        if found[budget] > 1.1 * budget and report.memory_note is None:
+            too_much.append(f"{found[budget]} of {budget} MB")
+    setting.out["memory"] = found
+    if too_much:
+        raise RuntimeError(f"More memory than device_memory_mb: {', '.join(too_much)}")
+    return ", ".join(f"{taken} of {budget} MB" for budget, taken in found.items()) or "a device is needed to measure it"
+
+
+class Encoder(LightningModule):
+    """A small module of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 16))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return embeddings."""
+        embeddings: Tensor = self.encoder(inputs)
+        return embeddings
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return a loss, embeddings and labels."""
+        embeddings = self(batch[0])
+        return {"loss": embeddings.square().mean(), "embeddings": embeddings, "labels": batch[1]}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Return embeddings and labels."""
+        return {"embeddings": self(batch[0]), "labels": batch[1]}
+
+    def configure_optimizers(self) -> Any:
+        """Return Adam."""
+        return torch.optim.Adam(self.parameters())
+
+
+def loader() -> DataLoader[Any]:
+    """Return some batches."""
+    labels = torch.arange(640) % 32
+    return DataLoader(TensorDataset(torch.randn(32, 32)[labels] + torch.randn(640, 32), labels), batch_size=64)
+
+
+def trained(setting: Setting, callbacks: list[Any], **options: Any) -> Trainer:
+    """Fit the small module."""
+    trainer = Trainer(
+        accelerator="cpu" if setting.small else "cuda", devices=1, max_epochs=1, logger=False, callbacks=callbacks,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **options,
+    )  # fmt: skip
+    trainer.fit(Encoder(), loader(), loader())
+    return trainer
+
+
+def training(setting: Setting) -> str:
+    """Train with both monitors in mixed precision."""
+    trainer = trained(setting, [RetrievalMonitor(), DiscriminantRatioMonitor()], precision="bf16-mixed")
+    logged = {name: float(trainer.callback_metrics[name]) for name in ("val/mAP", "train/J_epoch", "val/recall@1")
+              if name in trainer.callback_metrics}  # fmt: skip
+    setting.out["training"] = logged
+    if "val/mAP" not in logged:
+        raise RuntimeError(f"val/mAP was not logged, but {sorted(trainer.callback_metrics)}")
+    return ", ".join(f"{name} {value:.3f}" for name, value in logged.items())
+
+
+def stops(setting: Setting) -> str:
+    """Count what waits for the device in training steps, with J of every batch and without."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [] if setting.small else [torch.profiler.ProfilerActivity.CUDA]
+    found = {}
+    for name, callbacks in (("without", []), ("with J", [DiscriminantRatioMonitor()])):
+        trained(setting, list(callbacks), limit_train_batches=1, limit_val_batches=0)  # warmed up
+        with torch.profiler.profile(activities=activities) as profile:
+            trained(setting, list(callbacks), limit_val_batches=0, num_sanity_val_steps=0)
+        counted = Counter(event.name for event in profile.events())
+        found[name] = sum(counted[stop] for stop in STOPS)
+    setting.out["stops"] = found
+    more = found["with J"] - found["without"]
+    if more >= 10 and not setting.small:  # ten steps; the epoch's own value may be read once
+        raise RuntimeError(f"{more} more synchronisations in ten steps with J than without")
+    return f"{found['with J']} in ten steps with J, {found['without']} without"
+
+
+@contextmanager
+def group(backend: str) -> Any:
+    """Make this process a group of its own."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.SystemRandom().randint(20_000, 60_000))}
+    torch.distributed.init_process_group(backend, rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def collectives(setting: Setting) -> str:
+    """Evaluate in a group of NCCL, with one of gloo beside it for what lies on the CPU."""
+    rows, labels = items_of(500, 16, 2.0, "cpu")
+    alone = values(evaluate_retrieval(rows, labels))
+    with group("gloo" if setting.small else "nccl"):
+        together = values(setting.evaluate(rows, labels, processes=TorchProcesses(cpu_group())))
+    if together != alone:
+        raise RuntimeError(f"Other values: {[name for name in alone if alone[name] != together[name]]}")
+    return "the report of one process without a group"
+
+
+def product_seconds(setting: Setting, rows: Tensor, kind: str) -> float:
+    """Return the time of the bare product of all pairs, from a sample of its tiles."""
+    dtype = torch.bfloat16 if kind == "half" else torch.float32
+    there, size = rows.to(setting.device, dtype), min(len(rows), 8192)
+    torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
+    out = torch.empty(size, size, device=setting.device, dtype=dtype)
+    torch.mm(there[:size], there[:size].T, out=out)
+    taken = min(setting.seconds(lambda: torch.mm(there[:size], there[-size:].T, out=out)) for _ in range(5))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return taken * (len(rows) / size) ** 2
+
+
+def topk_seconds(setting: Setting, rows: Tensor) -> float:
+    """Return the time of the R nearest of each row, by hand: truncated, and no other metric."""
+    there = rows.to(setting.device)
+    step = max(1, min(4096, 2**28 // len(rows)))
+    some = [slice(start, start + step) for start in range(0, len(rows), step)]
+    tried = some[: max(1, min(len(some), 20))]
+
+    def work() -> None:
+        for part in tried:
+            torch.topk(there[part] @ there.T, min(PER_CLASS, len(rows)), dim=1)
+
+    work()
+    return setting.seconds(work) * len(some) / len(tried)
+
+
+def faiss_seconds(setting: Setting, rows: Tensor) -> float | None:
+    """Return the time of FAISS on the GPU for the same, None where it is not installed."""
+    if setting.small or importlib.util.find_spec("faiss") is None:
+        return None
+    faiss: Any = importlib.import_module("faiss")
+    if not hasattr(faiss, "StandardGpuResources"):
+        return None
+    index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, faiss.IndexFlatIP(rows.shape[1]))
+    index.add(rows.numpy())
+    return setting.seconds(lambda: index.search(rows.numpy(), PER_CLASS))
+
+
+def times(setting: Setting) -> str:
+    """Time evaluations in multiples of the bare product."""
+    setting.out["times"] = table = []
+    lines = []
+    for dim, difficulty in ((512, "well-trained"), (512, "hard"), (128, "well-trained")):
+        last: tuple[int, float] | None = None
+        for number in SIZES[setting.device]:
+            if last is not None and last[1] * (number / last[0]) ** 2 > MOST_SECONDS:
+                lines.append(
+                    f"N = {number:,}, d = {dim}, {difficulty}: left out, it would take more than {MOST_SECONDS:.0f} s"
+                )
+                continue
+            rows, labels = items_of(number, dim, NOISE[difficulty], setting.device)
+            if last is None:
+                setting.evaluate(rows, labels)  # warmed up
+            taken = setting.seconds(lambda rows=rows, labels=labels: setting.evaluate(rows, labels))  # type: ignore[misc]
+            last = number, taken
+            row: dict[str, Any] = {"items": number, "dim": dim, "difficulty": difficulty, "seconds": taken}
+            row |= {kind: taken / product_seconds(setting, rows, kind) for kind in ("float32", "tf32", "half")}
+            row |= {"topk": topk_seconds(setting, rows), "faiss": faiss_seconds(setting, rows)}
+            table.append(row)
+            products = ", ".join(f"{row[kind]:.2f} x {kind}" for kind in ("float32", "tf32", "half"))
+            faiss = "" if row["faiss"] is None else f", FAISS {row['faiss']:.2f} s"
+            lines.append(
+                f"N = {number:,}, d = {dim}, {difficulty}: {taken:.2f} s, {products}; topk {row['topk']:.2f} s{faiss}"
+            )
+    return "\n".join(lines)
+
+
+CHECKS: dict[str, Callable[[Setting], str]] = {
+    "versions": versions,
+    "tests": tests,
+    "the bits of the CPU": bits,
+    "memory": memory,
+    "a training": training,
+    "no waiting in a step": stops,
+    "NCCL": collectives,
+    "times": times,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run all parts; return 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--output", type=Path, default=Path("gpu_check.json"), help="where the JSON is written")
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("PyTorch finds no CUDA device here. `--device cpu` tries the check on small sizes.")
+    warnings.simplefilter("ignore")
+    setting, failed = Setting(options.device, {}), {}
+    for name, check in CHECKS.items():
+        started = time.perf_counter()
+        try:
+            said = check(setting)
+        except Exception as error:  # the other parts are worth their minutes
+            said = f"FAILED: {type(error).__name__}: {error}".strip()
+            failed[name] = traceback.format_exc()
+        print(f"{name} ({time.perf_counter() - started:.0f} s)\n    " + said.replace("\n", "\n    "), flush=True)
+        setting.out["failed"] = failed
+        options.output.write_text(json.dumps(setting.out, indent=1) + "\n")
+    print(f"{len(failed)} of {len(CHECKS)} parts failed. {options.output}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
