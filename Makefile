@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint
 SAMPLE ?= 300
 SEED ?= 0
 
-.PHONY: demo test test-all check format docs notebook bench figures mutants lock clean
+.PHONY: demo test test-all check format docs notebook bench gpu figures mutants lock clean
 .NOTPARALLEL: # two installations into one environment
 
 demo: $(VENV)/.for-demo
@@ -46,6 +46,10 @@ bench: $(VENV)/.for-bench
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/episodes.py
 	$(BIN)/python benchmarks/retrieval.py --rows floor ours argsort
+
+# on a machine with CUDA, in under ten minutes: the device gives the bits of the CPU, and its times; writes gpu_check.json
+gpu: $(VENV)/.for-test
+	$(BIN)/python tools/gpu_check.py
 
 # every figure of the documentation, from docs/figures/data; --measure repeats the trainings behind them
 figures: $(VENV)/.for-test

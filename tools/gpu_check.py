@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import logging
 import os
 import platform
 import random
@@ -47,8 +48,8 @@ MOST_SECONDS = 150.0
 """For one time: where the next size would take longer, by the square of the items, it is left out and said."""
 APART = {"seconds", "memory_note", "curve", "pair_counts", "auc_pr", "passes"}
 """Fields of a report that are no exact values: times, and what lies at scores that a sample chose."""
-STOPS = ("aten::_local_scalar_dense", "cudaStreamSynchronize", "cudaDeviceSynchronize")
-"""What waits for a device, by its name in a profile."""
+STOPS = {"cuda": ("cudaStreamSynchronize", "cudaDeviceSynchronize"), "cpu": ("aten::_local_scalar_dense",)}
+"""What waits for a device, by its name in a profile; on the CPU what would wait if its tensors were on a device."""
 
 
 @dataclass
@@ -254,7 +255,7 @@ def trained(setting: Setting, callbacks: list[Any], **options: Any) -> Trainer:
 def training(setting: Setting) -> str:
     """Train with both monitors in mixed precision."""
     trainer = trained(setting, [RetrievalMonitor(), DiscriminantRatioMonitor()], precision="bf16-mixed")
-    logged = {name: float(trainer.callback_metrics[name]) for name in ("val/mAP", "train/J_epoch", "val/recall@1")
+    logged = {name: float(trainer.callback_metrics[name]) for name in ("val/mAP", "train/J", "val/recall@1")
               if name in trainer.callback_metrics}  # fmt: skip
     setting.out["training"] = logged
     if "val/mAP" not in logged:
@@ -272,7 +273,7 @@ def stops(setting: Setting) -> str:
         with torch.profiler.profile(activities=activities) as profile:
             trained(setting, list(callbacks), limit_val_batches=0, num_sanity_val_steps=0)
         counted = Counter(event.name for event in profile.events())
-        found[name] = sum(counted[stop] for stop in STOPS)
+        found[name] = sum(counted[stop] for stop in STOPS[setting.device])
     setting.out["stops"] = found
     more = found["with J"] - found["without"]
     if more >= 10 and not setting.small:  # ten steps; the epoch's own value may be read once
@@ -391,6 +392,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch finds no CUDA device here. `--device cpu` tries the check on small sizes.")
     warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     setting, failed = Setting(options.device, {}), {}
     for name, check in CHECKS.items():
         started = time.perf_counter()

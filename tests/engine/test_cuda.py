@@ -1,0 +1,27 @@
+"""On a device the bits are those of the CPU; these tests run where there is one."""
+
+import pytest
+import torch
+
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from tests.engine.cases import KINDS, SIMILARITIES, pooled_case, report
+from tests.reports import assert_same
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_report_is_that_of_the_cpu(kind, similarity):
+    case = pooled_case(kind, similarity)
+    assert_same(report(case), report(case, device="cuda"))
+
+
+def test_embeddings_on_the_device_are_taken_as_they_are():
+    embeddings, labels = torch.randn(300, 16), torch.arange(300) % 30
+    assert_same(
+        evaluate_retrieval(embeddings, labels), evaluate_retrieval(embeddings.cuda(), labels.cuda(), device="cuda")
+    )
