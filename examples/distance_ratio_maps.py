@@ -9,6 +9,7 @@ It draws the probability of the red class over the plane (distance_ratio_maps_pl
 import argparse
 import io
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,9 @@ def draw_maps(folder: Path) -> dict[str, dict[str, list[list[float]]]]:
 def _draw_field(place: Axes, x: Tensor, y: Tensor, red: Tensor, lines: Sequence[float] = (0.25, 0.5, 0.75)) -> Any:
     place.grid(visible=False)
     shown = place.contourf(x, y, red, levels=LEVELS, cmap=FIELD, antialiased=False)
-    shown.set_rasterized(True)  # thousands of corners otherwise, in an SVG
+    with warnings.catch_warnings():  # older versions of matplotlib cannot, and say so
+        warnings.filterwarnings("ignore", "Rasterization of")
+        shown.set_rasterized(True)  # thousands of corners otherwise, in an SVG
     place.contour(
         x, y, red, levels=lines, colors=["white" if level < 0.5 else BLACK for level in lines], linewidths=0.6
     )
