@@ -183,8 +183,7 @@ class Evaluation:
             return np.empty(0)
         room, processes = self.layout.knots, self.vectors.processes
         (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
-        thin = max(1, math.ceil(total / room))
-        chosen = [part[:: max(1, thin // each)].copy() for part, each in self.parts()]
+        chosen = [part[:: max(1, math.ceil(total / room / each))].copy() for part, each in self.parts()]
         if len(chosen) == 1 and processes.count == 1:
             return _distinct(chosen[0])
         return _distinct(np.sort(processes.joined(np.concatenate(chosen))))

@@ -102,7 +102,10 @@ def test_the_negative_of_some_rank_is_found(kind, similarity, road):
     total, rng = len(negatives), np.random.default_rng(0)
     with evaluated(case, PooledRequest((0.3,)), **road) as (done, _):
         for rank in (1, 2, 9, total // 2, total - 1, total, *rng.integers(1, total, 4).tolist()):
+            passes = done.negatives.passes
             assert done.negatives.locate(rank) == negatives[rank - 1]
+            # each time 2**13 scores are tried: 2**63 numbers take five times, of which each has three passes at most
+            assert done.negatives.passes - passes <= 15
 
 
 @pytest.mark.parametrize("batch", [None, 30])
@@ -134,6 +137,18 @@ def test_more_relevant_scores_are_opened_between_those_that_are_held(kind, room,
             assert inside.all()
             assert len(held.scores) - len(fewer.scores) <= room + cells.sum()
         assert room < 10**6 or not held.between[::2].any()
+
+
+def test_a_score_between_two_is_found_by_halving():
+    scores = np.linspace(0.0, 1.0, 1000)
+    for sought in (1, 700, 998):
+        held = Positives.at(scores[[0, -1]], [(scores, 1)])
+        for _ in range(10):
+            cells = np.arange(len(held.scores) + 1) == np.searchsorted(held.scores, scores[sought])
+            held = held.opened(cells, lambda: [(scores, 1)], 1)
+            if scores[sought] in held.scores:
+                break
+        assert scores[sought] in held.scores
 
 
 def test_scores_that_no_relevant_pair_has_are_left_out():
