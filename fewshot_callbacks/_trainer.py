@@ -80,8 +80,11 @@ def random_states_kept() -> Iterator[None]:
             failure = error
     if mps is not None:
         torch.mps.set_rng_state(mps)
-    if failure is not None:
-        raise failure
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # it knows this frame: both would live until garbage is collected
 
 
 @contextmanager

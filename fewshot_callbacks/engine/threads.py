@@ -70,8 +70,11 @@ def work_off(
             errors.append(error)
     for helper, _ in begun:
         helper.join()
-    if errors:
-        raise errors[0]
+    try:
+        if errors:
+            raise errors[0]
+    finally:
+        errors.clear()  # an error knows this frame: if that knew the error, both would live until garbage is collected
     return spaces
 
 

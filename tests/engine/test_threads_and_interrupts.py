@@ -1,5 +1,6 @@
 """Threads do each task once, errors and interrupts stop them, and the settings of torch are what they were."""
 
+import gc
 import json
 import os
 import signal
@@ -7,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
+import weakref
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,33 @@ def test_every_task_is_done_once_and_each_thread_has_a_space(threads, tasks):
     assert max(map(len, spaces)) <= 1  # a space serves one thread
     assert set(callers) <= {threading.current_thread()}
     assert threads > 1 or len(callers) == tasks
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_error_leaves_nothing_behind(threads):
+    """What it holds on its way, a group of processes for instance, is free with it, not when garbage is collected."""
+
+    class Held:
+        pass
+
+    def evaluate():
+        held = Held()
+        held_by.append(weakref.ref(held))
+
+        def work(number, space):
+            raise ArithmeticError("no more numbers")
+
+        work_off(range(9), work, threads, lambda: held)
+
+    held_by: list[weakref.ref[Held]] = []
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(ArithmeticError):
+            evaluate()
+        assert held_by[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
