@@ -15,8 +15,8 @@ import time
 import torch
 from numba.core.event import Event, Listener, register
 
+# Seconds of compiling, together, after which it is said.
 AFTER = 2.0
-"""Seconds of compiling, together, after which it is said."""
 WORDS = "Compiling kernels of fewshot_callbacks: about half a minute on two cores, and kept for later runs."
 
 

@@ -15,10 +15,10 @@ from PIL import Image
 
 from fewshot_callbacks._terminal import printable
 
+# Those of torchvision's ImageFolder.
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Those of torchvision's ImageFolder."""
+# What Pillow may read, whatever a file is called: of its other readers some are old, and one starts a program.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
-"""What Pillow may read, whatever a file is called: of its other readers some are old, and one starts a program."""
 _NAMED_AT_MOST = 5
 _BITS_PER_SAMPLE = 258  # the tag of a TIFF
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
+# Embeddings and overrides of direction, which reach beyond the name: an override turns the numbers after it round.
 _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e")
-"""Embeddings and overrides of direction, which reach beyond the name: an override turns the numbers after it round."""
 
 
 def printable(words: object) -> str:

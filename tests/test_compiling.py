@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fewshot_callbacks._compiling import WORDS
+from fewshot_callbacks.engine import compiled
 
 SOON = "from fewshot_callbacks import _compiling; _compiling.AFTER = 0.0"  # a machine may need less than two seconds
 MEASURE = """
@@ -54,3 +55,22 @@ def test_compiling_is_said_once_and_a_warm_cache_is_silent(tmp_path):
 def test_other_processes_are_silent(code, variables, tmp_path):
     assert WORDS not in said(tmp_path, code, **variables)
     assert list(tmp_path.rglob("*.nbi"))  # it did compile
+
+
+def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path):
+    """Numba looks at the file of the loop alone, and would go on with what it has compiled into it from another file."""
+    folder = tmp_path / "some_engine"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "compiled.py").write_text(Path(compiled.__file__).read_text())
+    (folder / "calling.py").write_text(
+        "from some_engine.called import number\nfrom some_engine.compiled import kernel\n\n\n"
+        "@kernel\ndef twice():\n    return 2 * number()\n"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": str(tmp_path)}
+    for number in (1, 20):
+        source = f"from some_engine.compiled import kernel\n\n\n@kernel\ndef number():\n    return {number}\n"
+        (folder / "called.py").write_text(source)
+        command = [sys.executable, "-c", "from some_engine.calling import twice; print(twice())"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tmp_path)
+        assert int(done.stdout) == 2 * number

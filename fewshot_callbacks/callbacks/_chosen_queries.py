@@ -15,14 +15,14 @@ from torch import Tensor
 class QueryResults:
     """How well each query was answered, and which of them may be shown."""
 
+    # place of each among all queries of the set
     places: Int[np.ndarray, "queries"]
-    """place of each among all queries of the set"""
+    # NaN for a query without a relevant item
     average_precision: Float[np.ndarray, "queries"]
-    """NaN for a query without a relevant item"""
+    # of the first relevant item; the mean over the orders of items that tie
     reciprocal_rank: Float[np.ndarray, "queries"]
-    """of the first relevant item; the mean over the orders of items that tie"""
+    # the order in which queries are drawn
     hashes: UInt64[np.ndarray, "queries"]
-    """the order in which queries are drawn"""
 
     @classmethod
     def of(

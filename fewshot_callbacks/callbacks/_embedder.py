@@ -16,13 +16,13 @@ from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, f
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import Similarity
 
+# How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need
+# be with a path in its output (`"encoder:pooler_output"`), or a function of (module, batch) that returns embeddings, or
+# (embeddings, labels).
 Embed = str | Callable[[LightningModule, Any], Tensor | tuple[Tensor, Any]]
-"""How a batch becomes embeddings outside a step: the name of a submodule that is called with the batch's inputs, if need be
-with a path in its output (`"encoder:pooler_output"`), or a function of (module, batch) that returns embeddings, or
-(embeddings, labels)."""
 
+# Two embeddings of one item further apart than this, relative to their length, were not made in the same way.
 MOVED = 0.01
-"""Two embeddings of one item further apart than this, relative to their length, were not made in the same way."""
 
 
 class Embedder:

@@ -16,8 +16,8 @@ from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSou
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.functional._labels import Labels
 
+# Name of the step of each stage.
 STEPS = {"val": "validation_step", "test": "test_step"}
-"""Name of the step of each stage."""
 
 
 class EvaluationMonitor(Callback, ABC):

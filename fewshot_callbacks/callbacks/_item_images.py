@@ -18,15 +18,15 @@ from fewshot_callbacks.callbacks.embeddings import describe
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.plots.pictures import Scale, to_picture
 
+# A function of (data set, index) that returns an image, or a text.
 Images = Callable[[Any, int], Any]
-"""A function of (data set, index) that returns an image, or a text."""
 
+# Entries of a mapping that hold what is shown of an item.
 KEYS = ("image", "images", "img", "pixel_values", "text")
-"""Entries of a mapping that hold what is shown of an item."""
 
 MOST_KEPT = 1000
+# Pixels of the longer side of an image that is kept; a panel shows 70 to 130.
 KEPT_SIDE = 128
-"""Pixels of the longer side of an image that is kept; a panel shows 70 to 130."""
 
 
 def mixed(seed: int, positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:

@@ -23,12 +23,12 @@ from torch import Tensor
 from fewshot_callbacks._trainer import random_states_kept
 from fewshot_callbacks.callbacks._failures import FailurePolicy
 
+# A figure, or what draws it when it is needed.
 Drawing = Figure | Callable[[], Figure]
-"""A figure, or what draws it when it is needed."""
 
+# Side of the picture that holds all thumbnails. TensorBoard's projector takes 8192, for which torch's writer needs
+# 64-bit floats of 1.6 GB; these are 0.4 GB.
 SPRITE_PIXELS = 4096
-"""Side of the picture that holds all thumbnails. TensorBoard's projector takes 8192, for which torch's writer needs 64-bit
-floats of 1.6 GB; these are 0.4 GB."""
 
 
 def log_figures(
@@ -184,6 +184,7 @@ def _litlogger(logger: Any, name: str, image: Image.Image, step: int) -> None:
     logger.experiment[name].append(LitImage(image), step=step)
 
 
+# Logger of `lightning.pytorch.loggers` -> how it takes a picture. No package is imported before its logger is in use.
 ADAPTERS: dict[str, Callable[[Any, str, Image.Image, int], None]] = {
     "TensorBoardLogger": _tensorboard,
     "WandbLogger": _wandb,
@@ -191,7 +192,6 @@ ADAPTERS: dict[str, Callable[[Any, str, Image.Image, int], None]] = {
     "CometLogger": _comet,
     "LitLogger": _litlogger,
 }
-"""Logger of `lightning.pytorch.loggers` -> how it takes a picture. No package is imported before its logger is in use."""
 
 # ------------------------------------------------------------------------------------------------------ private helpers
 

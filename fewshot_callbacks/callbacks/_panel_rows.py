@@ -15,25 +15,25 @@ from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.functional.neighbours import Neighbours
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow
 
+# A function of the position of an item in its loader and of its label.
 Shown = Callable[[int, Label], Item]
-"""A function of the position of an item in its loader and of its label."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
     """What was retrieved for some queries, the same in every process."""
 
+    # place of each query among all
     places: list[int]
-    """place of each query among all"""
     found: Neighbours
+    # place of a query -> its label
     query_labels: dict[int, Label]
-    """place of a query -> its label"""
+    # place of a neighbour -> its label
     gallery_labels: dict[int, Label]
-    """place of a neighbour -> its label"""
+    # index of each query of the set in its loader
     query_positions: Int[Tensor, "queries"]
-    """index of each query of the set in its loader"""
+    # index of each gallery item in its loader
     gallery_positions: Int[Tensor, "gallery"]
-    """index of each gallery item in its loader"""
 
     @classmethod
     def of(cls, evaluated: EvaluatedSet, places: Sequence[int], k: int, processes: Processes) -> Answers:

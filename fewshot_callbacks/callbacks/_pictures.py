@@ -18,8 +18,8 @@ from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object, process_count
 
+# label -> the name of its class, or the names by number
 Names = Mapping[Any, str] | Sequence[str]
-"""label -> the name of its class, or the names by number"""
 
 SHARE_KEY = "pictures/share_of_time"
 

@@ -10,8 +10,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from tqdm.auto import tqdm
 
+# An evaluation that is shorter than this shows no progress bar.
 QUIET_SECONDS = 1.0
-"""An evaluation that is shorter than this shows no progress bar."""
 
 
 @contextmanager

@@ -14,8 +14,8 @@ from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.neighbours import Neighbours, merged, nearest
 
+# A label as it was given, or the columns of an item's multi-label targets.
 Label: TypeAlias = int | str | tuple[int, ...]
-"""A label as it was given, or the columns of an item's multi-label targets."""
 
 
 def positions_of(items: ItemSet, processes: Processes) -> Int[Tensor, "items"]:

@@ -17,11 +17,11 @@ from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.functional.retrieval import Gain, RankOptions, RetrievalSettings, multilabel_metrics
 from fewshot_callbacks.metrics.embedding_store import Shard, in_order
 
+# The settings that `evaluate_multilabel` has, too.
 ARGUMENTS = tuple(get_type_hints(RankOptions))
-"""The settings that `evaluate_multilabel` has, too."""
 
+# Values, besides the default, that request nothing.
 LEFT_OUT: dict[str, tuple[Any, ...]] = {"precisions": ((),), "group_size": (None,)}
-"""Values, besides the default, that request nothing."""
 
 
 class TargetBook:

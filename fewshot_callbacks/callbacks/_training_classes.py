@@ -30,11 +30,11 @@ class Table(Protocol):
     def __getitem__(self, key: Any, /) -> Any: ...
 
 
+# A data set, a loader of one, or a function of the Trainer that returns either.
 TrainingData = Dataset[Any] | DataLoader[Any] | Table | Callable[[Trainer], Any]
-"""A data set, a loader of one, or a function of the Trainer that returns either."""
 
+# Names under which a table keeps the label of each row.
 LABEL_COLUMNS = ("label", "labels", "target", "targets")
-"""Names under which a table keeps the label of each row."""
 
 
 class TrainingClasses:

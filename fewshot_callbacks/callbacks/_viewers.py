@@ -18,25 +18,25 @@ class ItemSet:
     """Queries or gallery items, of which this process holds a part."""
 
     shard: Shard
+    # index of the loader that they came from
     loader: int
-    """index of the loader that they came from"""
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedSet:
     """A set that was just evaluated; its embeddings are dropped once every viewer has seen it."""
 
+    # the same in every process
     report: RetrievalReport | MultilabelReport
-    """the same in every process"""
+    # first part of the keys of its metrics
     prefix: str
-    """first part of the keys of its metrics"""
+    # end of these keys; empty for a single set
     suffix: str
-    """end of these keys; empty for a single set"""
     queries: ItemSet
+    # None where each item is a query against all others
     gallery: ItemSet | None
-    """None where each item is a query against all others"""
+    # what the labels of this process's items stand for, if they are multi-label targets
     targets: TargetBook | None
-    """what the labels of this process's items stand for, if they are multi-label targets"""
 
     @property
     def searched(self) -> ItemSet:

@@ -7,9 +7,9 @@ from difflib import get_close_matches
 
 from lightning.pytorch import Trainer
 
+# Similarity of two names from which one may be a misspelling of the other: `grouped_recall` of `grouped_recall@1`, but
+# none of `loss`, `acc` and `auc`.
 NEAR = 0.7
-"""Similarity of two names from which one may be a misspelling of the other: `grouped_recall` of `grouped_recall@1`, but
-none of `loss`, `acc` and `auc`."""
 
 
 def watched(trainer: Trainer) -> dict[str, str]:

@@ -20,8 +20,8 @@ from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, C
 from fewshot_callbacks.functional.variance_ratio import batch_ratios, variance_ratio_of_set
 from fewshot_callbacks.metrics._words import refuse_another_form
 
+# Ends of the keys of the variance ratio of a set: its value and the ends of its interval.
 VARIANCE_RATIO_ENDS = ("", "_low", "_high")
-"""Ends of the keys of the variance ratio of a set: its value and the ends of its interval."""
 
 
 class DiscriminantRatioMonitor(EvaluationMonitor):

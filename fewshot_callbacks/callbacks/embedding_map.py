@@ -23,8 +23,8 @@ from fewshot_callbacks.plots.embedding_map import MOST_CLASSES, embedding_map
 from fewshot_callbacks.plots.pictures import Scale
 from fewshot_callbacks.plots.projection import Method, Projection, project
 
+# Pixels of the side of a picture in TensorBoard's projector.
 THUMBNAIL = 32
-"""Pixels of the side of a picture in TensorBoard's projector."""
 
 
 class EmbeddingMap(PictureCallback):

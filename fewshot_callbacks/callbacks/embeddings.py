@@ -35,6 +35,7 @@ COMPILED = (
     "step, or call torch.compiler.reset() before the run."
 )
 
+# The fix for embeddings of each number of dimensions other than two.
 SHAPE_FIXES = {
     1: "Has a squeeze() dropped a dimension? For items of one number each: embeddings[:, None].",
     2: "Pass embeddings.float().",
@@ -42,7 +43,6 @@ SHAPE_FIXES = {
     4: "This is a feature map: name the pooling layer that follows it, such as source='backbone.avgpool', or pool it with "
     "embeddings.mean(dim=(2, 3)); or flatten it: embeddings.flatten(1).",
 }
-"""The fix for embeddings of each number of dimensions other than two."""
 
 _HOOKS_IGNORED: ContextVar[bool] = ContextVar("hooks_ignored", default=False)
 

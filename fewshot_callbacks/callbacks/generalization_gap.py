@@ -31,8 +31,8 @@ from fewshot_callbacks.functional.retrieval import (
 )
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 
+# Where the numbers of items of a class differ by more than this factor, recall cannot be compared.
 UNEVEN = 1.5
-"""Where the numbers of items of a class differ by more than this factor, recall cannot be compared."""
 
 
 @shows_settings(SearchOptions)

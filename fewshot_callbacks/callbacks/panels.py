@@ -22,8 +22,8 @@ from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.plots.panels import Item, retrieval_panels
 from fewshot_callbacks.plots.pictures import Scale
 
+# Queries with an irrelevant first neighbour among which the most confident mistakes are found, at most.
 SEARCHED = 2000
-"""Queries with an irrelevant first neighbour among which the most confident mistakes are found, at most."""
 
 
 class RetrievalPanels(PictureCallback):

@@ -52,8 +52,8 @@ from fewshot_callbacks.functional.retrieval import (
 from fewshot_callbacks.functional.retrieval.settings import UnknownSettingError
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
+# Name of the number of queries without a match, which is logged beside the metrics.
 UNMATCHED = "queries_without_match"
-"""Name of the number of queries without a match, which is logged beside the metrics."""
 
 
 @shows_settings()

@@ -38,8 +38,8 @@ FIGURES = (
     "weakest_classes",
     "confused_classes",
 )
+# Queries, at most, whose first neighbours tell which classes are confused.
 ASKED = 1000
-"""Queries, at most, whose first neighbours tell which classes are confused."""
 
 
 class ScorePlots(PictureCallback):

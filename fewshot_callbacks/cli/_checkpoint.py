@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fewshot_callbacks.cli.compare import best_checkpoint
 
+# `--ckpt_path none` evaluates the initial weights.
 UNTRAINED = "none"
-"""`--ckpt_path none` evaluates the initial weights."""
 WORDS_OF_LIGHTNING = ("best", "last", "hpc", "registry")
 
 

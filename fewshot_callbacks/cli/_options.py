@@ -62,11 +62,11 @@ def _none_or(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda word: None if word is None or str(word).lower() in ("none", "null") else parse(word)
 
 
+# 5, 1e6, 1_000_000 or 1,000,000
 WHOLE = Parsed("number", _whole)
-"""5, 1e6, 1_000_000 or 1,000,000"""
 WHOLE_OR_NONE = Parsed("number or none", _none_or(_whole))
+# With inf, which jsonargparse does not read as a float.
 NUMBER_OR_NONE = Parsed("number or none", _none_or(_number))
-"""With inf, which jsonargparse does not read as a float."""
 WHOLE_LIST = Parsed("numbers with commas between them", lambda words: [_whole(word) for word in split(words)])
 NUMBER_LIST = Parsed("numbers with commas between them", lambda words: [_number(word) for word in split(words)])
 

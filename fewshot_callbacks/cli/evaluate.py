@@ -61,11 +61,11 @@ MEANINGS_AT_K = {
     "precision": "share of relevant items among the first {k}",
     "ndcg": "discounted gain of the first {k}, over the best possible",
 }
+# The arrays that commands read.
 PER_ITEM = (
     *("embeddings", "labels", "query_ids", "query_groups", "paths", "label_names"),
     *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
 )
-"""The arrays that commands read."""
 DIVISORS = {"min": "min(R, k)", "relevant": "R", "found": "the relevant items found"}
 
 
@@ -121,6 +121,7 @@ def divisors(words: object) -> tuple[Any, ...]:
 
 AP_LIST = Parsed("k or k:divisor with commas between them", divisors)
 OPTIONS = get_type_hints(RetrievalOptions)
+# Type of a setting -> how a word of the command line is read.
 AS_PEOPLE_WRITE = {
     OPTIONS["recall_k"]: WHOLE_LIST,
     OPTIONS["precisions"]: NUMBER_LIST,
@@ -132,7 +133,6 @@ AS_PEOPLE_WRITE = {
     OPTIONS["group_seed"]: WHOLE,
     OPTIONS["memory_mb"]: NUMBER_OR_NONE,
 }
-"""Type of a setting -> how a word of the command line is read."""
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -24,8 +24,8 @@ from fewshot_callbacks.cli.main import Terminated
 from fewshot_callbacks.data import FewShotDataModule
 from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 
+# The monitors, the checkpoint of the best mAP, and TensorBoard logs in `runs/`.
 DEFAULTS = Path(__file__).with_name("defaults.yaml")
-"""The monitors, the checkpoint of the best mAP, and TensorBoard logs in `runs/`."""
 
 
 class FewshotParser(OneLineErrors, LightningArgumentParser):

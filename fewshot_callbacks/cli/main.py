@@ -25,12 +25,12 @@ COMMANDS = {
     "validate": "evaluate a checkpoint of fit on the validation classes",
     "test": "evaluate a checkpoint of fit on the test classes",
 }
+# The packages whose versions a bug report should name.
 COMPUTES_WITH = ("torch", "torchvision", "lightning", "torchmetrics", "numpy", "numba", "jsonargparse")
-"""The packages whose versions a bug report should name."""
+# The environment variable that brings back the traceback of an error.
 DEBUG = "FEWSHOT_DEBUG"
-"""The environment variable that brings back the traceback of an error."""
+# The exit statuses of a shell for a command that a signal has ended: 128 plus SIGINT, SIGPIPE and SIGTERM.
 INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143
-"""The exit statuses of a shell for a command that a signal has ended: 128 plus SIGINT, SIGPIPE and SIGTERM."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -17,8 +17,8 @@ from fewshot_callbacks.cli._options import NUMBER_OR_NONE, WHOLE, WHOLE_OR_NONE,
 from fewshot_callbacks.functional.retrieval import EvaluationPlan, plan_evaluation
 from fewshot_callbacks.functional.retrieval.cost import EmbeddingType
 
+# What an evaluation of one set takes, in matrix products of all pairs: benchmarks/README.md.
 USUAL_RATIOS = (0.4, 2.0)
-"""What an evaluation of one set takes, in matrix products of all pairs: benchmarks/README.md."""
 
 
 def parser() -> ArgumentParser:

@@ -21,6 +21,7 @@ Drawings = dict[str, UInt8[np.ndarray, "size size"]]  # of one face, by characte
 
 VERSION = 1  # of the drawing: raise it with every change that moves a pixel or a class
 
+# The text faces among matplotlib's fonts; its display, size-variant and private-use fonts are not text.
 FACES = (
     "DejaVuSans",
     "DejaVuSans-Bold",
@@ -39,14 +40,13 @@ FACES = (
     "STIXGeneralItalic",
     "STIXGeneralBolIta",
 )
-"""The text faces among matplotlib's fonts; its display, size-variant and private-use fonts are not text."""
 
 FACE_FAMILIES = ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono", "STIX General")
+# Of the faces: each family in each style; DejaVu calls its slanted sans faces oblique.
 FACE_STYLES = ("regular", "bold", "italic", "bold italic")
-"""Of the faces: each family in each style; DejaVu calls its slanted sans faces oblique."""
 
+# In the order in which look-alikes are settled: the first script keeps the drawing.
 SCRIPTS = ("Latin", "symbols", "Greek", "Cyrillic", "Armenian", "Georgian")
-"""In the order in which look-alikes are settled: the first script keeps the drawing."""
 
 SUPERSAMPLING = 4  # glyphs are centred to a quarter of a pixel
 EM = 0.75  # of the image: an average letter is a little over half as high as the image

@@ -27,12 +27,12 @@ from fewshot_callbacks.data._glyph_drawing import (
 )
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 
+# The scripts of each split.
 SCRIPTS_OF: dict[Split, tuple[str, ...]] = {
     "train": ("Latin", "symbols"),
     "val": ("Greek",),
     "test": ("Cyrillic", "Armenian", "Georgian"),
 }
-"""The scripts of each split."""
 
 
 class Glyphs(FewShotDataset):

@@ -37,8 +37,8 @@ class RemoteError(RuntimeError):
 @dataclass(frozen=True)
 class _Failure:
     words: str
+    # what the others raise
     kind: type[BaseException]
-    """what the others raise"""
 
     @classmethod
     def of(cls, error: BaseException) -> _Failure:

@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 # Weak references: a group that something still held after `destroy_process_group` would keep its threads until the
 # interpreter ends, where a thread that releases a tensor aborts the process.
+# The group of all processes -> the gloo group that was created for CPU tensors.
 _beside: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""The group of all processes -> the gloo group that was created for CPU tensors."""
+# A group -> its `TorchProcesses`: a single object as long as it is used, since it records which process has failed.
 _talking: WeakKeyDictionary[Any, ref[TorchProcesses]] = WeakKeyDictionary()
-"""A group -> its `TorchProcesses`: a single object as long as it is used, since it records which process has failed."""
 
 
 class TorchProcesses(Processes):

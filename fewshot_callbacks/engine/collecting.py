@@ -16,11 +16,11 @@ from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.tiles import Estimates, Tile
 from fewshot_callbacks.engine.vectors import Floats
 
+# Of the scores of relevant pairs: as fine as errors of float32 let them be, and 0.25 MB for each thread, which stay in
+# the cache of a core. What is not collected is known up to the pairs of a bin or two.
 HISTOGRAM_BINS = 2**15
-"""Of the scores of relevant pairs: as fine as errors of float32 let them be, and 0.25 MB for each thread, which stay in
-the cache of a core. What is not collected is known up to the pairs of a bin or two."""
+# A cut that every negative reaches, since no score is below -1, nor any estimate far from it; masked pairs do not.
 BELOW_ALL = -4.0
-"""A cut that every negative reaches, since no score is below -1, nor any estimate far from it; masked pairs do not."""
 
 
 class Bag(NamedTuple):
@@ -69,7 +69,7 @@ def _put(bag, i, j, number, estimate, pairs):
 
 
 @allocating
-def _collect(estimates, first_row, first_column, number, bag, pairs, run, bins_of):
+def _collect(estimates, first_row, first_column, number, bag, pairs, bins_of):
     """Collect the pairs of a tile; put all into the histogram where it is wanted.
 
     Args:
@@ -79,7 +79,6 @@ def _collect(estimates, first_row, first_column, number, bag, pairs, run, bins_o
         number: Of the first item of the part.
         bag: Of this thread.
         pairs: The vectors of the part.
-        run: (RUN,) to work in.
         bins_of: (RUN,) to work in.
     """
     height, width = estimates.shape
@@ -88,19 +87,21 @@ def _collect(estimates, first_row, first_column, number, bag, pairs, run, bins_o
     for r in range(height):
         for first in range(0, width, RUN):
             length, reaching = min(RUN, width - first), 0
-            for c in range(length):
-                run[c] = estimates[r, first + c]
+            row = estimates[r, first : first + length]
             if bins:
                 for c in range(length):
-                    bins_of[c] = bin_of(run[c], origin, scale, bins)
+                    bins_of[c] = bin_of(row[c], origin, scale, bins)
                 for c in range(length):
                     bag.histogram[np.uint32(bins_of[c])] += 1
             cut = estimates.dtype.type(bag.cut[0] - bag.error)
             for c in range(length):
-                reaching += run[c] >= cut
-            for c in range(length if reaching else 0):
-                if run[c] >= cut:
-                    _put(bag, first_row + r, first_column + first + c, number, run[c], pairs)
+                reaching += row[c] >= cut
+            c = 0
+            while reaching > 0:
+                if row[c] >= cut:
+                    _put(bag, first_row + r, first_column + first + c, number, row[c], pairs)
+                    reaching -= 1
+                c += 1
 
 
 @dataclass
@@ -134,10 +135,10 @@ class Collector:
         of_sum = 2.1 * (made.vectors.dim + 16) * 2.0**-53
         self.error = (of_sum if self.coarse else made.largest_error * MARGIN) + 2.0**-125
 
-    def space(self) -> tuple[Bag, tuple[NDArray[Any], NDArray[np.int32]]]:
+    def space(self) -> tuple[Bag, NDArray[np.int32]]:
         """Return the bag of one thread: one that was begun with other queries, if there is any."""
         if self._idle:
-            return self._idle.pop(), self._runs()
+            return self._idle.pop(), np.empty(RUN, np.int32)
         double = self.coarse or self.estimates.precision == "float64"
         dtype: Any = np.float64 if double else np.float32
         room, bins = max(2, self.capacity // self.estimates.threads), HISTOGRAM_BINS if self.bins else 0
@@ -148,22 +149,18 @@ class Collector:
         counts, scale = np.zeros(bins, np.int64), (HISTOGRAM_BINS - 3) / (high - low)
         bag = Bag(*pairs, cut, np.zeros(1, np.int64), self.top, error, counts, low, scale)
         self._bags.append(bag)
-        return bag, self._runs()
-
-    def _runs(self) -> tuple[NDArray[Any], NDArray[np.int32]]:
-        dtype = np.float64 if self.estimates.precision == "float64" else np.float32
-        return np.empty(RUN, dtype), np.empty(RUN, np.int32)
+        return bag, np.empty(RUN, np.int32)
 
     def go_on(self) -> Collector:
         """Look at more queries with the same bags."""
         self._idle = list(self._bags)
         return self
 
-    def see(self, tile: Tile, space: tuple[Bag, tuple[NDArray[Any], NDArray[np.int32]]]) -> None:
+    def see(self, tile: Tile, space: tuple[Bag, NDArray[np.int32]]) -> None:
         """Look at a tile."""
-        estimates, (bag, runs), pairs = tile.estimates, space, tile.part.vectors.pairs
+        estimates, (bag, bins_of), pairs = tile.estimates, space, tile.part.vectors.pairs
         if self.estimates.on is None:
-            _collect(estimates, tile.row, tile.column, tile.part.first, bag, pairs, *runs)
+            _collect(estimates, tile.row, tile.column, tile.part.first, bag, pairs, bins_of)
             return
         values, r, c = device.collect(estimates, float(bag.cut[0]) - bag.error, self.top + bag.error)
         for value, i, j in zip(values, r + tile.row, c + tile.column, strict=True):

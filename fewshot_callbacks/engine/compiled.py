@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 try:
@@ -29,12 +31,22 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
     def compiled(function: Callable[..., Any]) -> Any:
         try:
-            return numba.njit(**OPTIONS | options, cache=True)(function)
+            made = numba.njit(**OPTIONS | options, cache=True)(function)
+            with suppress(AttributeError):  # numba's own: without it a pull of one file may need the kept loops deleted
+                made._cache._cache_file._source_stamp = _stamp()
+            return made
         except RuntimeError:  # no folder can be written: neither beside the module, nor the user's, nor NUMBA_CACHE_DIR
             _warn_of_no_folder()
             return numba.njit(**OPTIONS | options)(function)
 
     return compiled
+
+
+@functools.cache
+def _stamp() -> tuple[tuple[str, int, int], ...]:
+    """Return what a kept loop has to be as new as: all files here, since numba looks at the one that calls the others."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
 
 
 @functools.cache
@@ -48,9 +60,9 @@ def _warn_of_no_folder() -> None:
 
 kernel = _compiler()
 inlined = _compiler(forceinline=True)
+# For what is inlined before types are known, and so takes part in the loop of each type.
 always_inlined = _compiler(inline="always")
-"""For what is inlined before types are known, and so takes part in the loop of each type."""
+# For loops that call what allocates: a sort, a partition.
 allocating = _compiler(_nrt=True)
-"""For loops that call what allocates: a sort, a partition."""
+# For sums whose bound holds in every order.
 any_order = _compiler(fastmath={"reassoc", "contract", "nsz"})
-"""For sums whose bound holds in every order."""

@@ -28,13 +28,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fewshot_callbacks.engine.compiled import allocating, always_inlined, inlined, kernel
-from fewshot_callbacks.engine.exact import close_score, exact_score
+from fewshot_callbacks.engine.exact import close_score, columns_of, exact_score, exact_scores_beside
 from fewshot_callbacks.engine.relevance import is_candidate, place
 
+# Estimates of a row that are handled at once.
 RUN = 256
-"""Estimates of a row that are handled at once."""
+# An error is taken for a little more than it is, so that rounding its sums with scores changes nothing.
 MARGIN = 1 + 1e-6
-"""An error is taken for a little more than it is, so that rounding its sums with scores changes nothing."""
+
+
+class View(NamedTuple):
+    """A tile as the queries see it for which it is counted: some of its rows, or, turned around, some of its columns."""
+
+    estimates: Any  # (rows, columns) of the tile; -inf where a pair is no negative
+    turned: bool
+    # the first row, or column, of these queries
+    start: int
+    stop: int
+    # number of the query in row, or column, 0
+    query: int
+    # number of the item in column, or row, 0
+    item: int
 
 
 class Side(NamedTuple):
@@ -127,39 +141,62 @@ def place_by_score(pairs, i, j, estimate, thresholds, hits, ties, work):
     hits[below] += 1
 
 
+@inlined
+def read_run(view, at, first, run):
+    """Copy up to `RUN` estimates of a query of a view, and return how many."""
+    if view.turned:
+        column = view.estimates[first : first + RUN, at]
+        length = column.shape[0]
+        for c in range(length):
+            run[c] = column[c]
+    else:
+        row = view.estimates[at, first : first + RUN]
+        length = row.shape[0]
+        for c in range(length):
+            run[c] = row[c]
+    return length
+
+
 @kernel
-def count_tile(estimates, first_row, first_column, side, shared, pairs, run, bins_of, work):
-    """Place every candidate of a tile among the thresholds of its query; return how many were placed by their scores.
+def highest_of(view, out):
+    """Write into `out` what no estimate of each query of a view exceeds: columns are read one by one only if they matter."""
+    start, number = view.start, view.stop - view.start
+    out[:number] = -np.inf if view.turned else np.inf
+    for r in range(view.estimates.shape[0] if view.turned else 0):
+        row = view.estimates[r, start : start + number]
+        for c in range(number):
+            out[c] = max(out[c], row[c])
+
+
+@kernel
+def count_tile(view, side, shared, pairs, highest, run, bins_of, work):
+    """Place every candidate of a view among the thresholds of its query; return how many were placed by their scores.
 
     Args:
-        estimates: (rows, columns) of any strides; -inf where a pair is no negative.
-        first_row: The query of the first row.
-        first_column: The item of the first column.
+        view: Of a tile.
         side: Thresholds and counters.
         shared: All queries have the thresholds of query 0.
         pairs: The vectors.
+        highest: (queries of the view,) to work in.
         run: (RUN,) to work in.
         bins_of: (RUN,) to work in.
         work: Of `exact.workspace`.
     """
-    height, width = estimates.shape
-    opened = 0
-    for r in range(height):
-        i = first_row + r
+    width, opened = view.estimates.shape[0 if view.turned else 1], 0
+    highest_of(view, highest)
+    for at in range(view.start, view.stop):
+        i = view.query + at
         s = 0 if shared else i
         start, number = side.start[s], side.start[s + 1] - side.start[s]
-        if number == 0:
+        if number == 0 or highest[at - view.start] < side.origin[s]:
             continue
         thresholds = side.thresholds[start : start + number]
         hits, ties = side.hits[start + s : start + s + number + 1], side.ties[start + s : start + s + number + 1]
         table = side.table[side.bins * (start + s) : side.bins * (start + s + number + 1)]
         margin, origin, scale, bins = side.margin[s], side.origin[s], side.scale[s], table.shape[0]
         for first in range(0, width, RUN):
-            length = min(RUN, width - first)
-            row = estimates[r, first : first + length]
+            length = read_run(view, at, first, run)
             passing = above = 0
-            for c in range(length):
-                run[c] = row[c]
             for c in range(length):
                 passing += run[c] >= origin
             if passing == 0:
@@ -183,7 +220,7 @@ def count_tile(estimates, first_row, first_column, side, shared, pairs, run, bin
                         below += 1
                     if below < number and thresholds[np.uint32(below)] - margin <= estimate:
                         opened += 1
-                        place_by_score(pairs, i, first_column + first + c, estimate, thresholds, hits, ties, work)
+                        place_by_score(pairs, i, view.item + first + c, estimate, thresholds, hits, ties, work)
                         continue
                 hits[np.uint32(below)] += 1
     return opened
@@ -205,31 +242,46 @@ def sum_counters(side, above, tied):
 
 
 @kernel
-def threshold_scores(part, relevant, rules, some, first, offset, once, out, work):
+def threshold_scores(part, relevant, rules, some, first, offset, once, out, members, work):
     """Make the exact scores of the relevant items of some queries that are here, those of i from `offset[i - first]`.
 
     Args:
         part: The vectors, and the number of their first item.
         relevant: Lists.
         rules: Of who is a candidate.
-        some: Queries, as they follow `first`.
+        some: Queries, as they follow `first`, those that share a list one after the other.
         first: The query whose scores stand first in `out`.
         offset: Where the scores of each query stand.
         once: Of one set, make only those of items after the query.
-        out: Scores; inf for those that are no candidates.
-        work: To work in.
+        out: Scores, where no others are written than those of candidates.
+        members: (dim, items at once) to work in.
+        work: Of `exact.workspace`.
     """
-    pairs, number = part
-    for n in some:
-        i, at = first + n, offset[n]
-        for p in range(relevant.start[i], relevant.stop[i]):
-            j = relevant.items[p]
-            here = j - number
-            if here >= 0 and here < pairs.gallery.shape[0] and (not once or j > i):
-                out[at] = exact_score(pairs, i, here, work) if is_candidate(i, j, rules) else np.inf
-            elif once and j == i:
-                out[at] = np.inf
-            at += 1
+    (pairs, number), begin = part, 0
+    while begin < some.shape[0]:
+        i, end = first + some[begin], begin
+        start, stop = relevant.start[i], relevant.stop[i]
+        while end < some.shape[0] and relevant.start[i] == start and relevant.stop[i] == stop:
+            end += 1
+            i = first + some[min(end, some.shape[0] - 1)]
+        here = place(relevant.items, start, stop, number)
+        last = place(relevant.items, here, stop, number + pairs.gallery.shape[0])
+        for p in range(here, last, members.shape[1]):
+            items = relevant.items[p : min(last, p + members.shape[1])]
+            if end > begin + 1:
+                columns_of(pairs.gallery, items, number, members)
+            for n in some[begin:end]:
+                i = first + n
+                later = place(items, 0, items.shape[0], i + 1) if once else 0
+                scores = out[offset[n] + p - start + later : offset[n] + p - start + items.shape[0]]
+                if end > begin + 1:
+                    exact_scores_beside(pairs, i, items, number, members, later, scores, work)
+                for m in range(scores.shape[0]):
+                    if not is_candidate(i, items[later + m], rules):
+                        scores[m] = np.inf
+                    elif end == begin + 1:
+                        scores[m] = exact_score(pairs, i, items[later + m] - number, work)
+        begin = end
 
 
 @kernel

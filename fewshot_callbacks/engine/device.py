@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.engine.compiled import kernel
-from fewshot_callbacks.engine.counting import Side, place_by_score
+from fewshot_callbacks.engine.counting import Side, View, place_by_score
 from fewshot_callbacks.engine.exact import Pairs
 from fewshot_callbacks.engine.relevance import Relevance, place
 
+# One in so many estimates may reach the lowest threshold of its query for only these to be looked at.
 SURVIVING = 8
-"""One in so many estimates may reach the lowest threshold of its query for only these to be looked at."""
+# Thresholds that are gathered at once for pairs that are looked at.
 GATHERED = 2**24
-"""Thresholds that are gathered at once for pairs that are looked at."""
 
 
 def mask(estimates: Tensor, relevance: Relevance, row: int, column: int, *, once: bool) -> int:
@@ -56,11 +56,11 @@ def _positions(start, stop, items, column, width, out):
     return filled
 
 
-def count(
-    estimates: Tensor, first_row: int, first_column: int, side: Side, shared: bool, pairs: Pairs, *work: Any
-) -> None:
-    """Place every candidate of a tile among the thresholds of its query, as `count_tile` does."""
-    estimates = estimates.contiguous()  # which a search in a turned tile warns of otherwise
+def count(view: View, side: Side, shared: bool, pairs: Pairs, *work: Any) -> None:
+    """Place every candidate of a view among the thresholds of its query, as `count_tile` does."""
+    estimates, first_row, first_column = view.estimates, view.query + view.start, view.item
+    # contiguous, of which a search in a turned tile warns otherwise
+    estimates = (estimates.T if view.turned else estimates)[view.start : view.stop].contiguous()
     rows = np.zeros(1, np.int64) if shared else np.arange(first_row, first_row + len(estimates))
     thresholds, margin = _padded(side, rows, estimates)
     if thresholds.shape[1] == 0:

@@ -17,10 +17,10 @@ from fewshot_callbacks.engine.relevance import Ints, Relevance
 from fewshot_callbacks.engine.threads import work_off
 from fewshot_callbacks.engine.vectors import Floats, Vectors
 
+# An exact score, sorted and placed, takes about as long as so many estimates.
 FEWER = 64
-"""An exact score, sorted and placed, takes about as long as so many estimates."""
+# Of a score of two distinct rows: itself and, while it is sorted, its order.
 HELD_BYTES = 16
-"""Of a score of two distinct rows: itself and, while it is sorted, its order."""
 
 
 def has_few(vectors: Vectors, relevance: Relevance, memory: float) -> bool:

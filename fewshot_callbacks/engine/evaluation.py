@@ -21,18 +21,17 @@ from fewshot_callbacks.engine.relevance import Ints, Relevance
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Floats, Vectors
 
-SAMPLED_ROWS = 64
-"""Queries whose negatives all are looked at beforehand, at most; a hundredth of all, and 16 at least."""
+# Queries whose negatives all are looked at beforehand, at most; a hundredth of all, and 16 at least.
+SAMPLED_ROWS = 32
+# Pairs from which a sample pays.
 SAMPLED_FROM = 2**18
-"""Pairs from which a sample pays."""
+# Relevant scores that are compared with the sample, at most.
 THRESHOLDS = 2**14
-"""Relevant scores that are compared with the sample, at most."""
+# Share of the budget that scores of distinct rows may take.
 DISTINCT_SHARE = 0.25
-"""Share of the budget that scores of distinct rows may take."""
 
+# Returns what questions will need, given some relevant pairs, how many negatives reach each, and how many there are.
 Foresee = Callable[[Positives, Floats, float], Sequence[Wanted]]
-"""Returns what questions will need, given some relevant pairs, how many negatives reach each, and how many there
-are."""
 
 
 @dataclass
@@ -58,10 +57,10 @@ class Evaluation:
     positives: Positives = field(init=False)
     negatives: Negatives | DistinctRows = field(init=False)
     precision: Precision = "float32"
+    # of each query the highest score of its relevant items, -inf of none, and how many have it, after `run`
     best: tuple[Floats, Ints] = field(init=False)
-    """of each query the highest score of its relevant items, -inf of none, and how many have it, after `run`"""
+    # of the negatives
     sample: Sample = field(init=False)
-    """of the negatives"""
 
     def __post_init__(self) -> None:
         pairs, relevance, processes = self.vectors.pairs, self.relevance, self.vectors.processes

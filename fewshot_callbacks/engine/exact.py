@@ -6,14 +6,14 @@ float64 numbers possible (Ziv's test), the sum is made once more without any rou
 depends on the two rows alone: not on the order of summation, the tile, the thread or the process; it is symmetric,
 and equal rows tie.
 
-All sums run in `LANES` interleaved lanes, which the compiler turns into vector instructions: any pair costs the same,
-wherever its rows lie, and nothing is transposed or batched.
+Sums run in interleaved lanes, which the compiler turns into vector instructions: `LANES` of the components of one
+pair, wherever its rows lie, or one for each item that several queries are compared with, in less than half the time.
 
 | bound | where it comes from |
 | --- | --- |
 | `(2 dim + 2 LANES + 4) 2**-53 errors` | adding up the rounding errors of a sum, in order (Higham 2002, section 4.2) |
 | `2**-103 |sum|` of a distance | the square of a difference's own rounding error is left out, below 2**-104 of its term |
-| `2**-97` of a cosine | square root, product and quotient of numbers of 106 bits: five steps of at most 2**-100 each |
+| `2**-97` of a cosine | two norms, at most 2**-99 each; their product and the quotient in 106 bits, below 2**-100 each |
 | `(dim + 8)**2 2**-105` of a cosine | the squared norms, sums of `dim` terms of one sign |
 | `2**-98` of a distance | the square root of a number of 106 bits: at most 2**-99, and its use |
 | `1.01 error + 2**-104 |score|` | the sums of Ziv's test are rounded themselves |
@@ -29,12 +29,14 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.compiled import any_order, inlined, kernel
 
+# Kinds of a score, as the compiled loops read them.
 COSINE, DOT, EUCLIDEAN = 0, 1, 2
-"""Kinds of a score, as the compiled loops read them."""
+# Eight vector registers of AVX2, four of AVX-512: enough additions at once that none waits for the one before.
 LANES = 32
-"""Eight vector registers of AVX2, four of AVX-512: enough additions at once that none waits for the one before."""
+# Items whose scores with a query are made at once, at most, and what their components may take of a core's cache.
+MEMBERS, MEMBERS_BYTES = 64, 2**18
+# Room for an exact sum: float64 spans 2,100 bits, which are at most 40 numbers that do not overlap.
 PARTIALS = 64
-"""Room for an exact sum: float64 spans 2,100 bits, which are at most 40 numbers that do not overlap."""
 
 
 class Pairs(NamedTuple):
@@ -42,8 +44,8 @@ class Pairs(NamedTuple):
 
     queries: Any  # (queries, dim) float32, float64, or int8 for codes
     gallery: Any  # (items, dim)
-    query_square: Any  # (queries, 2) exact squared norm: rounded to float64, and the rest
-    gallery_square: Any
+    query_norm: Any  # (queries, 2) norm: rounded to float64, and the rest
+    gallery_norm: Any
     query_twin: Any  # (queries,) number of the first query with the same row
     gallery_twin: Any
     kind: int
@@ -54,8 +56,8 @@ class Pairs(NamedTuple):
     def turned(self) -> Pairs:
         """Return the gallery as queries, and the queries as gallery; scores stay the same."""
         rest: tuple[Any, ...] = self[6:]
-        queries, gallery, query_square, gallery_square, query_twin, gallery_twin = self[:6]
-        return Pairs(gallery, queries, gallery_square, query_square, gallery_twin, query_twin, *rest)
+        queries, gallery, query_norm, gallery_norm, query_twin, gallery_twin = self[:6]
+        return Pairs(gallery, queries, gallery_norm, query_norm, gallery_twin, query_twin, *rest)
 
 
 def workspace() -> NDArray[np.float64]:
@@ -63,7 +65,7 @@ def workspace() -> NDArray[np.float64]:
 
     Rows 0 to 2: totals, rests and sizes of the lanes; row 3: an exact sum; row 4: twins of the last pair, and its score.
     """
-    work = np.zeros((5, max(LANES, PARTIALS)))
+    work = np.zeros((5, max(LANES, PARTIALS, MEMBERS)))
     work[4] = -1.0
     return work
 
@@ -106,12 +108,12 @@ def _squared_difference(x, y):
     return square, rest + 2.0 * difference * beyond
 
 
-def _summing(term, relative):
-    """Make the sum of some kind of terms; one loop for all kinds would branch inside, and not be vectorised."""
+def _summing(term):
+    """Make the sums of some kind of terms; one loop for all kinds would branch inside, and not be vectorised."""
 
     @kernel
     def sum_of_terms(left, right, work):
-        """Return the sum as high + low, and a bound on its error: 0 where nothing was rounded."""
+        """Return the sum as high + low, and the size of all rounding errors."""
         total, low, size = work[0, :LANES], work[1, :LANES], work[2, :LANES]
         total[:] = 0.0
         low[:] = 0.0
@@ -136,23 +138,46 @@ def _summing(term, relative):
             rests += error + low[lane]
             errors += abs(error) + size[lane]
         high, rests = two_sum(high, rests)
-        bound = (2 * dim + 2 * LANES + 4) * 2.0**-53 * errors
-        return high, rests, bound + relative * abs(high)
+        return high, rests, errors
 
-    return sum_of_terms
+    @kernel
+    def sums_of_terms(left, members, first, last, work):
+        """Write the sums with some columns of `members` as high + low, and the sizes of all rounding errors."""
+        number = last - first
+        total, low, size = work[0, :number], work[1, :number], work[2, :number]
+        total[:] = 0.0
+        low[:] = 0.0
+        size[:] = 0.0
+        for k in range(left.shape[0]):
+            x, row = np.float64(left[k]), members[k, first:last]
+            for m in range(number):
+                product, rest = term(x, row[m])
+                total[m], error = two_sum(total[m], product)
+                low[m] += error + rest
+                size[m] += abs(error) + abs(rest)
+
+    return sum_of_terms, sums_of_terms
 
 
-_dot_single = _summing(_single_product, 0.0)
-_dot_double = _summing(two_product, 0.0)
-_distance = _summing(_squared_difference, 2.0**-103)
+_dot_single, _dots_single = _summing(_single_product)
+_dot_double, _dots_double = _summing(two_product)
+_distance, _distances = _summing(_squared_difference)
+
+
+@inlined
+def _bound(high, errors, dim, distance):
+    """Return a bound on the error of a sum: 0 where nothing was rounded."""
+    return (2 * dim + 2 * LANES + 4) * 2.0**-53 * errors + (2.0**-103 * abs(high) if distance else 0.0)
 
 
 @kernel
 def _sum(left, right, distance, single, work):
     """Return a dot product or a squared distance as high + low, and a bound on its error."""
     if distance:
-        return _distance(left, right, work)
-    return _dot_single(left, right, work) if single else _dot_double(left, right, work)
+        high, low, errors = _distance(left, right, work)
+    else:
+        high, low, errors = _dot_single(left, right, work) if single else _dot_double(left, right, work)
+    return high, low, _bound(high, errors, left.shape[0], distance)
 
 
 @kernel
@@ -230,12 +255,12 @@ def _round(pairs, i, j, high, low, error, finish):
         bound = root * 2.0**-98 + (0.6 * error / root if root > 0.0 else 0.0)
         distance = _nearest(root, rest, 0.0 if finish or (error == 0.0 and root == 0.0) else bound)
         return 0.0 - distance * distance * pairs.unit  # sqrt(x * x) = x, so that the distance can be read back
-    square, square_low = pairs.query_square[i, 0], pairs.query_square[i, 1]
-    other, other_low = pairs.gallery_square[j, 0], pairs.gallery_square[j, 1]
-    if square == 0.0 or other == 0.0:
+    norm, norm_low = pairs.query_norm[i, 0], pairs.query_norm[i, 1]
+    other, other_low = pairs.gallery_norm[j, 0], pairs.gallery_norm[j, 1]
+    if norm == 0.0 or other == 0.0:
         return 0.0  # the cosine with a row of zeros
-    product, rest = two_product(square, other)
-    norms, norms_low = _root(*two_sum(product, rest + (square * other_low + square_low * other)))
+    product, rest = two_product(norm, other)
+    norms, norms_low = two_sum(product, rest + (norm * other_low + norm_low * other))
     first = high / norms
     back, back_low = two_product(first, norms)
     second = ((((high - back) - back_low) + low) - first * norms_low) / norms
@@ -280,7 +305,7 @@ def close_score(pairs, i, j):
     relative = (pairs.queries.shape[1] + 16) * 2.0**-53
     if pairs.kind == EUCLIDEAN:  # all terms have one sign: the error is relative to the sum
         return total * pairs.unit, -total * pairs.unit * 2 * relative + 2.0**-960
-    norms = np.sqrt(pairs.query_square[i, 0]) * np.sqrt(pairs.gallery_square[j, 0])
+    norms = pairs.query_norm[i, 0] * pairs.gallery_norm[j, 0]
     if pairs.kind == DOT:
         return total * pairs.unit, relative * norms * pairs.unit + 2.0**-960
     return (total / norms if norms > 0.0 else 0.0), relative
@@ -288,26 +313,53 @@ def close_score(pairs, i, j):
 
 @kernel
 def exact_scores(pairs, rows, columns, out, work):
-    """Make the scores of the pairs (rows[p], columns[p])."""
+    """Make the scores of the pairs (rows[p], columns[p]); of equal rows that follow each other once."""
+    last_query, last_item, score = np.int64(-1), np.int64(-1), 0.0
     for p in range(rows.shape[0]):
-        out[p] = exact_score(pairs, rows[p], columns[p], work)
+        query, item = pairs.query_twin[rows[p]], pairs.gallery_twin[columns[p]]
+        if query != last_query or item != last_item:
+            score = exact_score(pairs, rows[p], columns[p], work)
+            last_query, last_item = query, item
+        out[p] = score
 
 
 @kernel
-def exact_scores_of(pairs, row, out, work):
-    """Make the scores of one query with all items."""
-    for j in range(out.shape[0]):
-        out[j] = exact_score(pairs, row, j, work)
+def columns_of(rows, items, number, out):
+    """Write the rows of some items, of which the first has a number, into the columns of `out`."""
+    for m in range(items.shape[0]):
+        row = rows[items[m] - number]
+        for k in range(row.shape[0]):
+            out[k, m] = row[k]
 
 
 @kernel
-def exact_squares(values, single, out, work):
-    """Make the squared norm of each row: rounded to float64, and the rest.
+def exact_scores_beside(pairs, i, items, number, members, first, out, work):
+    """Make the scores of a query with items from the `first` on, whose rows are the columns of `members`."""
+    left, dim, distance = pairs.queries[i], pairs.queries.shape[1], pairs.kind == EUCLIDEAN
+    if distance:
+        _distances(left, members, first, items.shape[0], work)
+    elif pairs.single:
+        _dots_single(left, members, first, items.shape[0], work)
+    else:
+        _dots_double(left, members, first, items.shape[0], work)
+    for m in range(out.shape[0]):
+        high, low = two_sum(work[0, m], work[1, m])
+        bound = _bound(high, work[2, m], dim, distance)
+        out[m] = _round(pairs, i, items[first + m] - number, high, low, bound, False)
+    for m in range(out.shape[0]):
+        if math.isnan(out[m]):
+            out[m] = exact_score(pairs, i, items[first + m] - number, work)
 
-    Nothing cancels, so that the error is below dim**2 2**-105 of it.
+
+@kernel
+def exact_norms(values, single, out, work):
+    """Make the norm of each row: rounded to float64, and the rest.
+
+    Nothing cancels in its square, whose error is below dim**2 2**-105 of it.
     """
     for i in range(values.shape[0]):
-        out[i, 0], out[i, 1], _ = _sum(values[i], values[i], False, single, work)
+        high, low, _ = _sum(values[i], values[i], False, single, work)
+        out[i, 0], out[i, 1] = _root(high, low)
 
 
 @kernel

@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.options import current_options
 
+# Of each query and each item: norms, twins, lists, bounds of errors, values of the metrics.
 ITEM_BYTES = 200
-"""Of each query and each item: norms, twins, lists, bounds of errors, values of the metrics."""
+# What a product takes in the library that makes it, for each thread, and small things.
 PRODUCT_BYTES = 10**6
-"""What a product takes in the library that makes it, for each thread, and small things."""
-PAIR_BYTES = 48
-"""Of a relevant pair: score, sorted copy or two counters, ranks; its table comes on top."""
+# Of a relevant pair: score, sorted copy or two counters, ranks; its table comes on top.
+PAIR_BYTES = 64
+# Of a relevant pair whose metrics are being made.
 RANKED_BYTES = 200
-"""Of a relevant pair whose metrics are being made."""
+# Of a collected pair, while pairs are gathered and sorted; of a score at which all pairs are counted, with its bounds.
 COLLECTED_BYTES, KNOT_BYTES = 40, 120
-"""Of a collected pair, while pairs are gathered and sorted; of a score at which all pairs are counted, with its
-bounds."""
-HEIGHT, WIDTH = 256, 2048
-"""Queries and items of a tile: its estimates, 2 MB, stay in the cache of a core."""
+# Queries and items of a tile: its estimates, 2 MB, stay in the cache of a core. The width is no power of two, at which
+# the numbers of a column would share the same places of that cache.
+HEIGHT, WIDTH = 256, 2032
+# Smallest height and width: less takes longer to begin than to make.
 LEAST = 64
-"""Smallest height and width: less takes longer to begin than to make."""
+# Share of all pairs that is collected, at most; of so few pairs all are.
 COLLECTED_SHARE, EVERY = 0.05, 2**18
-"""Share of all pairs that is collected, at most; of so few pairs all are."""
+# Bins of a table for each threshold; where queries have more than `LONG` thresholds on average, fewer do.
 BINS, FEW_BINS, LONG = 20, 4, 64
-"""Bins of a table for each threshold; where queries have more than `LONG` thresholds on average, fewer do."""
 
 
 class Layout(NamedTuple):
@@ -36,20 +36,20 @@ class Layout(NamedTuple):
 
     height: int
     width: int
+    # whether operands are kept, and not made anew for each tile
     kept: bool
-    """whether operands are kept, and not made anew for each tile"""
+    # pairs that are collected
     collected: int
-    """pairs that are collected"""
+    # relevant scores at which all pairs are counted
     knots: int
-    """relevant scores at which all pairs are counted"""
+    # relevant pairs whose counters are held at once
     batch: int
-    """relevant pairs whose counters are held at once"""
+    # relevant pairs whose metrics are made at once
     ranked: int
-    """relevant pairs whose metrics are made at once"""
+    # whether the scores of all relevant pairs are kept, and not made anew for each question
     stored: bool
-    """whether the scores of all relevant pairs are kept, and not made anew for each question"""
+    # of all of it
     bytes: int
-    """of all of it"""
 
     def batches(self, sizes: NDArray[np.int64]) -> list[slice]:
         """Return batches of whole tiles of queries that have so many relevant items each."""

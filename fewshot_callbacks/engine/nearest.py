@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.compiled import allocating, kernel
-from fewshot_callbacks.engine.counting import MARGIN, RUN
-from fewshot_callbacks.engine.exact import exact_score, workspace
+from fewshot_callbacks.engine.counting import MARGIN, RUN, highest_of, read_run
+from fewshot_callbacks.engine.exact import exact_score, exact_scores, workspace
 from fewshot_callbacks.engine.options import Precision, current_options
 from fewshot_callbacks.engine.precision import seconds_of_a_pair
 from fewshot_callbacks.engine.ranks import RankCounter
@@ -56,19 +56,21 @@ def _settle(pairs, i, k, kept, work):
 
 
 @kernel
-def _keep_highest(estimates, first_row, first_column, pairs, k, error, kept, work):
+def _keep_highest(view, pairs, k, error, kept, highest, run, work):
     """Keep of each query every candidate that may be among its first k; a full row is settled, which raises its cut."""
-    height, width = estimates.shape
-    for r in range(height):
-        i = first_row + r
-        for first in range(0, width, RUN):
-            length, passing = min(RUN, width - first), 0
+    highest_of(view, highest)
+    for at in range(view.start, view.stop):
+        i = view.query + at
+        for first in range(0, view.estimates.shape[0 if view.turned else 1], RUN):
+            if highest[at - view.start] < kept.cut[i]:
+                break
+            length, passing = read_run(view, at, first, run), 0
             for c in range(length):
-                passing += estimates[r, first + c] >= kept.cut[i]
+                passing += run[c] >= kept.cut[i]
             if passing == 0:
                 continue
             for c in range(length):
-                estimate = estimates[r, first + c]
+                estimate = run[c]
                 if estimate < kept.cut[i] or estimate == -np.inf:
                     continue
                 if kept.filled[i] == kept.scores.shape[1]:
@@ -79,7 +81,7 @@ def _keep_highest(estimates, first_row, first_column, pairs, k, error, kept, wor
                     if estimate < kept.cut[i]:
                         continue
                 n = kept.filled[i]
-                kept.scores[i, n], kept.items[i, n] = estimate, first_column + first + c
+                kept.scores[i, n], kept.items[i, n] = estimate, view.item + first + c
                 kept.filled[i] = n + 1
 
 
@@ -109,14 +111,15 @@ class Nearest:
 
     def space(self) -> Any:
         """Return what one thread works in."""
-        return workspace()
+        dtype = np.float64 if self.estimates.precision == "float64" else np.float32
+        return np.empty(self.estimates.height, dtype), np.empty(RUN, dtype), workspace()
 
     def see(self, tile: Tile, space: Any) -> None:
         """Look at a tile."""
         error = self.estimates.error
-        for view in self.estimates.views(tile):
-            with view.lock:
-                _keep_highest(view.estimates, view.row, view.column, view.pairs, self.k, error, self._kept, space)
+        for view, pairs, _, lock in self.estimates.views(tile):
+            with lock:
+                _keep_highest(view, pairs, self.k, error, self._kept, *space)
 
     def found(self) -> tuple[Ints, Floats, Ints]:
         """Return items and scores, the nearest first, and how many are left out; -1 and -inf for missing candidates.
@@ -158,8 +161,8 @@ def _reaching(estimates, cut):
     return rows, columns
 
 
+# Pairs that are looked at at once, and listed beyond twice what is asked for: some 60 and 80 bytes of each are in use.
 STRIPE, HELD = 2**15, 2**16
-"""Pairs that are looked at at once, and listed beyond twice what is asked for: some 60 and 80 bytes of each are in use."""
 
 
 @dataclass
@@ -202,7 +205,7 @@ class HighestPairs:
             return
         rows, columns = rows + tile.row + some.start, columns + tile.column
         scores = np.empty(len(rows))
-        _exact_scores(tile.part.vectors.pairs, rows, columns, scores, workspace())
+        exact_scores(tile.part.vectors.pairs, rows, columns, scores, workspace())
         with self._lock:
             wanted = scores >= self._cut
             self._parts.append((rows[wanted], columns[wanted], scores[wanted]))
@@ -224,17 +227,6 @@ class HighestPairs:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
         self._compact()
         return self._parts[0]
-
-
-@kernel
-def _exact_scores(pairs, rows, columns, out, work):
-    last_query, last_item, score = np.int64(-1), np.int64(-1), 0.0
-    for p in range(rows.shape[0]):
-        query, item = pairs.query_twin[rows[p]], pairs.gallery_twin[columns[p]]
-        if query != last_query or item != last_item:  # pairs of equal rows follow each other
-            score = exact_score(pairs, rows[p], columns[p], work)
-            last_query, last_item = query, item
-        out[p] = score
 
 
 def _all_pairs(vectors: Vectors, relevance: Relevance, memory: float, *, mutual: bool) -> Estimates:

@@ -10,37 +10,37 @@ from typing import Any, Literal
 
 import torch
 
+# Called with the number of pairs that are done and the number that there are.
 Progress = Callable[[int, int], None]
-"""Called with the number of pairs that are done and the number that there are."""
 
+# Of the products that estimate scores, the fastest first: products of small integers, or of numbers with 8, 24 or 53
+# bits.
 Precision = Literal["bytes", "bfloat16", "float32", "float64"]
-"""Of the products that estimate scores, the fastest first: products of small integers, or of numbers with 8, 24 or 53
-bits."""
 
+# The smallest number above 0: it becomes 0 where numbers too small to be normal are flushed.
 _DENORMAL = 5e-324
-"""The smallest number above 0: it becomes 0 where numbers too small to be normal are flushed."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
     """Options that travel as this one value; they are for tests and measurements."""
 
+    # of the products; by default the one that a sample promises to be the fastest
     precision: Precision | None = None
-    """of the products; by default the one that a sample promises to be the fastest"""
+    # by default those of torch
     threads: int | None = None
-    """by default those of torch"""
+    # queries of a tile; by default as many as the budget and the cache of a processor suggest
     height: int | None = None
-    """queries of a tile; by default as many as the budget and the cache of a processor suggest"""
+    # gallery items of a tile
     width: int | None = None
-    """gallery items of a tile"""
+    # relevant pairs whose counters are held at once; by default as many as the budget allows
     batch: int | None = None
-    """relevant pairs whose counters are held at once; by default as many as the budget allows"""
+    # relevant scores at which all pairs are counted first; by default all for which there is room
     knots: int | None = None
-    """relevant scores at which all pairs are counted first; by default all for which there is room"""
+    # pairs that are collected for points of all pairs, at most
     collected: int | None = None
-    """pairs that are collected for points of all pairs, at most"""
+    # count by PyTorch operations, as on a GPU, on any device
     plain: bool = False
-    """count by PyTorch operations, as on a GPU, on any device"""
 
 
 _current: ContextVar[EngineOptions] = ContextVar("engine_options")

@@ -31,31 +31,31 @@ from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Floats
 
 Bools = NDArray[np.bool_]
+# Some scores of relevant pairs, ascending, and how many pairs each of them stands for.
 Part = tuple[Floats, int]
-"""Some scores of relevant pairs, ascending, and how many pairs each of them stands for."""
+# Makes the scores of all relevant pairs of this process, some at a time.
 Parts = Callable[[], Iterable[Part]]
-"""Makes the scores of all relevant pairs of this process, some at a time."""
 
+# A sample may be off by this factor.
 SLACK = 1.5
-"""A sample may be off by this factor."""
+# Pairs that are collected in any case.
 FEWEST = 2**16
-"""Pairs that are collected in any case."""
+# Scores at which all pairs are counted to find a negative of some rank, if more than can be listed may be it.
 SPACED = 2**14
-"""Scores at which all pairs are counted to find a negative of some rank, if more than can be listed may be it."""
+# Negatives that are listed to find one of some rank, at most.
 LISTED = 2**20
-"""Negatives that are listed to find one of some rank, at most."""
+# Scores between which a negative of some rank is sought by bounds.
 GRID = 257
-"""Scores between which a negative of some rank is sought by bounds."""
 
 
 class Positives(NamedTuple):
     """Some scores of relevant pairs, ascending: all distinct ones, or knots, between which lie others."""
 
     scores: Floats
+    # relevant pairs that reach each
     reach: Ints
-    """relevant pairs that reach each"""
+    # and those that score higher
     above: Ints
-    """and those that score higher"""
     total: int
 
     @classmethod

@@ -15,15 +15,15 @@ from fewshot_callbacks.engine.options import Precision
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Floats
 
+# What a pair whose estimate is too close to a threshold costs, in float32 products of a pair: 72 and 12 ns for 512
+# components, 20 and 3 for 128 (AMD Zen 4, one core, `close_score` beside `torch.mm` of 256 x 2,048).
 OPEN_PRICE = 6.0
-"""What a pair whose estimate is too close to a threshold costs, in float32 products of a pair: 72 and 12 ns for 512
-components, 20 and 3 for 128 (AMD Zen 4, one core, `close_score` beside `torch.mm` of 256 x 2,048)."""
+# Of the product that is timed.
 ROWS, COLUMNS = 64, 1024
-"""Of the product that is timed."""
+# Of the sampled queries.
 LOOKED_AT = 16
-"""Of the sampled queries."""
+# A product that takes so many times as long as in float32 at once is not tried again.
 SLOW = 4.0
-"""A product that takes so many times as long as in float32 at once is not tried again."""
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from fewshot_callbacks.engine.counting import (
     sum_counters,
     threshold_scores,
 )
-from fewshot_callbacks.engine.exact import workspace
+from fewshot_callbacks.engine.exact import MEMBERS, MEMBERS_BYTES, workspace
 from fewshot_callbacks.engine.layout import BINS, FEW_BINS, LONG
 from fewshot_callbacks.engine.options import Precision
 from fewshot_callbacks.engine.relevance import Ints
@@ -39,21 +39,21 @@ class RankBlock:
     Relevant items stand in ascending order of their scores. `negatives_*` count candidates that are not relevant.
     """
 
+    # number of each query
     queries: Int[Tensor, "queries"]
-    """number of each query"""
+    # number of relevant candidates of each query
     relevant: Int[Tensor, "queries"]
-    """number of relevant candidates of each query"""
     valid: Bool[Tensor, "queries columns"]
+    # negatives with a strictly larger score
     negatives_above: Int[Tensor, "queries columns"]
-    """negatives with a strictly larger score"""
+    # negatives with an equal score
     negatives_tied: Int[Tensor, "queries columns"]
-    """negatives with an equal score"""
+    # relevant items with a strictly larger score
     relevant_above: Int[Tensor, "queries columns"]
-    """relevant items with a strictly larger score"""
+    # relevant items with an equal score, this one included
     relevant_tied: Int[Tensor, "queries columns"]
-    """relevant items with an equal score, this one included"""
+    # 1 ... relevant_tied: a number for this item among those equal to it
     position_in_tie: Int[Tensor, "queries columns"]
-    """1 ... relevant_tied: a number for this item among those equal to it"""
 
     @classmethod
     def of_scores(
@@ -102,10 +102,10 @@ class Ranks(NamedTuple):
 
     start: Ints
     scores: Floats
+    # candidates that are not relevant and score higher
     above: Ints
-    """candidates that are not relevant and score higher"""
+    # and those with the same score
     tied: Ints
-    """and those with the same score"""
 
     def blocks(self, first: int, pairs: int) -> Iterator[RankBlock]:
         """Yield padded ranks of about so many relevant pairs at a time, of the queries from number `first` on."""
@@ -152,14 +152,15 @@ def relevant_scores(
     order = np.argsort(lists.start[queries], kind="stable")  # what queries share a list of stays in the cache
     some = split(len(offset) - 1, 64)
     mirrored = relevance.mutual and every and not once
+    width = max(1, min(MEMBERS, MEMBERS_BYTES // (8 * estimates.vectors.dim)))
     for part in estimates.parts():
         here = part.vectors.pairs, part.first
         halved = part.vectors is estimates.vectors and (once or mirrored)
 
-        def fill(some: slice, work: Floats, here: Any = here, once: bool = halved) -> None:
-            threshold_scores(here, lists, relevance.rules, order[some], first, offset, once, out, work)
+        def fill(some: slice, space: Any, here: Any = here, once: bool = halved) -> None:
+            threshold_scores(here, lists, relevance.rules, order[some], first, offset, once, out, *space)
 
-        work_off(some, fill, threads, workspace)
+        work_off(some, fill, threads, lambda: (np.empty((estimates.vectors.dim, width)), workspace()))
         del part, here, fill  # visitors leave before others come
     made = out[out < np.inf]
     if mirrored:
@@ -230,25 +231,25 @@ class RankCounter:
             side = side._replace(hits=np.zeros(len(side.hits), np.int64), ties=np.zeros(len(side.ties), np.int64))
             self._own.append(side)
         dtype = np.float64 if self.estimates.precision == "float64" else np.float32
-        return side, (np.empty(RUN, dtype), np.empty(RUN, np.int32), workspace())
+        highest = np.empty(self.estimates.height, dtype)
+        return side, (highest, np.empty(RUN, dtype), np.empty(RUN, np.int32), workspace())
 
     def see(self, tile: Tile, space: Any) -> None:
         """Count a tile."""
         side, work = space
-        counted: Side | None
         count = count_tile if self.estimates.on is None else device.count
-        if self.shared:
-            count(tile.estimates, tile.row, tile.column, side, True, tile.part.vectors.pairs, *work)
-            return
-        for view in self.estimates.views(tile):
-            counted, first, pairs = (self._guests, 0, view.pairs) if view.guests else (side, self.first, view.pairs)
-            if first:
-                own = slice(first, None)
-                names = ("queries", "query_square", "query_twin")
-                pairs = pairs._replace(**{name: getattr(pairs, name)[own] for name in names})
+        for view, pairs, guests, lock in self.estimates.views(tile):
+            if self.shared:
+                count(view, side, True, pairs, *work)
+                return
+            counted, seen, those = self._guests if guests else side, view, pairs
+            if self.first and not guests:
+                names = ("queries", "query_norm", "query_twin")
+                those = pairs._replace(**{name: getattr(pairs, name)[self.first :] for name in names})
+                seen = view._replace(query=view.query - self.first)
             assert counted is not None
-            with view.lock:
-                count(view.estimates, view.row - first, view.column, counted, False, pairs, *work)
+            with lock:
+                count(seen, counted, False, those, *work)
 
     def leave(self, some: slice) -> list[Any]:
         """Return the thresholds of some queries that visit another process."""

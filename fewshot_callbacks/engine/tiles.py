@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fewshot_callbacks.engine import device
+from fewshot_callbacks.engine.counting import View
 from fewshot_callbacks.engine.exact import Pairs
 from fewshot_callbacks.engine.layout import Layout
 from fewshot_callbacks.engine.options import Precision, Progress
@@ -21,32 +22,16 @@ from fewshot_callbacks.engine.threads import work_off
 from fewshot_callbacks.engine.vectors import Floats, Operand, Vectors, estimates_of
 from fewshot_callbacks.engine.visits import Part, Traveller, visitors
 
-PADDING = 16
-"""Columns that a buffer has to spare: rows whose distance is a power of two would share the same places of a cache."""
-
 
 class Tile(NamedTuple):
     """Estimates of some pairs; -inf where a pair is no negative."""
 
     estimates: Any  # (rows, columns) an array, or a tensor where PyTorch operations count
+    # the query of the first row
     row: int
-    """the query of the first row"""
+    # the item of the first column, in its part
     column: int
-    """the item of the first column, in its part"""
     part: Part
-
-
-class View(NamedTuple):
-    """A tile as the queries see it for which it is counted: as it is, or turned around."""
-
-    lock: threading.Lock
-    """of its queries"""
-    guests: bool
-    """these are visitors"""
-    estimates: Any
-    row: int
-    column: int
-    pairs: Pairs
 
 
 @runtime_checkable
@@ -85,10 +70,10 @@ class Estimates:
     mutual: bool = False
     on: torch.device | None = None
     progress: Progress | None = None
+    # queries and items of this process
     shape: tuple[int, int] = field(init=False)
-    """queries and items of this process"""
+    # of all processes; of one set whose tiles serve both sides, each once
     pairs: int = field(init=False)
-    """of all processes; of one set whose tiles serve both sides, each once"""
 
     def __post_init__(self) -> None:
         self.threads, self.processes = self.vectors.threads if self.on is None else 1, self.vectors.processes
@@ -96,8 +81,6 @@ class Estimates:
         queries, items = np.sum(self.processes.gather(self.shape), axis=0).tolist()
         self.items, self.pairs = items, queries * items // (2 if self.mutual else 1)
         self.height, self.width = self.layout.height, self.layout.width
-        if self.width % self.height and self.height % self.width:  # a turned tile has the lock of one block of queries
-            self.width = self.height * max(1, self.width // self.height)
         if self.precision == "float64" and not self.layout.kept:
             self.width = max(1, self.width // 2)
         sides = (0, -1)[: self.vectors.sides] if self.layout.kept else ()
@@ -142,16 +125,24 @@ class Estimates:
 
     # -------------------------------------------------------------------------------------------------------- the loop
 
-    def views(self, tile: Tile) -> Iterator[View]:
-        """Yield a tile for its rows, and, where its columns are queries as well, turned around for these."""
-        part, pairs = tile.part, tile.part.vectors.pairs
-        yield View(self._locks[tile.row // self.height], False, tile.estimates, tile.row, tile.column, pairs)
+    def views(self, tile: Tile) -> Iterator[tuple[View, Pairs, bool, threading.Lock]]:
+        """Yield a tile for its rows, and, where its columns are queries as well, turned around for some of these at a time.
+
+        With each view come the vectors, whether its queries are visitors, and their lock.
+        """
+        (part, pairs), (rows, columns) = (tile.part, tile.part.vectors.pairs), tile.estimates.shape
+        yield View(tile.estimates, False, 0, rows, tile.row, tile.column), pairs, False, self._lock(tile.row)
         if part.mutual or part.guests:
-            turned = pairs.turned()
-            for first in range(0, tile.estimates.shape[1], self.height):
-                column, estimates = tile.column + first, tile.estimates[:, first : first + self.height].T
-                lock = self._locks[column // self.height % len(self._locks)]
-                yield View(lock, part.guests, estimates, column, tile.row, turned)
+            pairs, first = pairs.turned(), 0
+            while first < columns:
+                last = min(columns, first + self.height - (tile.column + first) % self.height)
+                lock = self._lock(tile.column + first)
+                yield View(tile.estimates, True, first, last, tile.column, tile.row), pairs, part.guests, lock
+                first = last
+
+    def _lock(self, query: int) -> threading.Lock:
+        """Return the lock of a block of queries, or visitors."""
+        return self._locks[query // self.height % len(self._locks)]
 
     def show(self, *observers: Observer, queries: slice | None = None, told: bool = False) -> int:
         """Make every tile of some queries once and show it to each observer; return how many pairs were not masked.
@@ -236,10 +227,9 @@ class Estimates:
         if self.on is not None:
             return ()
         kind = {"bytes": torch.int32, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-        shape = self.height, self.width + PADDING
-        if self.precision in ("bytes", "bfloat16"):  # products of bytes have to be contiguous
-            return torch.empty(self.height * self.width, dtype=kind[self.precision]), np.empty(shape, np.float32)
-        return torch.empty(shape, dtype=kind[self.precision]), None
+        room = self.height * self.width
+        coarse = self.precision in ("bytes", "bfloat16")
+        return torch.empty(room, dtype=kind[self.precision]), np.empty(room, np.float32) if coarse else None
 
     def _product(self, left: Operand, right: Operand, buffers: tuple[Any, ...]) -> Any:
         """Return the estimates of one tile."""
@@ -247,11 +237,11 @@ class Estimates:
             return torch.mm(left.rows, right.rows.T).to(torch.float64 if self.precision == "float64" else torch.float32)
         product, estimates = buffers
         rows, columns = len(left.rows), len(right.rows)
-        if estimates is None:
-            return torch.mm(left.rows, right.rows.T, out=product[:rows, :columns]).numpy()
         multiply: Callable[..., Any] = torch._int_mm if self.precision == "bytes" else torch.mm
         made = multiply(left.rows, right.rows.T, out=product[: rows * columns].view(rows, columns))
-        return estimates_of(made, left, right, estimates[:rows, :columns])
+        if estimates is None:
+            return made.numpy()
+        return estimates_of(made, left, right, estimates[: rows * columns].reshape(rows, columns))
 
     def _mask(self, estimates: Any, row: int, column: int, *, once: bool) -> int:
         """Write -inf over what is no negative; return how many negatives are left."""

@@ -19,22 +19,22 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine import exact
-from fewshot_callbacks.engine.compiled import kernel
+from fewshot_callbacks.engine.compiled import any_order, kernel
 from fewshot_callbacks.engine.layout import Layout, plan_layout
 from fewshot_callbacks.engine.options import Precision
 from fewshot_callbacks.engine.threads import split, work_off
 
 Floats = NDArray[np.float64]
+# `cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance.
+# `hamming`: minus the number of bits in which two codes of -1 and +1 differ.
 Similarity = Literal["cosine", "dot", "euclidean", "hamming"]
-"""`cosine`: cosine of the angle, 0 for a zero vector. `dot`: inner product. `euclidean`: minus the Euclidean distance.
-`hamming`: minus the number of bits in which two codes of -1 and +1 differ."""
 
 _KINDS = {"cosine": exact.COSINE, "dot": exact.DOT, "euclidean": exact.EUCLIDEAN, "hamming": exact.DOT}
 ROUNDOFF: dict[str, float] = {"bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 _DTYPES = {"bytes": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+# Binary exponents up to which float64 holds products of four numbers, and what rounding leaves of them, with room to
+# spare.
 _SAFE = 100
-"""Binary exponents up to which float64 holds products of four numbers, and what rounding leaves of them, with room to
-spare."""
 
 
 def check_similarity(similarity: str) -> None:
@@ -52,9 +52,10 @@ class Operand(NamedTuple):
 
     def part(self, some: Any) -> Operand:
         """Return some of its rows."""
+        rows = self.rows[some] if isinstance(some, slice) else self.rows.index_select(0, torch.from_numpy(some))
         if self.scale is None or self.offset is None:
-            return Operand(self.rows[some])
-        return Operand(self.rows[some], self.scale[some], self.offset[some])
+            return Operand(rows)
+        return Operand(rows, self.scale[some], self.offset[some])
 
 
 class Vectors:
@@ -85,8 +86,8 @@ class Vectors:
         wanted = torch.int8 if codes else torch.float64 if double else torch.float32
         rows = [side.detach().to(wanted).contiguous().numpy() for side in sides]
         rows, self._factor = self._in_range(rows) if double else (rows, 1.0)
-        squares = [self._squares(side, single=not double) for side in rows]
-        self.norms = [np.sqrt(square[:, 0]) for square in squares]
+        norms = [self._norms_of(side, single=not double) for side in rows]
+        self.norms = [norm[:, 0] for norm in norms]
         tops = processes.largest([float(norm.max(initial=0.0)) for norm in self.norms])
         largest = [2.0 ** math.ceil(math.log2(top)) if top else 1.0 for top in tops]
         if self.kind == exact.EUCLIDEAN:
@@ -95,7 +96,7 @@ class Vectors:
         self._scales, self.unit, self.dim = scales, scales[0] * scales[1], rows[0].shape[1]
         twins = [_twins(side) for side in rows]
         self.pairs = exact.Pairs(
-            rows[0], rows[-1], squares[0], squares[-1], twins[0], twins[-1], self.kind, not double, codes, self.unit
+            rows[0], rows[-1], norms[0], norms[-1], twins[0], twins[-1], self.kind, not double, codes, self.unit
         )
         self._centre = np.zeros(self.dim)
         self._longest = tops[-1] * scales[1] * (1 + 1e-9) if self.kind == exact.DOT else 1.0
@@ -123,11 +124,11 @@ class Vectors:
             return rows, 1.0
         return [np.ldexp(side, -exponent) for side in rows], math.ldexp(1.0, -exponent)
 
-    def _squares(self, values: NDArray[Any], *, single: bool) -> Floats:
+    def _norms_of(self, values: NDArray[Any], *, single: bool) -> Floats:
         out = np.zeros((len(values), 2))
 
         def fill(some: slice, work: Floats) -> None:
-            exact.exact_squares(values[some], single, out[some], work)
+            exact.exact_norms(values[some], single, out[some], work)
 
         work_off(split(len(values)), fill, self.threads, exact.workspace)
         return out
@@ -136,10 +137,10 @@ class Vectors:
 
     def with_gallery(self, values: NDArray[Any], first: int) -> Vectors:
         """Return the same queries with other items, whose equal rows are numbered from `first` on."""
-        other, square = copy(self), self._squares(values, single=self.pairs.single)
+        other, norm = copy(self), self._norms_of(values, single=self.pairs.single)
         other._codes = {}
-        other.norms, other.one_set = [self.norms[0], np.sqrt(square[:, 0])], False
-        other.pairs = self.pairs._replace(gallery=values, gallery_square=square, gallery_twin=first + _twins(values))
+        other.norms, other.one_set = [self.norms[0], norm[:, 0]], False
+        other.pairs = self.pairs._replace(gallery=values, gallery_norm=norm, gallery_twin=first + _twins(values))
         return other
 
     def take(self, queries: NDArray[Any], items: NDArray[Any]) -> Vectors:
@@ -148,13 +149,15 @@ class Vectors:
         other.norms = [self.norms[0][queries], self.norms[-1][items]]
         other.one_set = self.one_set and np.array_equal(queries, items)
         other._codes = {}
-        for side, some in ((1, items), (0, queries)):  # one set may become two
+        for side, some in enumerate((queries, items)[: other.sides]):  # one set may become two
             if side % self.sides in self._codes:
                 made, left = self._codes[side % self.sides]
-                other._codes[side % other.sides] = made.part(some), left[some]
-        own = {name: getattr(pairs, name)[queries] for name in ("queries", "query_square", "query_twin")}
-        others = {name: getattr(pairs, name)[items] for name in ("gallery", "gallery_square", "gallery_twin")}
-        other.pairs = pairs._replace(**own, **others)
+                other._codes[side] = made.part(some), left[some]
+        own = {name: getattr(pairs, name)[queries] for name in ("queries", "query_norm", "query_twin")}
+        turned = pairs.turned()
+        others = own if other.one_set else {name: getattr(turned, name)[items] for name in own}
+        renamed = zip(("gallery", "gallery_norm", "gallery_twin"), others.values(), strict=True)
+        other.pairs = pairs._replace(**own, **dict(renamed))
         return other
 
     # ------------------------------------------------------------------------------------------------------- estimates
@@ -225,13 +228,12 @@ class Vectors:
             tables, most = (out.rows.numpy(), out.scale, out.offset), 1 if self.pairs.whole else largest_code()
             twice = 2 if self.kind == exact.EUCLIDEAN and side == 0 else 1
 
-            def fill(some: slice, _: None) -> None:
+            def fill(some: slice, work: Floats) -> None:
                 own = self._values(side)[some], self._centre, self._divisors(side, some)
-                _code_rows(
-                    *own, most, twice, self.kind == exact.EUCLIDEAN, *(table[some] for table in tables), left[some]
-                )
+                made = tuple(table[some] for table in (*tables, left))
+                _code_rows(*own, most, twice, self.kind == exact.EUCLIDEAN, made, work)
 
-            work_off(split(len(left)), fill, self.threads)
+            work_off(split(len(left)), fill, self.threads, lambda: np.empty(self.dim))
             self._codes[kept] = out, left * (1 + 1e-6) + 2.0**-60
         return self._codes[kept]
 
@@ -313,16 +315,6 @@ class Vectors:
         work_off(split(len(rows), 2**12), fill, self.threads, exact.workspace)
         return out
 
-    def exact_rows(self, some: slice) -> Floats:
-        """Return the scores of some queries with all items."""
-        out = np.empty((some.stop - some.start, len(self.pairs.gallery)))
-
-        def fill(row: int, work: Floats) -> None:
-            exact.exact_scores_of(self.pairs, some.start + row, out[row], work)
-
-        work_off(range(len(out)), fill, self.threads, exact.workspace)
-        return out
-
     @property
     def longest_item(self) -> tuple[int, float]:
         """Return the longest item, and how many times as long as the median it is.
@@ -385,8 +377,16 @@ def _lengths(values, centre, divisors, out):
         out[r] = np.sqrt(square)
 
 
+@any_order
+def _sum_of_squares(values):
+    total = 0.0
+    for k in range(values.shape[0]):
+        total += values[k] * values[k]
+    return total
+
+
 @kernel
-def _code_rows(values, centre, divisors, most, twice, squared, codes, scales, offsets, left):
+def _code_rows(values, centre, divisors, most, twice, squared, tables, work):
     """Round rows, moved to a centre and divided, to integers times a scale.
 
     Args:
@@ -396,31 +396,31 @@ def _code_rows(values, centre, divisors, most, twice, squared, codes, scales, of
         most: Largest integer.
         twice: 2 for a side whose products count twice.
         squared: Whether minus the squared norm is added to each estimate.
-        codes: (rows, dim) the integers.
-        scales: (rows,).
-        offsets: (rows,).
-        left: (rows,) norm of what rounding leaves.
+        tables: (rows, dim) the integers; (rows,) scales, offsets, and norms of what rounding leaves.
+        work: (dim,) to work in.
     """
+    codes, scales, offsets, left = tables
     for r in range(values.shape[0]):
-        top = square = rest = 0.0
-        for k in range(values.shape[1]):
-            value = (np.float64(values[r, k]) - centre[k]) / divisors[r]
-            top, square = max(top, abs(value)), square + value * value
+        row, code, divisor, top = values[r], codes[r], divisors[r], 0.0
+        for k in range(row.shape[0]):
+            work[k] = (np.float64(row[k]) - centre[k]) / divisor
+        for k in range(row.shape[0]):
+            top = max(top, abs(work[k]))
+        offsets[r] = -_sum_of_squares(work) if squared else 0.0
         scale = np.float64(np.float32(max(top / most, 2.0**-100)))  # which float32 still divides by
-        for k in range(values.shape[1]):
-            value = (np.float64(values[r, k]) - centre[k]) / divisors[r]
-            code = min(max(np.rint(value / scale), -most), most)
-            codes[r, k] = np.int8(code)
-            rest += (value - code * scale) ** 2
-        scales[r], left[r] = twice * scale, np.sqrt(rest)
-        offsets[r] = -square if squared else 0.0
+        for k in range(row.shape[0]):
+            nearest = min(max(np.rint(work[k] / scale), -most), most)
+            code[k] = np.int8(nearest)
+            work[k] -= nearest * scale
+        scales[r], left[r] = twice * scale, np.sqrt(_sum_of_squares(work))
 
 
 @kernel
 def _scale(product, left, left_offset, right, right_offset, out):
     for r in range(product.shape[0]):
-        for c in range(product.shape[1]):
-            out[r, c] = np.float32(product[r, c]) * (left[r] * right[c]) + (left_offset[r] + right_offset[c])
+        row, estimates, scale, offset = product[r], out[r], left[r], left_offset[r]
+        for c in range(row.shape[0]):
+            estimates[c] = np.float32(row[c]) * (scale * right[c]) + (offset + right_offset[c])
 
 
 @functools.cache

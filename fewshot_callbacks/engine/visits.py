@@ -20,23 +20,23 @@ from numpy.typing import NDArray
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.vectors import Vectors
 
+# In which a part visits.
 CHUNKS = 4
-"""In which a part visits."""
 
 
 class Part(NamedTuple):
     """Some items of the gallery, whose rows are here: those of this process, or visitors."""
 
+    # of the queries with them
     vectors: Vectors
-    """of the queries with them"""
+    # number of the first item among all
     first: int
-    """number of the first item among all"""
+    # they are the queries, so that a tile serves its columns as well
     mutual: bool
-    """they are the queries, so that a tile serves its columns as well"""
+    # so many of the first queries meet them here; what the others meet is met in another process as well
     meets: int
-    """so many of the first queries meet them here; what the others meet is met in another process as well"""
+    # they are queries elsewhere, for which is counted here
     guests: bool = False
-    """they are queries elsewhere, for which is counted here"""
 
 
 def everyone(processes: Processes, mine: NDArray[Any]) -> NDArray[Any]:

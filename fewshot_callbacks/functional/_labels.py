@@ -27,18 +27,18 @@ from fewshot_callbacks.functional._tensors import as_tensor, refuse_masked
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
+# Code -> its word.
 CodeBook = Mapping[int, str]
-"""Code -> its word."""
 
 
 @dataclass(frozen=True)
 class Labels:
     """One label for each item."""
 
+    # integers as they were given, or the codes of words; int64 on the device where they were
     codes: Int[Tensor, "items"]
-    """integers as they were given, or the codes of words; int64 on the device where they were"""
+    # None for integers, and where there is no item
     words: CodeBook | None = None
-    """None for integers, and where there is no item"""
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -19,8 +19,8 @@ announce_compiling()
 # any order: sums of float64 over a batch are far more precise than the result, which is float32
 _kernel = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 
+# 2^64 divided by the golden ratio, the multiplier of Fibonacci hashing (Knuth, TAOCP 3, section 6.4).
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 divided by the golden ratio, the multiplier of Fibonacci hashing (Knuth, TAOCP 3, section 6.4)."""
 
 
 @_kernel

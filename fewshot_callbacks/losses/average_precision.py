@@ -82,8 +82,8 @@ def tie_aware_average_precision(histograms: SoftHistograms) -> Float[Tensor, "qu
     return _or_nan(gained.sum(dim=1), relevant.sum(dim=1))
 
 
+# Smaller counts are what rounding leaves of zero.
 TINY = 1e-6
-"""Smaller counts are what rounding leaves of zero."""
 
 
 def _or_nan(total: Tensor, relevant: Tensor) -> Tensor:

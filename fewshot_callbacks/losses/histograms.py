@@ -19,15 +19,15 @@ Score = Literal["cosine", "euclidean", "hamming"]
 """What is divided into bins: the cosine of two embeddings, 1 minus their distance on the unit sphere, or minus the Hamming
 distance of two (relaxed) codes of -1 and 1."""
 
+# Scores that are processed at once: 4 MB, and 16 MB for the intermediate tensors.
 CHUNK_SCORES = 2**20
-"""Scores that are processed at once: 4 MB, and 16 MB for the intermediate tensors."""
+# A 16th of a smaller matrix is worked on at once, but no less than this: at B = 1,024, d = 512 chunks of 2^20 took 13
+# MB more, for 2.46 instead of 2.63 times the time of the bare product (`benchmarks/losses.py`, Xeon at 2.1 GHz).
 SMALLEST_CHUNK = 2**16
-"""A 16th of a smaller matrix is worked on at once, but no less than this: at B = 1,024, d = 512 chunks of 2^20 took 13 MB
-more, for 2.46 instead of 2.63 times the time of the bare product (`benchmarks/losses.py`, Xeon at 2.1 GHz)."""
+# Scores up to this size are kept for the backward pass; larger ones are recomputed from the embeddings.
 KEPT_BYTES = 2**27
-"""Scores up to this size are kept for the backward pass; larger ones are recomputed from the embeddings."""
+# Added to a squared distance, so that its root has a derivative at 0; the value of the source's listing.
 SMALLEST_SQUARE = 1e-3
-"""Added to a squared distance, so that its root has a derivative at 0; the value of the source's listing."""
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from fewshot_callbacks.metrics._words import (
     words_held,
 )
 
+# One for each field of `ClassMoments`, in their order. Beside them stands `words`, see `_words`.
 STATES = ("class_labels", "counts", "origins", "offsets", "spread")
-"""One for each field of `ClassMoments`, in their order. Beside them stands `words`, see `_words`."""
 
 
 class ClassMomentsMetric(Metric):

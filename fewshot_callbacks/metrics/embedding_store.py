@@ -18,10 +18,11 @@ from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.class_subset import class_subset
 from fewshot_callbacks.metrics._words import read_batch, refuse_another_dim, refuse_another_form
 
+# Numbers that an embedding is shortened to. Those of two that are far apart are all close with a probability below
+# 1e-8.
 SKETCH = 8
-"""Numbers that an embedding is shortened to. Those of two that are far apart are all close with a probability below 1e-8."""
+# The same item, embedded in another batch or on another device, differs by rounding: 1 % of its length in bfloat16.
 SAME_ITEM = 0.05
-"""The same item, embedded in another batch or on another device, differs by rounding: 1 % of its length in bfloat16."""
 
 
 @dataclass(frozen=True)

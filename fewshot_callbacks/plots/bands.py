@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 from fewshot_callbacks.functional.statistics.intervals import student_interval
 from fewshot_callbacks.plots.style import MethodStyle
 
+# What a legend calls the band.
 BAND = "95 % interval of the mean of {seeds} seeds"
-"""What a legend calls the band."""
 
 
 def draw_band(

@@ -34,6 +34,7 @@ class MethodStyle(NamedTuple):
     dashes: LineStyleType
 
 
+# The softmax head, the distance-ratio head, average precision as a loss, and whatever stands beside them.
 METHODS: Mapping[str, MethodStyle] = MappingProxyType(
     {
         "softmax": MethodStyle(ORANGE, "s", (0, (4, 1.2))),
@@ -42,7 +43,6 @@ METHODS: Mapping[str, MethodStyle] = MappingProxyType(
         "other": MethodStyle(GREY, "D", (0, (1.2, 1.2))),
     }
 )
-"""The softmax head, the distance-ratio head, average precision as a loss, and whatever stands beside them."""
 
 Format = Literal["png", "svg"]
 

@@ -5,6 +5,7 @@ import functools
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.textpath import text_to_path
 
+# Fonts of the common systems for what DejaVu Sans, which comes with matplotlib, does not hold.
 FALLBACKS = (
     "Noto Sans CJK JP",
     "Noto Sans CJK SC",
@@ -21,7 +22,6 @@ FALLBACKS = (
     "Leelawadee UI",
     "Arial Unicode MS",
 )
-"""Fonts of the common systems for what DejaVu Sans, which comes with matplotlib, does not hold."""
 
 ELLIPSIS = "…"
 UNKNOWN = "□"

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fewshot_callbacks.protonet.heads import DistanceRatioHead
 
+# Largest ln rho: above it rho is infinite in float32.
 LARGEST = math.log(torch.finfo(torch.float32).max)
-"""Largest ln rho: above it rho is infinite in float32."""
 
 
 class ExponentWatch:

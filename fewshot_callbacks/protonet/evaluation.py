@@ -23,12 +23,12 @@ from fewshot_callbacks.functional.episodes import (
 )
 from fewshot_callbacks.protonet.representations import Representation, class_logits
 
+# Embedding components that `evaluate_episodes` scores in one piece: 16 MiB in float32, however many episodes.
 NUMBERS_AT_ONCE = 2**22
-"""Embedding components that `evaluate_episodes` scores in one piece: 16 MiB in float32, however many episodes."""
 
 
+# `EpisodeAccuracy.episodes_hash` where the loader of the episodes has no `EpisodeList` to name them by.
 UNKNOWN_EPISODES = "unknown"
-"""`EpisodeAccuracy.episodes_hash` where the loader of the episodes has no `EpisodeList` to name them by."""
 
 
 # checkpoints hold the protocol and load with weights_only=True; until 0.1 it was defined here

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 Distance = Literal["euclidean", "unit_euclidean", "angular"]
 """How far apart two embeddings are: as they are, or on the unit sphere by the chord or by the arc."""
 
+# Added to the squared distance under the logarithm of the distance-ratio head, so that distance 0 stays finite.
 EPSILON = 1e-10
-"""Added to the squared distance under the logarithm of the distance-ratio head, so that distance 0 stays finite."""
 
 
 def prototypes(

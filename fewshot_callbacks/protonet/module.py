@@ -34,8 +34,8 @@ from fewshot_callbacks.protonet.representations import Representation, check_rep
 
 Stage = Literal["val", "test"]
 
+# The protocol of the papers: 600 episodes, 5-way 1-shot with 15 queries per class.
 DEFAULT_PROTOCOL = EpisodeProtocol()
-"""The protocol of the papers: 600 episodes, 5-way 1-shot with 15 queries per class."""
 
 
 class ProtoNet(LightningModule):

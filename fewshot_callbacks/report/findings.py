@@ -17,14 +17,14 @@ from fewshot_callbacks.report.items import Items
 from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.report.thumbnails import Key
 
+# Worst queries of one class, so that one class does not fill the list.
 MOST_OF_A_CLASS = 3
-"""Worst queries of one class, so that one class does not fill the list."""
+# First neighbours in which confusions are counted.
 CONFUSION_K = 5
-"""First neighbours in which confusions are counted."""
+# Neighbours that vote on a label.
 SUSPECT_K = 10
-"""Neighbours that vote on a label."""
+# Queries that two models rank most differently, for each of both.
 CHANGED = 4
-"""Queries that two models rank most differently, for each of both."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from PIL import Image
 
 from fewshot_callbacks._image_files import ENDINGS, FoundFiles, images_below, read_image
 
+# Those of torchvision's ImageFolder, and GIF.
 IMAGE_ENDINGS = (*ENDINGS, ".gif")
-"""Those of torchvision's ImageFolder, and GIF."""
 
 Picture = Callable[[int], Any]
 """Returns what is shown of an item: a Pillow image, a tensor, an array or a text. If it raises, the report says so."""

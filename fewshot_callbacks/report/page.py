@@ -27,12 +27,12 @@ from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.report.thumbnails import Thumbnails
 
 TEMPLATES = Path(__file__).parent / "templates"
+# Placeholder in the template for the size of the file.
 SIZE = "@SIZE@"
-"""Placeholder in the template for the size of the file."""
+# How Python holds the bytes of a file name that are no UTF-8; they cannot be written.
 _UNPAIRED = re.compile("[\ud800-\udfff]")
-"""How Python holds the bytes of a file name that are no UTF-8; they cannot be written."""
+# Largest number of failed pictures that are named; of further ones, only the number is given.
 NAMED_FAILURES = 10
-"""Largest number of failed pictures that are named; of further ones, only the number is given."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from PIL import Image
 from fewshot_callbacks._image_files import to_8_bits
 from fewshot_callbacks.report.items import Items
 
+# Characters of an item that is a text.
 LONGEST_TEXT = 160
-"""Characters of an item that is a text."""
 Key = tuple[int, int]
 """Number of a set, and the index of an item in it."""
 

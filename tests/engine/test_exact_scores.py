@@ -22,7 +22,7 @@ from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import made, sampled_product
 from tests.engine.cases import KINDS, SIMILARITIES, vectors
-from tests.engine.oracles import root, true_scores
+from tests.engine.oracles import exact_rows, root, true_scores
 from tests.functional.brute_force import BruteForce
 from tests.functional.brute_force import root as decimal_root
 
@@ -38,7 +38,7 @@ def of(queries, gallery, similarity, threads=1):
 def scores(queries, gallery, similarity):
     """Scores as a user reads them: of whole rows, and of pairs one by one, which are the same."""
     made = of(queries, gallery, similarity)
-    exact = made.exact_rows(slice(0, len(queries)))
+    exact = exact_rows(made)
     rows, columns = np.indices(exact.shape).reshape(2, -1)
     chance = np.random.default_rng(0).permutation(len(rows))
     assert np.array_equal(made.exact(rows[chance], columns[chance]), exact.reshape(-1)[chance])
@@ -140,7 +140,7 @@ def test_hold_at_every_power_of_two_of_float64(values, similarity, power):
     assume(np.abs(data).max() > 0)
     near, far = np.ldexp(data, -top), np.ldexp(np.ldexp(data, -top), power)
     near = np.ldexp(far, -power) if power < -900 else near  # what denormal numbers hold of them
-    truth, found = true_scores(near, near, similarity), of(far, None, similarity).exact_rows(slice(0, len(data)))
+    truth, found = true_scores(near, near, similarity), exact_rows(of(far, None, similarity))
     assert np.array_equal(np.unique(found, return_inverse=True)[1], np.unique(truth, return_inverse=True)[1])
     assert np.array_equal(np.sign(found), np.sign(truth))
 
@@ -334,7 +334,7 @@ def test_a_threshold_given_back_decides_alike(similarity):
 def test_what_a_user_reads_is_read_back(similarity, scale):
     kind, dtype = ("codes", np.int8) if similarity == "hamming" else ("mixed", np.float64)
     made = of((vectors(kind, 30, 12) * (1 if similarity == "hamming" else scale)).astype(dtype), None, similarity)
-    exact = made.exact_rows(slice(0, 30))
+    exact = exact_rows(made)
     assert np.array_equal(made.from_user(made.to_user(exact)), exact) or scale == 1e300  # where they are infinite
     assert made.from_user([math.inf, -math.inf]).tolist() == [math.inf, -math.inf]
     assert np.isnan(made.to_user(np.array([np.nan]))).all()
@@ -359,9 +359,10 @@ class Seen:
         return None
 
     def see(self, tile, space):
-        for view in self.estimates.views(tile):
-            values = np.asarray(view.estimates, np.float64)
-            part = self.values[view.row : view.row + values.shape[0], view.column : view.column + values.shape[1]]
+        for view, *_ in self.estimates.views(tile):
+            values = np.asarray(view.estimates.T if view.turned else view.estimates, np.float64)[view.start : view.stop]
+            of_queries = self.values[view.query + view.start : view.query + view.stop]
+            part = of_queries[:, view.item : view.item + values.shape[1]]
             part[values > -np.inf] = values[values > -np.inf]
 
 
@@ -373,7 +374,7 @@ def estimates_of(vectors, precision, *, mutual=False, on=None):
     seen = Seen(shown)
     shown.show(seen)
     if mutual:  # an item is not compared with itself
-        seen.values[np.diag_indices(queries)] = vectors.exact_rows(slice(0, queries))[np.diag_indices(queries)]
+        seen.values[np.diag_indices(queries)] = exact_rows(vectors)[np.diag_indices(queries)]
     return seen.values
 
 
@@ -392,7 +393,7 @@ def test_no_estimate_is_off_by_more_than_the_error_of_its_row_and_column(similar
     for gallery in (right.astype(dtype), None):
         with computing():
             made = of(left.astype(dtype), gallery, similarity)
-            exact = made.exact_rows(slice(0, 23))
+            exact = exact_rows(made)
             for precision in ("float32", "float64", *made.precisions()):
                 for on in (None, torch.device("cpu"))[: 1 + (precision != "bytes")]:
                     off = np.abs(estimates_of(made, precision, mutual=gallery is None, on=on) - exact)
@@ -427,7 +428,7 @@ def test_the_score_in_float64_is_as_close_as_it_says(similarity, dtype):
     for kind in (*KINDS, "cancelling", "wide"):
         two = rows(kind, 40, 20, dtype, 0) if kind in ROWS else vectors(kind, 40, 20).astype(dtype)
         made = of(two[:17].copy(), two[17:].copy(), similarity)
-        exact = made.exact_rows(slice(0, 17))
+        exact = exact_rows(made)
         for i, j in np.ndindex(exact.shape):
             score, error = close_score(made.pairs, i, j)
             assert abs(Fraction(score) - Fraction(exact[i, j])) <= Fraction(error), kind
@@ -446,14 +447,14 @@ def test_some_queries_or_other_items_have_the_scores_and_bounds_of_the_whole(sim
     some, others = np.array([28, 3, 3, 17, 5]), np.array([0, 29, 13, 7])
     with computing():
         whole = of(queries, gallery, similarity)
-        exact = whole.exact_rows(slice(0, 30))
+        exact = exact_rows(whole)
         for coded in (False, True):
             if coded and "bytes" in whole.precisions():
                 whole.error("bytes")  # what was made of all rows serves their parts
             visited, taken = whole.with_gallery(whole.pairs.gallery[others], 30), whole.take(some, others)
             parts = ((visited, exact[:, others], slice(None)), (taken, exact[np.ix_(some, others)], some))
             for part, wanted, chosen in parts:
-                assert np.array_equal(part.exact_rows(slice(0, len(wanted))), wanted)
+                assert np.array_equal(exact_rows(part), wanted)
                 assert np.array_equal(part.to_user(wanted), whole.to_user(wanted))
                 for precision in ("float32", "float64", *whole.precisions()):
                     assert np.array_equal(part.error(precision), whole.error(precision)[chosen])

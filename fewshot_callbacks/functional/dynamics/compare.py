@@ -15,11 +15,11 @@ from fewshot_callbacks.functional.dynamics.history import RATIOS, DynamicsHistor
 if TYPE_CHECKING:
     from rich.table import Table
 
+# The paper prints p-values below this in bold.
 SIGNIFICANT = 0.01
-"""The paper prints p-values below this in bold."""
 
+# Fewer measured steps than these show next to nothing.
 FEW = 20
-"""Fewer measured steps than these show next to nothing."""
 
 TITLES = {
     "norm_ratio": "norm ratio",

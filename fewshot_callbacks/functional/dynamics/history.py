@@ -15,13 +15,13 @@ from torch import Tensor
 
 from fewshot_callbacks.functional.dynamics.step import Centering, StepDynamics
 
+# The four measures that the paper compares, and where a step counts as good.
 RATIOS: dict[str, Literal["above 1", "below 1"] | None] = {
     "norm_ratio": None,
     "con_alpha": "below 1",
     "div_alpha": "above 1",
     "con_div": "below 1",
 }
-"""The four measures that the paper compares, and where a step counts as good."""
 
 
 FILE_FORMAT = 1

@@ -17,11 +17,11 @@ Centering = Literal["points", "coordinates"]
 """What is subtracted from each embedding before alpha and phi are taken: `"points"`: the average embedding, as the text
 of the paper says; `"coordinates"`: the mean of the embedding's own coordinates, as the authors' published program does."""
 
+# Added to squared distances, so that a query on its prototype gives a finite ratio.
 EPSILON = 1e-10
-"""Added to squared distances, so that a query on its prototype gives a finite ratio."""
 
+# A scale below this is none: the embeddings collapsed, or turned around, in one step.
 LEAST_ALPHA = 1e-6
-"""A scale below this is none: the embeddings collapsed, or turned around, in one step."""
 
 
 @dataclass(frozen=True)

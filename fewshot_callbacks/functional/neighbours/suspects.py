@@ -16,20 +16,20 @@ from fewshot_callbacks.functional.neighbours.nearest import Neighbours, nearest
 
 _CALL = "suspects"
 
+# Neighbours of an item are often neighbours of each other, so that k of them say less than k independent ones: the
+# logarithm of their likelihood ratio is divided by this. It hardly changes the order of items (average precision by
+# 0.01 at most on full sets), but how many are returned. With 1, 2 and 3 here, `python benchmarks/suspects.py --shares
+# 0.05 --seeds 5` prints for glyphs of the test split precision 0.66, 0.86, 0.92 and recall 1.00, 0.99, 0.99; with
+# `--flips close` precision 0.61, 0.76, 0.79 and recall 0.68, 0.44, 0.28.
 DEPENDENCE = 2.0
-"""Neighbours of an item are often neighbours of each other, so that k of them say less than k independent ones: the
-logarithm of their likelihood ratio is divided by this. It hardly changes the order of items (average precision by 0.01 at
-most on full sets), but how many are returned. With 1, 2 and 3 here, `python benchmarks/suspects.py --shares 0.05 --seeds 5`
-prints for glyphs of the test split precision 0.66, 0.86, 0.92 and recall 1.00, 0.99, 0.99; with `--flips close` precision
-0.61, 0.76, 0.79 and recall 0.68, 0.44, 0.28."""
+# Votes that are added to those of each class, distributed as in the whole set, so that a class of two or three items
+# has a likelihood, too.
 PSEUDO_VOTES = 3.0
-"""Votes that are added to those of each class, distributed as in the whole set, so that a class of two or three
-items has a likelihood, too."""
+# Share of wrong labels that the estimate begins with, and its steps, after which it does not move.
 FIRST_RATE, ITERATIONS = 0.05, 50
-"""Share of wrong labels that the estimate begins with, and its steps, after which it does not move."""
+# Pairs of a candidate class and a vote that are looked up at once. Measured at 12,000 items and memory_mb=16: 28 MB
+# with 2**18, 17 MB with 2**15, in the same time; fewer would leave a single item at once where k is a few hundred.
 LOOKUPS_AT_ONCE = 2**16
-"""Pairs of a candidate class and a vote that are looked up at once. Measured at 12,000 items and memory_mb=16: 28 MB with
-2**18, 17 MB with 2**15, in the same time; fewer would leave a single item at once where k is a few hundred."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,8 +46,8 @@ from fewshot_callbacks.functional.statistics.intervals import (
     macro_mean_interval,
 )
 
+# Ratio to the median length from which a note names the longest embedding.
 LONGEST_RATIO = 1000.0
-"""Ratio to the median length from which a note names the longest embedding."""
 
 _CALL = "evaluate_retrieval"
 

@@ -230,12 +230,12 @@ class _Part:
     """What this process holds of the queries or of the gallery, with the labels of all."""
 
     vectors: Tensor
+    # labels of the items of all processes
     labels: Labels
-    """labels of the items of all processes"""
+    # index of each item among all
     places: Int[Tensor, "own"]
-    """index of each item among all"""
+    # number of items of all processes
     length: int
-    """number of items of all processes"""
 
 
 def _part(

@@ -11,12 +11,12 @@ from jaxtyping import Float, Shaped
 
 from fewshot_callbacks.engine.evaluation import Evaluation
 
+# Number of evenly spaced thresholds, which are also the edges of the bins.
 BINS = 240
-"""Number of evenly spaced thresholds, which are also the edges of the bins."""
+# Further thresholds: evenly spaced in recall, and geometrically in the number of irrelevant pairs accepted.
 RECALL_STEPS, MATCH_STEPS = 100, 60
-"""Further thresholds: evenly spaced in recall, and geometrically in the number of irrelevant pairs accepted."""
+# Scores of relevant, sampled and collected pairs that are tried for these, each.
 DENSE = 2**12
-"""Scores of relevant, sampled and collected pairs that are tried for these, each."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,8 @@ from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.vectors import Similarity, Vectors, check_similarity
 from fewshot_callbacks.functional._inputs import computable
 
+# Float64 numbers that a component of a prototype or of an item takes while means are made, with room to spare.
 NUMBERS_PER_COMPONENT = 16
-"""Float64 numbers that a component of a prototype or of an item takes while means are made, with room to spare."""
 
 
 def prototype_accuracy(
@@ -157,11 +157,11 @@ def _count_others(
 class _Sums:
     """The sums of the items of some classes."""
 
+    # number of the first class
     first: int
-    """number of the first class"""
     sums: Int[Tensor, "classes dim"]
+    # power of two: each component is a multiple of unit * 2**-bits
     unit: Float[Tensor, "classes dim"]
-    """power of two: each component is a multiple of unit * 2**-bits"""
     counts: Int[Tensor, "classes"]
     bits: int
 

@@ -135,12 +135,12 @@ def _expect_ratio(value: Float[Tensor, "queries"], ranks: RankBlock, cut: Int[Te
 class _RatioMeans(NamedTuple):
     """Means over the number h of relevant items that are drawn; a term with m + h = 0 counts as 0."""
 
+    # mean of 1 / (m + h)
     inverse: Tensor
-    """mean of 1 / (m + h)"""
+    # mean of h / (m + h)
     share: Tensor
-    """mean of h / (m + h)"""
+    # mean of h (h - 1) / (m + h)
     pairs: Tensor
-    """mean of h (h - 1) / (m + h)"""
 
 
 def _hypergeometric_means(m: Tensor, drawn: Tensor, size: Tensor, relevant: Tensor) -> _RatioMeans:
@@ -379,17 +379,17 @@ def _tied(ranks: RankBlock) -> Bool[Tensor, "queries columns"]:
 class _TiedGroups(NamedTuple):
     """Groups of equal keys with relevant items and negatives, once each."""
 
+    # row of the block
     query: Int[Tensor, "groups"]
-    """row of the block"""
+    # column of one relevant item of the group
     column: Int[Tensor, "groups"]
-    """column of one relevant item of the group"""
+    # candidates with a larger key
     above: Int[Tensor, "groups"]
-    """candidates with a larger key"""
     relevant_above: Int[Tensor, "groups"]
+    # candidates in the group
     size: Int[Tensor, "groups"]
-    """candidates in the group"""
+    # relevant candidates in the group
     relevant: Int[Tensor, "groups"]
-    """relevant candidates in the group"""
 
     def where(self, keep: Bool[Tensor, "groups"]) -> _TiedGroups:
         return _TiedGroups(*(values[keep] for values in self))

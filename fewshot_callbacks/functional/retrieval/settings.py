@@ -23,10 +23,10 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties, c
 from fewshot_callbacks.functional.statistics.intervals import normal_quantile
 
 DEFAULT_MEMORY_MB: float = 512
+# A budget from here on, such as infinity, is no limit: no machine has as much, and as bytes it still has 64 bits.
 UNLIMITED_MB = 2**40
-"""A budget from here on, such as infinity, is no limit: no machine has as much, and as bytes it still has 64 bits."""
+# Ranks are compared as integers of 64 bits.
 LARGEST_RANK = 2**63 - 1
-"""Ranks are compared as integers of 64 bits."""
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -60,8 +60,8 @@ class GroupedOptions(SearchOptions, total=False):
     unmatched: Unmatched
 
 
+# Name of a setting in `grouped_recall` -> its name in `RetrievalSettings`, where these differ.
 GROUPED_NAMES = {"k": "grouped_k", "groups": "label_groups", "seed": "group_seed", "unmatched": "grouped_unmatched"}
-"""Name of a setting in `grouped_recall` -> its name in `RetrievalSettings`, where these differ."""
 
 
 class RetrievalOptions(RankOptions, total=False):

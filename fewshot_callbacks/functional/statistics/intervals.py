@@ -41,13 +41,13 @@ from fewshot_callbacks.functional._labels import check_labels
 from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional.statistics.class_means import class_means
 
+# Two means of metrics that differ by less are equal: rounding is 1e-16 of them, and one query of a million 1e-6.
 SAME = 1e-12
-"""Two means of metrics that differ by less are equal: rounding is 1e-16 of them, and one query of a million 1e-6."""
+# Units from which on the range of their differences tells that a correction went too far. Fewer often have a mean
+# beyond all of them, and `benchmarks/interval_coverage.py` finds no better coverage with the t interval.
 UNITS_WITH_RANGE = 8
-"""Units from which on the range of their differences tells that a correction went too far. Fewer often have a mean beyond
-all of them, and `benchmarks/interval_coverage.py` finds no better coverage with the t interval."""
+# By how much rounding may carry a metric that was computed in float32 outside its range.
 OUTSIDE = 1e-6
-"""By how much rounding may carry a metric that was computed in float32 outside its range."""
 
 
 class Interval(NamedTuple):
@@ -338,12 +338,12 @@ def _check_range(values: list[float], lowest: int) -> None:
 
 class _Estimate(NamedTuple):
     mean: float
+    # standard error of the mean; 0 where all units have the same value
     error: float
-    """standard error of the mean; 0 where all units have the same value"""
+    # degrees of freedom of the standard error
     freedom: float
-    """degrees of freedom of the standard error"""
+    # skewness of the mean: that of the units over the root of their number
     skewness: float
-    """skewness of the mean: that of the units over the root of their number"""
 
 
 def _jackknife(means: Sequence[float], sizes: Sequence[int]) -> _Estimate:
