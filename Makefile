@@ -77,11 +77,11 @@ $(MADE): $(wildcard $(VENV)/.unfinished)
 	$(INSTALL) --upgrade pip
 	mv $(VENV)/.unfinished $@
 
-# the package with an extra; the demo needs none
+# the package with an extra: the demo takes what the commands, the figures and the images need
 $(VENV)/.for-%: $(MADE) pyproject.toml $(CONSTRAINTS)
 	touch $(VENV)/.unfinished
 	trap 'exit 130' INT TERM HUP; $(INSTALL) $(if $(CONSTRAINTS),--build-constraint $(CONSTRAINTS)) \
-		--editable ".$(if $(filter-out demo,$*),[$*])" || { rm $(VENV)/.unfinished; exit 1; }
+		--editable ".[$(if $(filter demo,$*),all,$*)]" || { rm $(VENV)/.unfinished; exit 1; }
 	mv $(VENV)/.unfinished $@
 
 clean:

@@ -103,7 +103,7 @@ def commands(target: str) -> str:
 @pytest.mark.parametrize(
     ("target", "extra", "programs"),
     [
-        ("demo", "", {"fewshot"}),
+        ("demo", "[all]", {"fewshot"}),
         ("test", "[test]", {"pytest"}),
         ("check", "[check]", {"ruff", "typos", "mypy"}),
     ],

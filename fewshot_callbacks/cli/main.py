@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
+from fewshot_callbacks._extras import needs
 from fewshot_callbacks._terminal import printable
 
 COMMANDS = {
@@ -109,7 +110,8 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
     command = parser().parse_args(words[:1]).command
     module = "fit" if command in ("fit", "validate", "test") else command
     try:
-        run = _run_of(module, owns_process=owns_process)
+        with needs("cli" if command in ("compare", "evaluate", "plan") else "all", f"fewshot {command}"):
+            run = _run_of(module, owns_process=owns_process)
         return int(run(words if module == "fit" else words[1:]) or 0)
     except BrokenPipeError:
         raise
@@ -117,7 +119,7 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
         word, status = ("Terminated", TERMINATED) if isinstance(stop, Terminated) else ("Interrupted", INTERRUPTED)
         print(f"\n{word}. {printable(stop)}".rstrip(), file=sys.stderr)
         return status
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:
         if os.environ.get(DEBUG):
             raise
         print(f"fewshot {command}: {printable(one_line(error))}", file=sys.stderr)

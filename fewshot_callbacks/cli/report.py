@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from docstring_parser import parse_from_object
 from jsonargparse import ArgumentParser
 from numpy.typing import NDArray
 from rich.console import Console
@@ -19,6 +18,7 @@ from fewshot_callbacks._terminal import as_text, note, printable
 from fewshot_callbacks.cli._options import OneLineErrors
 from fewshot_callbacks.cli.evaluate import add_settings, evaluate_arrays, load_arrays, progress_bar
 from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.functional.retrieval.settings import meanings_of
 from fewshot_callbacks.report import (
     Items,
     Model,
@@ -87,15 +87,11 @@ def parser() -> ArgumentParser:
     options.add_argument(
         "--train_images", type=Path | None, default=None, metavar="FOLDER", help="the same as --images for that split"
     )
-    meanings = {
-        part.args[1]: part.description or "" for part in parse_from_object(ReportSettings).params if len(part.args) > 1
-    }
+    meanings = meanings_of(ReportSettings)
     for field in fields(ReportSettings):
         if field.name != "memory_mb":  # one for evaluation and searches
             kind = float if field.name in ("max_mb", "duplicates_from") else int
-            options.add_argument(
-                f"--{field.name}", type=kind, default=field.default, help=" ".join(meanings[field.name].split())
-            )
+            options.add_argument(f"--{field.name}", type=kind, default=field.default, help=meanings.get(field.name, ""))
     add_settings(options, LEFT_OUT)
     return options
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from fewshot_callbacks._extras import needs
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import (
     RetrievalOptions,
@@ -166,7 +167,8 @@ class RetrievalEvaluation(Metric):
         val = self.compute() if val is None else val
         if not isinstance(val, Mapping):
             return self._plot([_without_threshold(one) for one in val], ax)
-        from matplotlib import pyplot  # noqa: PLC0415 - only who draws needs it
+        with needs("report", "RetrievalEvaluation.plot"):
+            from matplotlib import pyplot  # noqa: PLC0415 - only who draws needs it
 
         shown = _without_threshold(val)
         figure, axes = pyplot.subplots(layout="constrained") if ax is None else (ax.get_figure(), ax)

@@ -1,5 +1,10 @@
 """Figures of results: queries with their neighbours, scores of pairs, the embedding as a map. Results in, figures out."""
 
+from fewshot_callbacks._extras import needs
+
+with needs("report", "fewshot_callbacks.plots"):
+    import matplotlib  # noqa: F401
+
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.plots.embedding_map import embedding_map
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fewshot_callbacks._extras import needs
+
 ConvolutionInit = Literal["pytorch", "he_fan_out"]
 
 
@@ -128,7 +130,8 @@ def resnet18(in_channels: int = 3) -> nn.Module:
         >>> resnet18(in_channels=1).eval()(torch.zeros(2, 1, 32, 32)).shape
         torch.Size([2, 512])
     """
-    from torchvision import models  # noqa: PLC0415 - slow to import, and needed by this backbone alone
+    with needs("vision", "resnet18"):
+        from torchvision import models  # noqa: PLC0415 - slow to import, and needed by this backbone alone
 
     _check_channels(in_channels)
     network = cast(nn.Module, models.resnet18(weights=None))

@@ -1,5 +1,12 @@
 """Writes a report of an evaluation as one self-contained HTML file."""
 
+from fewshot_callbacks._extras import needs
+
+with needs("report", "fewshot_callbacks.report"):
+    import jinja2  # noqa: F401
+    import matplotlib  # noqa: F401
+    import PIL  # noqa: F401
+
 from fewshot_callbacks.report.findings import Model
 from fewshot_callbacks.report.items import Items, image_files, pictures_of_files
 from fewshot_callbacks.report.page import WrittenReport, check_writable, write_report

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fewshot_callbacks._extras import needs
 from fewshot_callbacks._terminal import as_text
 from fewshot_callbacks.functional.dynamics.history import RATIOS, DynamicsHistory
 
@@ -77,8 +78,9 @@ class DynamicsComparison:
 
     def table(self) -> Table:
         """Make a table for rich, with the paper's columns; p-values below 0.01 are bold, with a star."""
-        from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only for those who print
-        from rich.table import Table  # noqa: PLC0415
+        with needs("cli", "DynamicsComparison.table"):
+            from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - only for those who print
+            from rich.table import Table  # noqa: PLC0415
 
         steps = [next(iter(self.measures.values())).steps[run] for run in (0, 1)]
         table = Table(
@@ -114,7 +116,8 @@ class DynamicsComparison:
         return table
 
     def __str__(self) -> str:
-        from rich.console import Console  # noqa: PLC0415 - only for those who print
+        with needs("cli", "print(compare_dynamics(...))"):
+            from rich.console import Console  # noqa: PLC0415 - only for those who print
 
         console = Console(width=80, no_color=True, force_terminal=False, color_system=None)
         with console.capture() as capture:

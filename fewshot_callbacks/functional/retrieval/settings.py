@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
+import inspect
 import math
 import operator
 import re
@@ -11,10 +13,10 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from inspect import Parameter, signature
+from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast, get_args, get_type_hints
 
 import torch
-from docstring_parser import parse_from_object
 
 from fewshot_callbacks.engine.vectors import Similarity, check_similarity
 from fewshot_callbacks.functional._inputs import check_seed
@@ -233,10 +235,24 @@ class Setting(NamedTuple):
 def described_settings() -> dict[str, Setting]:
     """Describe each setting by name; without Python's sources the meanings are empty."""
     types = get_type_hints(RetrievalOptions)
-    meanings = {entry.arg_name: entry.description for entry in parse_from_object(RetrievalSettings).params}
+    meanings = meanings_of(RetrievalSettings)
     return {
-        field.name: Setting(types[field.name], field.default, " ".join((meanings.get(field.name) or "").split()))
+        field.name: Setting(types[field.name], field.default, meanings.get(field.name, ""))
         for field in fields(RetrievalSettings)
+    }
+
+
+def meanings_of(owner: type) -> dict[str, str]:
+    """Return the string that follows each field of a class; without Python's sources there is none."""
+    try:
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    except OSError:
+        return {}
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(cast(ast.ClassDef, definition).body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }
 
 

@@ -1,0 +1,115 @@
+"""What works without any extra of the package, and what the rest says. It runs with the core alone, too."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OF_EXTRAS = (
+    *(
+        "PIL",
+        "docstring_parser",
+        "jinja2",
+        "jsonargparse",
+        "matplotlib",
+        "platformdirs",
+        "rich",
+        "sklearn",
+        "tensorboard",
+    ),
+    *("tensorboard", "torchvision", "umap", "yaml"),
+)
+# Where the extras are installed, modules of the package find them no more; Lightning and torchmetrics still do.
+ALONE = f"""
+import builtins
+ordinary = builtins.__import__
+
+def without_extras(name, globals=None, locals=None, fromlist=(), level=0):
+    asking = str((globals or {{}}).get("__name__", ""))
+    if level == 0 and asking.startswith("fewshot_callbacks") and name.partition(".")[0] in {OF_EXTRAS}:
+        raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+    return ordinary(name, globals, locals, fromlist, level)
+
+builtins.__import__ = without_extras
+"""
+TRAINING = """
+import logging, warnings
+warnings.filterwarnings("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+import torch
+from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader, TensorDataset
+import fewshot_callbacks as few
+
+labels = torch.arange(120) % 12
+images = torch.nn.functional.one_hot(labels, 12).float().repeat(1, 2)[:, None, :, None].expand(-1, 1, 24, 16)
+data = TensorDataset(images + 0.1 * torch.randn(images.shape), labels)
+episodes = few.EpisodicBatchSampler(labels, ways=4, shots=1, queries=2, episodes=4)
+protocol = few.EpisodeProtocol(ways=4, shots=1, queries=2, episodes=5)
+module = few.ProtoNet("conv4", "dr", in_channels=1, evaluation=protocol)
+monitors = [few.RetrievalMonitor(group_size=4), few.DiscriminantRatioMonitor(), few.TrainingDynamicsMonitor(every_n_steps=1)]
+quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=monitors, **quiet)
+trainer.fit(module, DataLoader(data, batch_sampler=episodes), DataLoader(data, batch_size=40))
+assert {"val/mAP", "val/f1"} <= set(trainer.callback_metrics), sorted(trainer.callback_metrics)
+print(few.evaluate_retrieval(images.flatten(1), labels, group_size=4))
+few.nearest(images.flatten(1), labels, k=3)
+few.plan_evaluation(10_000, 10_000, 64)
+"""
+
+
+def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ALONE + code, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_the_core_trains_and_evaluates(tmp_path):
+    done = run(TRAINING)
+    assert done.returncode == 0, done.stderr
+    assert "mAP" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            "from fewshot_callbacks import EmbeddingMap",
+            "EmbeddingMap needs {}, which is not installed. Run pip install '{}[report]'.",
+        ),
+        (
+            "from fewshot_callbacks import ReportWriter",
+            "ReportWriter needs {}, which is not installed. Run pip install '{}[report]'.",
+        ),
+        (
+            "from fewshot_callbacks.data import Glyphs",
+            "Glyphs needs {}, which is not installed. Run pip install '{}[vision]'.",
+        ),
+        ("import fewshot_callbacks.plots", "plots needs {}, which is not installed. Run pip install '{}[report]'."),
+        ("import fewshot_callbacks.report", "report needs {}, which is not installed. Run pip install '{}[report]'."),
+        (
+            "from fewshot_callbacks.protonet import resnet18; resnet18()",
+            "resnet18 needs {}, which is not installed. Run pip install '{}[vision]'.",
+        ),
+    ],
+)
+def test_what_is_missing_is_said_with_the_line_that_installs_it(asked, words):
+    done = run(asked)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert any(words.format(package, "fewshot-callbacks") in last for package in OF_EXTRAS), last
+
+
+@pytest.mark.parametrize(("command", "extra"), [("evaluate", "cli"), ("plan", "cli"), ("fit", "all"), ("demo", "all")])
+def test_a_command_without_its_extra_ends_in_one_line(command, extra):
+    done = run("import sys; from fewshot_callbacks.cli import main; sys.exit(main(sys.argv[1:]))", command, "--help")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"fewshot {command}: fewshot {command} needs ")
+    assert done.stderr.endswith(f"Run pip install 'fewshot-callbacks[{extra}]'.\n")
+
+
+def test_the_core_asks_for_few_packages():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert len(project["dependencies"]) <= 7
