@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -125,7 +126,7 @@ class Estimates:
 
     # -------------------------------------------------------------------------------------------------------- the loop
 
-    def views(self, tile: Tile) -> Iterator[tuple[View, Pairs, bool, threading.Lock]]:
+    def views(self, tile: Tile) -> Iterator[tuple[View, Pairs, bool, AbstractContextManager[bool]]]:
         """Yield a tile for its rows, and, where its columns are queries as well, turned around for some of these at a time.
 
         With each view come the vectors, whether its queries are visitors, and their lock.
@@ -140,7 +141,7 @@ class Estimates:
                 yield View(tile.estimates, True, first, last, tile.column, tile.row), pairs, part.guests, lock
                 first = last
 
-    def _lock(self, query: int) -> threading.Lock:
+    def _lock(self, query: int) -> AbstractContextManager[bool]:
         """Return the lock of a block of queries, or visitors."""
         return self._locks[query // self.height % len(self._locks)]
 
