@@ -85,22 +85,22 @@ def log_embedding(
     # a table of one column has no heading in TensorBoard
     metadata = [row[0] for row in rows] if len(headings) == 1 else rows
 
-    def add(writer: Any, step: int) -> None:
-        thumbnails = None if images is None else square_thumbnails(images)
-        points = vectors.detach().cpu().float()
-        header = headings if len(headings) > 1 else None
-        writer.add_embedding(points, metadata or None, thumbnails, step, tag=_accepted(name), metadata_header=header)
-
-    _in_tensorboard(trainer, add, "points", name, policy, step)
-
-
-def log_text(trainer: Trainer, name: str, text: str, policy: FailurePolicy, step: int | None = None) -> None:
-    """Show a text, in Markdown, in TensorBoard; other loggers receive nothing."""
-
-    def add(writer: Any, step: int) -> None:
-        writer.add_text(_accepted(name), text, step)
-
-    _in_tensorboard(trainer, add, "text", name, policy, step)
+    for logger in _destinations(trainer) if trainer.is_global_zero else ():
+        if not _is(logger, "TensorBoardLogger"):
+            continue
+        owner = type(logger).__name__
+        fact = f"{owner} did not take the points {name!r}"
+        with _warned_once(policy, f"{owner}, points", fact, "The run goes on without them."):
+            thumbnails = None if images is None else square_thumbnails(images)
+            header = headings if len(headings) > 1 else None
+            logger.experiment.add_embedding(
+                vectors.detach().cpu().float(),
+                metadata or None,
+                thumbnails,
+                _step(trainer, step),
+                tag=_accepted(name),
+                metadata_header=header,
+            )
 
 
 def square_thumbnails(images: Shaped[Tensor, "item channel height width"]) -> Float[Tensor, "item channel side side"]:
@@ -228,20 +228,6 @@ def _destinations(trainer: Trainer) -> list[Any]:
     """The loggers of a Trainer, or a None that stands for a file; nothing in a `fast_dev_run`, which leaves no trace."""
     fast: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
     return [] if fast else list(trainer.loggers) or [None]
-
-
-def _in_tensorboard(
-    trainer: Trainer, add: Callable[[Any, int], None], kind: str, name: str, policy: FailurePolicy, step: int | None
-) -> None:
-    """Give something to the writers of a Trainer's TensorBoardLoggers, on the first rank."""
-    if not trainer.is_global_zero:
-        return
-    for logger in _destinations(trainer):
-        if _is(logger, "TensorBoardLogger"):
-            owner = type(logger).__name__
-            fact = f"{owner} did not take the {kind} {name!r}"
-            with _warned_once(policy, f"{owner}, {kind}", fact, "The run goes on without it."):
-                add(logger.experiment, _step(trainer, step))
 
 
 def _is(logger: Any, kind: str) -> bool:

@@ -40,7 +40,6 @@ from fewshot_callbacks.callbacks._loggers import (
     Stopwatch,
     log_embedding,
     log_figures,
-    log_text,
     square_thumbnails,
 )
 from tests.callbacks.models import Net, loader, said, trainer
@@ -76,7 +75,6 @@ class Shows(Callback):
             columns = {"label": ["a b", "c\td"] * (POINTS // 2), "number": range(POINTS)}
             images = torch.zeros(POINTS, 3, 10, 20)
             log_embedding(trainer, "val/points", torch.randn(POINTS, 4), columns, self.policy, images)
-            log_text(trainer, "val/words", "**bold**", self.policy)
 
 
 MONITOR = {
@@ -260,7 +258,6 @@ def test_the_first_rank_alone_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     a_trainer = trainer(default_root_dir=tmp_path)
     monkeypatch.setattr(type(a_trainer), "is_global_zero", False)
     log_figures(a_trainer, {NAME: pytest.fail}, policy())
-    log_text(a_trainer, "words", "words", policy())
     assert not list(tmp_path.iterdir())
 
 
@@ -388,10 +385,6 @@ def test_thumbnails_fit_the_sprite_and_keep_their_shape() -> None:
 def test_thumbnails_of_bytes_and_floats_agree() -> None:
     floats = torch.arange(48).reshape(1, 3, 4, 4) / 255
     torch.testing.assert_close(square_thumbnails((floats * 255).round().byte()), floats)
-
-
-def test_tensorboard_has_the_text(run: SimpleNamespace) -> None:
-    assert events(run).Tensors("val/words/text_summary")[0].tensor_proto.string_val == [b"**bold**"]
 
 
 # ----------------------------------------------------------------------------------------------------------------- keys

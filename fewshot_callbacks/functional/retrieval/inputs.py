@@ -140,24 +140,6 @@ class RetrievalInputs:
         }
         return replace(self, gallery=queries, codes=shared, same_set=True)
 
-    def among_queries_labels(self) -> RetrievalInputs:
-        """Drop the gallery items whose label no query has."""
-        known = torch.isin(self.gallery_labels, self.query_labels)
-        if bool(known.all()):
-            return self
-        codes = {
-            name: code[known] if code is not None and name.startswith("gallery") else code
-            for name, code in self.codes.items()
-        }
-        here, share = known, self.share
-        if share is not None:
-            here = known[share.gallery]
-            number = known.cumsum(0) - 1
-            share = ShardIndex(share.queries, number[share.gallery[here]])
-        return replace(
-            self, gallery=self.gallery[here], gallery_labels=self.gallery_labels[known], codes=codes, share=share
-        )
-
 
 def collect_inputs(
     call: str,
