@@ -4,7 +4,6 @@ from fewshot_callbacks._extras import needs
 
 with needs("report", "fewshot_callbacks.report"):
     import jinja2  # noqa: F401
-    import matplotlib  # noqa: F401
     import PIL  # noqa: F401
 
 from fewshot_callbacks.report.findings import Model
