@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
+
+
+def _explained(extra: str, what: str, missing: ModuleNotFoundError) -> ModuleNotFoundError:
+    """Return the error that a user reads, or the same one where a module of this package is missing."""
+    package = (missing.name or "").partition(".")[0]
+    if package in ("", "fewshot_callbacks"):
+        return missing
+    words = f"{what} needs {package}, which is not installed. Run pip install 'fewshot-callbacks[{extra}]'."
+    return ModuleNotFoundError(words, name=missing.name)
 
 
 @contextmanager
@@ -21,27 +30,26 @@ def needs(extra: str, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in ("", "fewshot_callbacks"):
-            raise
-        words = f"{what} needs {package}, which is not installed. Run pip install 'fewshot-callbacks[{extra}]'."
-        raise ModuleNotFoundError(words, name=error.name) from error
+    except ModuleNotFoundError as missing:
+        raise _explained(extra, what, missing) from missing
 
 
-def loads(package: str, extra: str, home: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package, which loads some of its names when they are first used.
+def lacks(package: str, extra: str, missing: ModuleNotFoundError) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that could not import all of its public names.
 
     Args:
         package: Its name.
-        extra: Brings what these need.
-        home: Name -> module of the package.
+        extra: Brings what they need.
+        missing: What the import ended with; raised at once where a module of this package is missing.
     """
+    error = _explained(extra, package, missing)
+    if error is missing:
+        raise missing
+    name_of_missing = missing.name  # the error itself would keep all that was being imported
 
-    def load(name: str) -> Any:
-        if name not in home:
+    def refuse(name: str) -> Any:
+        if name not in sys.modules[package].__all__:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        with needs(extra, f"{package}.{name}"):
-            return getattr(import_module(f"{package}.{home[name]}"), name)
+        raise _explained(extra, f"{package}.{name}", ModuleNotFoundError(name=name_of_missing))
 
-    return load
+    return refuse

@@ -1,6 +1,6 @@
 """Lightning callbacks: they collect embeddings in a running Trainer, evaluate them and log the results."""
 
-from fewshot_callbacks._extras import loads
+from fewshot_callbacks._extras import lacks
 from fewshot_callbacks.callbacks.discriminant_ratio import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks.embeddings import EmbeddingSource, LabelSource
 from fewshot_callbacks.callbacks.generalization_gap import GeneralizationGapMonitor
@@ -12,14 +12,8 @@ try:
     from fewshot_callbacks.callbacks.panels import RetrievalPanels
     from fewshot_callbacks.callbacks.report import ReportWriter
     from fewshot_callbacks.callbacks.score_plots import ScorePlots
-except ModuleNotFoundError:  # an extra is missing, which is said to who asks for one of these
-    _DRAWING = {
-        "EmbeddingMap": "embedding_map",
-        "ReportWriter": "report",
-        "RetrievalPanels": "panels",
-        "ScorePlots": "score_plots",
-    }
-    __getattr__ = loads(__name__, "report", _DRAWING)
+except ModuleNotFoundError as missing:
+    __getattr__ = lacks(__name__, "report", missing)
 
 __all__ = [
     "DiscriminantRatioMonitor",

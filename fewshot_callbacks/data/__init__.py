@@ -1,6 +1,6 @@
 """Data sets, the batches that a network is trained on, and the LightningDataModule that serves them."""
 
-from fewshot_callbacks._extras import loads
+from fewshot_callbacks._extras import lacks
 from fewshot_callbacks.data.batches import ClassBalanced, Episodes
 from fewshot_callbacks.data.class_balanced import ClassBalancedBatchSampler
 from fewshot_callbacks.data.data_module import FewShotDataModule
@@ -16,22 +16,8 @@ try:
     from fewshot_callbacks.data.mini_imagenet import MiniImageNet
     from fewshot_callbacks.data.omniglot import Omniglot
     from fewshot_callbacks.data.photo_transform import PhotoTransform
-except ModuleNotFoundError:  # an extra is missing, which is said to who asks for one of these
-    _OF_IMAGES = {
-        "CUB200": "cub200",
-        "Glyphs": "glyphs",
-        "ImageFolder": "image_folder",
-        "ImageItem": "image_set",
-        "ImageSet": "image_set",
-        "LogoCounts": "logodet3k",
-        "LogoDet3K": "logodet3k",
-        "LogoTransform": "logodet3k",
-        "MiniImageNet": "mini_imagenet",
-        "Omniglot": "omniglot",
-        "PhotoTransform": "photo_transform",
-        "augment_glyphs": "glyphs",
-    }
-    __getattr__ = loads(__name__, "vision", _OF_IMAGES)
+except ModuleNotFoundError as missing:
+    __getattr__ = lacks(__name__, "vision", missing)
 
 __all__ = [
     "CUB200",

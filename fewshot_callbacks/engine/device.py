@@ -59,7 +59,7 @@ def _positions(start, stop, items, column, width, out):
 def count(view: View, side: Side, shared: bool, pairs: Pairs, *work: Any) -> None:
     """Place every candidate of a view among the thresholds of its query, as `count_tile` does."""
     estimates, first_row, first_column = view.estimates, view.query + view.start, view.item
-    # contiguous, of which a search in a turned tile warns otherwise
+    # a search warns of a turned tile that is not contiguous
     estimates = (estimates.T if view.turned else estimates)[view.start : view.stop].contiguous()
     rows = np.zeros(1, np.int64) if shared else np.arange(first_row, first_row + len(estimates))
     thresholds, margin = _padded(side, rows, estimates)

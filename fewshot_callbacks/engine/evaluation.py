@@ -193,7 +193,7 @@ class Evaluation:
         named, batch = current_options().precision, self._batches[0]
         rows: list[int] = []
         if estimates.pairs >= SAMPLED_FROM or self.foresee is not None:
-            number = max(SAMPLED_ROWS // 4, min(SAMPLED_ROWS // processes.count, batch.stop // 100))
+            number = max(SAMPLED_ROWS // 2, min(SAMPLED_ROWS // processes.count, batch.stop // 100))
             number = min(batch.stop, number, max(2, self.layout.collected // max(1, estimates.shape[1])))
             rows = np.unique(np.linspace(0, batch.stop - 1, number).astype(int)).tolist() if batch.stop else []
         sampled = estimates.sample(rows)
