@@ -196,8 +196,9 @@ LINE = (
 )
 """The modules of the engine in an order in which each imports those before it alone: so it can be read."""
 
-MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_ARGUMENTS_OF_A_LOOP = 2600, 60, 10
-"""What the engine had when it was as small as it could be made. Whoever needs more may look first for what can go."""
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_ARGUMENTS_OF_A_LOOP = 2720, 60, 10
+"""What the engine had when it was as small as it could be made, 2,600 lines, and 120 for tiles that stay on a GPU: without
+these, that road took ten times as long. Whoever needs more may look first for what can go."""
 
 DECORATORS = {"kernel", "inlined", "always_inlined", "allocating", "any_order"}
 """Of the functions that are compiled."""

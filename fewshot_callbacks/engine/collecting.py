@@ -69,6 +69,12 @@ def _put(bag, i, j, number, estimate, pairs):
 
 
 @allocating
+def _put_all(bag, rows, columns, number, estimates, pairs):
+    for n in range(estimates.shape[0]):
+        _put(bag, rows[n], columns[n], number, estimates[n], pairs)
+
+
+@allocating
 def _collect(estimates, first_row, first_column, number, bag, pairs, bins_of):
     """Collect the pairs of a tile; put all into the histogram where it is wanted.
 
@@ -130,7 +136,7 @@ class Collector:
 
     def __post_init__(self) -> None:
         made = self.estimates
-        self.coarse = made.precision in ("bytes", "bfloat16") and not made.vectors.pairs.whole
+        self.coarse = made.precision in ("bytes", "bfloat16", "float16") and not made.vectors.pairs.whole
         # of a sum in float64 of scores in [-1, 1], see `close_score`
         of_sum = 2.1 * (made.vectors.dim + 16) * 2.0**-53
         self.error = (of_sum if self.coarse else made.largest_error * MARGIN) + 2.0**-125
@@ -162,9 +168,8 @@ class Collector:
         if self.estimates.on is None:
             _collect(estimates, tile.row, tile.column, tile.part.first, bag, pairs, bins_of)
             return
-        values, r, c = device.collect(estimates, float(bag.cut[0]) - bag.error, self.top + bag.error)
-        for value, i, j in zip(values, r + tile.row, c + tile.column, strict=True):
-            _put(bag, i, j, tile.part.first, value, pairs)
+        for values, r, c in device.collect(estimates, float(bag.cut[0]) - bag.error, self.top + bag.error):
+            _put_all(bag, r + tile.row, c + tile.column, tile.part.first, values, pairs)
         if len(bag.histogram):
             device.fill_histogram(estimates, bag.histogram, bag.origin, bag.scale)
 

@@ -65,7 +65,8 @@ class Evaluation:
     def __post_init__(self) -> None:
         pairs, relevance, processes = self.vectors.pairs, self.relevance, self.vectors.processes
         self.device = torch.device("cpu") if current_options().plain and self.device is None else self.device
-        own = self.vectors.layout(self.memory, int(relevance.relevant.sizes.sum()))
+        there = self.device is not None
+        own = self.vectors.layout(self.memory, int(relevance.relevant.sizes.sum()), on_device=there)
         batches = own.batches(relevance.relevant.sizes)
         shared = processes.gather((len(batches), own.kept, own.stored, own.knots, own.collected))
         number, kept, stored, knots, collected = zip(*shared, strict=True)
@@ -201,10 +202,11 @@ class Evaluation:
             start, scores = self._thresholds(batch)
             named = fastest(estimates, start, scores, rows, sampled)
         # products of bytes are made on the CPU, of operands that are kept
-        if named == "bytes" and (self.device or not estimates.layout.kept or "bytes" not in self.vectors.precisions()):
+        able = ["float16" if self.device else "bfloat16", *self.vectors.precisions(self.device), "float64"]
+        if named not in able or (named == "bytes" and not estimates.layout.kept):
             named = "float32"
-        self.precision = named or "float32"
-        self._estimates = estimates.in_precision(self.precision)
+        self.precision: Precision = "float32" if self.device else named  # of what else is ranked, on the processor
+        self._estimates = estimates.in_precision(named)
         if self.foresee is None:
             return None
         every = np.sort(processes.joined(np.concatenate([np.empty(0, np.float32), *sampled])))

@@ -23,6 +23,10 @@ COLLECTED_BYTES, KNOT_BYTES = 40, 120
 # Queries and items of a tile: its estimates, 2 MB, stay in the cache of a core. The width is no power of two, at which
 # the numbers of a column would share the same places of that cache.
 HEIGHT, WIDTH = 256, 2032
+# Both, of a tile on a device, and what each of its estimates takes: itself in float64, marks, and what is copied of it.
+DEVICE_SIDE, DEVICE_BYTES = 2**14, 20
+# There another pass takes less than to bring many pairs to the CPU: about 0.1 us each.
+DEVICE_COLLECTED = 2**22
 # Smallest height and width: less takes longer to begin than to make.
 LEAST = 64
 # Share of all pairs that is collected, at most; of so few pairs all are.
@@ -72,6 +76,7 @@ def plan_layout(
     *,
     sides: int = 1,
     threads: int = 1,
+    on_device: bool = False,
 ) -> Layout:
     """Return sizes for a budget; where it cannot be kept, the smallest ones.
 
@@ -83,16 +88,18 @@ def plan_layout(
         relevant: Relevant pairs.
         sides: Operands that differ.
         threads: Each has its own tile.
+        on_device: There is one tile, on a device, large and with copies of parts of it.
     """
     options, relevant = current_options(), relevant + queries
     each = PAIR_BYTES + (2 * FEW_BINS if relevant > LONG * queries else BINS)
     fixed = ITEM_BYTES * (queries + items) + PRODUCT_BYTES * threads
     operands = 4 * columns * (queries + (items if sides > 1 else 0))
+    of_an_estimate = DEVICE_BYTES if on_device else 4 * threads
     of_a_query = -(-relevant // max(1, queries))
 
     def used(sizes: Layout) -> int:
         rows = 0 if sizes.kept else columns * (sizes.height + sizes.width)
-        tiles = threads * 4 * (sizes.height * sizes.width + rows)
+        tiles = of_an_estimate * sizes.height * sizes.width + threads * 4 * rows
         pooled = COLLECTED_BYTES * sizes.collected + KNOT_BYTES * sizes.knots
         ranks = each * sizes.batch + RANKED_BYTES * sizes.ranked
         ranks += 8 * relevant if sizes.stored and sizes.batch < relevant else 0
@@ -106,11 +113,11 @@ def plan_layout(
     free = max(0.0, min(memory, 2.0**60) - used(least))
     kept = operands <= 0.4 * free
     # operands that are made for each tile pay for a square one
-    height, width = (HEIGHT, WIDTH) if kept else (4 * HEIGHT, 4 * HEIGHT)
+    height, width = (DEVICE_SIDE,) * 2 if on_device else (HEIGHT, WIDTH) if kept else (4 * HEIGHT, 4 * HEIGHT)
     while height > LEAST and each * (height * of_a_query - fewest) > 0.1 * free:  # a batch is a row of tiles at least
         height //= 2
     sizes = least._replace(height=height, width=width, kept=kept)
-    share = 0.1 * free + operands if kept else 0.3 * free
+    share = (0.3 if on_device else 0.1) * free + operands if kept else 0.3 * free
     while used(sizes) - used(least) > share and sizes.height * sizes.width > LEAST**2:
         if sizes.width > sizes.height:
             sizes = sizes._replace(width=sizes.width // 2)
@@ -119,7 +126,7 @@ def plan_layout(
     height, width = options.height or sizes.height, options.width or sizes.width
     sizes = sizes._replace(height=height, width=width, stored=8 * relevant <= 0.15 * free)
     rest = max(0.0, free - used(sizes) + used(least))
-    wanted = max(int(COLLECTED_SHARE * pairs), min(EVERY, pairs))
+    wanted = min(DEVICE_COLLECTED if on_device else pairs, max(int(COLLECTED_SHARE * pairs), min(EVERY, pairs)))
     sizes = sizes._replace(
         collected=max(least.collected, min(wanted, least.collected + int(0.3 * rest / COLLECTED_BYTES))),
         knots=max(least.knots, min(relevant, least.knots + int(0.2 * rest / KNOT_BYTES))),

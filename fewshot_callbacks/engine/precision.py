@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fewshot_callbacks.engine import device
 from fewshot_callbacks.engine.options import Precision
 from fewshot_callbacks.engine.tiles import Estimates
-from fewshot_callbacks.engine.vectors import Floats
+from fewshot_callbacks.engine.vectors import DTYPES, Floats
 
 # What a pair whose estimate is too close to a threshold costs, in float32 products of a pair: 72 and 12 ns for 512
 # components, 20 and 3 for 128 (AMD Zen 4, one core, `close_score` beside `torch.mm` of 256 x 2,048).
@@ -27,9 +28,11 @@ SLOW = 4.0
 
 
 @functools.cache
-def seconds_of_a_pair(precision: Precision, columns: int) -> float:
+def seconds_of_a_pair(precision: Precision, columns: int, on: torch.device | None = None) -> float:
     """Return what a product takes for one pair; timed once in a process."""
-    dtype = {"bytes": torch.int8, "bfloat16": torch.bfloat16, "float64": torch.float64}.get(precision, torch.float32)
+    if on is not None:
+        return device.seconds_of_a_pair(DTYPES[precision], columns, on)
+    dtype = DTYPES[precision]
     left, right = torch.ones(ROWS, columns, dtype=dtype), torch.ones(COLUMNS, columns, dtype=dtype)
     multiply: Callable[..., Any] = torch._int_mm if precision == "bytes" else torch.mm
     multiply(left, right.T)  # the first call may compile
@@ -61,9 +64,7 @@ def fastest(
     """
     vectors = estimates.vectors
     sides = 2 if estimates.mutual else 1
-    tried: list[Precision] = (
-        ["float32", "float64"] if estimates.on is not None else [*vectors.precisions(), "float32", "float64"]
-    )
+    tried: list[Precision] = [*vectors.precisions(estimates.on), "float32", "float64"]
     if not estimates.layout.kept:  # bytes and their scales are made once, not for each tile
         tried = [precision for precision in tried if precision != "bytes"]
     able = vectors.processes.gather(tried)  # processors may differ
@@ -78,9 +79,10 @@ def fastest(
             at = np.searchsorted(own, values - error)
             open_pairs[number] += (np.append(own, np.inf)[at] <= values + error).sum()
     totals = vectors.processes.summed(np.array([*open_pairs.astype(np.int64), pairs]))
-    single = seconds_of_a_pair("float32", vectors.columns)
+    single = seconds_of_a_pair("float32", vectors.columns) / (1 if estimates.on is None else vectors.threads)
     costs = [
-        seconds_of_a_pair(precision, vectors.columns) + sides * OPEN_PRICE * single * opened / max(1, totals[-1])
+        seconds_of_a_pair(precision, vectors.columns, estimates.on)
+        + sides * OPEN_PRICE * single * opened / max(1, totals[-1])
         for precision, opened in zip(tried, totals[:-1], strict=True)
     ]
     everywhere = np.max(vectors.processes.gather(costs), axis=0)  # the slowest process is waited for

@@ -211,6 +211,8 @@ class RankCounter:
     side: Side = field(init=False)
     _own: list[Side] = field(init=False, default_factory=list)
     _guests: Side | None = field(init=False, default=None)
+    # on a device: of the own side, and of that of guests
+    _there: dict[bool, device.Placing] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         made = self.estimates
@@ -230,26 +232,35 @@ class RankCounter:
         if self.shared:
             side = side._replace(hits=np.zeros(len(side.hits), np.int64), ties=np.zeros(len(side.ties), np.int64))
             self._own.append(side)
+        self._place(side, guests=False)
         dtype = np.float64 if self.estimates.precision == "float64" else np.float32
         highest = np.empty(self.estimates.height, dtype)
         return side, (highest, np.empty(RUN, dtype), np.empty(RUN, np.int32), workspace())
 
+    def _place(self, side: Side, *, guests: bool) -> None:
+        made = self.estimates
+        if made.on is not None:
+            self._there[guests] = device.Placing(side, made.on, shared=self.shared, threads=made.vectors.threads)
+
     def see(self, tile: Tile, space: Any) -> None:
         """Count a tile."""
         side, work = space
-        count = count_tile if self.estimates.on is None else device.count
         for view, pairs, guests, lock in self.estimates.views(tile):
-            if self.shared:
-                count(view, side, True, pairs, *work)
-                return
-            counted, seen, those = self._guests if guests else side, view, pairs
+            counted, seen, those = self._guests if guests and not self.shared else side, view, pairs
             if self.first and not guests:
                 names = ("queries", "query_norm", "query_twin")
                 those = pairs._replace(**{name: getattr(pairs, name)[self.first :] for name in names})
                 seen = view._replace(query=view.query - self.first)
             assert counted is not None
-            with lock:
-                count(seen, counted, False, those, *work)
+            if self._there:
+                self._there[guests and not self.shared].count(seen, those)
+            elif self.shared:
+                count_tile(seen, counted, True, those, *work)
+            else:
+                with lock:
+                    count_tile(seen, counted, False, those, *work)
+            if self.shared:
+                return
 
     def leave(self, some: slice) -> list[Any]:
         """Return the thresholds of some queries that visit another process."""
@@ -261,10 +272,13 @@ class RankCounter:
         made = self.estimates
         start, thresholds = tables
         self._guests = new_side(start, thresholds, part.vectors.error(made.precision, -1), made.precision, made.threads)
+        self._place(self._guests, guests=True)
 
     def counted(self) -> list[Any]:
         """Return the counters of the visitors."""
         assert self._guests is not None
+        if self._there:
+            self._there[True].add_counters()
         return [self._guests.hits, self._guests.ties]
 
     def add(self, some: slice, counted: list[Any]) -> None:
@@ -277,6 +291,8 @@ class RankCounter:
         """Return what was counted."""
         above, tied = np.empty((2, len(self.thresholds)), np.int64)
         side = self.side
+        if self._there:
+            self._there[False].add_counters()
         if self.shared:
             each = 2 if self.estimates.mutual else 1
             nothing = np.zeros(len(self.thresholds) + 1, np.int64)

@@ -78,6 +78,7 @@ class Estimates:
 
     def __post_init__(self) -> None:
         self.threads, self.processes = self.vectors.threads if self.on is None else 1, self.vectors.processes
+        self._masks = None if self.on is None else device.Masks(self.relevance, self.on)
         self.shape = len(self.vectors.pairs.queries), len(self.vectors.pairs.gallery)
         queries, items = np.sum(self.processes.gather(self.shape), axis=0).tolist()
         self.items, self.pairs = items, queries * items // (2 if self.mutual else 1)
@@ -136,7 +137,11 @@ class Estimates:
         if part.mutual or part.guests:
             pairs, first = pairs.turned(), 0
             while first < columns:
-                last = min(columns, first + self.height - (tile.column + first) % self.height)
+                last = (
+                    min(columns, first + self.height - (tile.column + first) % self.height)
+                    if self.on is None
+                    else columns
+                )
                 lock = self._lock(tile.column + first)
                 yield View(tile.estimates, True, first, last, tile.column, tile.row), pairs, part.guests, lock
                 first = last
@@ -187,7 +192,12 @@ class Estimates:
             left = self._rows(self.vectors, 0, slice(row, end), room[0] if room else None)
             right = self._rows(vectors, -1, some, room[1]) if columns is None else columns.part(some)
             estimates = self._product(left, right, buffers)
-            left_over += self._mask(estimates, row, part.first + column, once=part.mutual) * (row < part.meets)
+            place, shape = (row, part.first + column), estimates.shape
+            if self._masks is None:
+                made = self.relevance.mask(estimates, *place, once=part.mutual)
+            else:
+                made = self._masks.write(buffers[0], shape, *place, once=part.mutual)
+            left_over += made * (row < part.meets)
             for observer, own_space in zip(observers, own, strict=True):
                 if row < part.meets or not observer.once:
                     observer.see(Tile(estimates, row, column, part), own_space)
@@ -225,27 +235,23 @@ class Estimates:
 
     def _buffers(self) -> tuple[Any, ...]:
         """Return what one thread makes products and estimates in."""
-        if self.on is not None:
-            return ()
-        kind = {"bytes": torch.int32, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
         room = self.height * self.width
+        if self.on is not None:
+            double = self.precision == "float64"
+            # one more, for what has no place in a tile
+            return (torch.full((room + 1,), -torch.inf, dtype=torch.float64 if double else None, device=self.on),)
+        kind = {"bytes": torch.int32, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
         coarse = self.precision in ("bytes", "bfloat16")
         return torch.empty(room, dtype=kind[self.precision]), np.empty(room, np.float32) if coarse else None
 
     def _product(self, left: Operand, right: Operand, buffers: tuple[Any, ...]) -> Any:
         """Return the estimates of one tile."""
-        if self.on is not None:
-            return torch.mm(left.rows, right.rows.T).to(torch.float64 if self.precision == "float64" else torch.float32)
-        product, estimates = buffers
         rows, columns = len(left.rows), len(right.rows)
+        out = buffers[0][: rows * columns].view(rows, columns)
+        if self.on is not None:
+            return device.multiply(left.rows, right.rows, out)
         multiply: Callable[..., Any] = torch._int_mm if self.precision == "bytes" else torch.mm
-        made = multiply(left.rows, right.rows.T, out=product[: rows * columns].view(rows, columns))
+        made, estimates = multiply(left.rows, right.rows.T, out=out), buffers[1]
         if estimates is None:
             return made.numpy()
         return estimates_of(made, left, right, estimates[: rows * columns].reshape(rows, columns))
-
-    def _mask(self, estimates: Any, row: int, column: int, *, once: bool) -> int:
-        """Write -inf over what is no negative; return how many negatives are left."""
-        if self.on is None:
-            return self.relevance.mask(estimates, row, column, once=once)
-        return device.mask(estimates, self.relevance, row, column, once=once)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
-from fewshot_callbacks.engine import exact
+from fewshot_callbacks.engine import device, exact
 from fewshot_callbacks.engine.compiled import any_order, kernel
 from fewshot_callbacks.engine.layout import Layout, plan_layout
 from fewshot_callbacks.engine.options import Precision
@@ -30,8 +30,14 @@ Floats = NDArray[np.float64]
 Similarity = Literal["cosine", "dot", "euclidean", "hamming"]
 
 _KINDS = {"cosine": exact.COSINE, "dot": exact.DOT, "euclidean": exact.EUCLIDEAN, "hamming": exact.DOT}
-ROUNDOFF: dict[str, float] = {"bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
-_DTYPES = {"bytes": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+ROUNDOFF: dict[str, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+DTYPES = {
+    "bytes": torch.int8,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
 # Binary exponents up to which float64 holds products of four numbers, and what rounding leaves of them, with room to
 # spare.
 _SAFE = 100
@@ -172,13 +178,15 @@ class Vectors:
         """Components of an operand."""
         return int(self.dim) + (2 if self.kind == exact.EUCLIDEAN else 0)
 
-    def layout(self, memory: float, relevant: int) -> Layout:
+    def layout(self, memory: float, relevant: int, *, on_device: bool = False) -> Layout:
         """Return the sizes that keep to a budget in bytes with so many relevant pairs."""
-        sizes = len(self.pairs.queries), len(self.pairs.gallery), self.columns
-        return plan_layout(memory, *sizes, relevant, sides=self.sides, threads=self.threads)
+        sizes, threads = (len(self.pairs.queries), len(self.pairs.gallery), self.columns), self.threads
+        return plan_layout(memory, *sizes, relevant, sides=self.sides, threads=threads, on_device=on_device)
 
-    def precisions(self) -> list[Precision]:
+    def precisions(self, on: torch.device | None = None) -> list[Precision]:
         """Return what products can be made in, beside float32 and float64: sums of bytes have to fit 32 bits."""
+        if on is not None:
+            return ["float16"] if device.multiplies_halves(on) else []
         # of one column each, torch 2.14 multiplies what lies beside the rows
         fast: list[Precision] = ["bytes"] if 1 < self.dim < 2**31 // 127**2 and largest_code() else []
         return fast if self.pairs.whole else [*fast, "bfloat16"]
@@ -187,7 +195,7 @@ class Vectors:
         """Return room for some rows of an operand."""
         columns = self.dim if precision == "bytes" else self.columns
         tables = np.zeros((2, rows), np.float32) if precision == "bytes" else (None, None)
-        return Operand(torch.empty(rows, columns, dtype=_DTYPES[precision]), *tables)
+        return Operand(torch.empty(rows, columns, dtype=DTYPES[precision]), *tables)
 
     def operand(self, side: int, precision: Precision) -> Operand:
         """Return one whole side (0: queries, -1: gallery) as an operand."""
@@ -199,7 +207,7 @@ class Vectors:
 
     def fill(self, side: int, some: slice, out: Operand) -> None:
         """Make some rows of an operand."""
-        rows = out.rows if out.rows.dtype != torch.bfloat16 else torch.empty(out.rows.shape)
+        rows = torch.empty(out.rows.shape) if out.rows.dtype in (torch.bfloat16, torch.float16) else out.rows
         extra = 0 if self.kind != exact.EUCLIDEAN else 1 if side == 0 else 2
         _place_rows(self._values(side)[some], self._centre, self._divisors(side, some), extra, rows.numpy())
         if rows is not out.rows:
@@ -245,7 +253,8 @@ class Vectors:
         """Return for each query, or item of one set, how far any of its estimates can lie from the exact score.
 
         `columns` products are summed in any order (Higham, section 3.1); 12 more roundings are for the operands, their norms
-        and this formula. Operands in bfloat16 add their own rounding and that of the result, 3.1 units; bytes what rounding
+        and this formula. Operands in bfloat16 add their rounding and that of the result, 3.1 units; in float16 theirs,
+        2.1 units, and 2**-25 for what is too small for it, and a GPU may cut off where it sums them; bytes what rounding
         to integers leaves (Cauchy and Schwarz: |q.g - q'.g'| <= |q - q'| |g| + |q'| |g - g'|), and 2**-20 for their scales.
         """
         if self.pairs.whole:
@@ -259,11 +268,13 @@ class Vectors:
                 self._remainders.append(self.processes.largest([float(left.max(initial=0.0))])[0])
             other = self._remainders[0]
             return twice * (own * self._longest + (lengths + own) * other + 2.0**-20 * (sizes + other))
-        of_sum = min(ROUNDOFF[precision], 2.0**-24) * (self.columns + 12)  # half precision is summed up in float32
+        cut_off = 2 if precision == "float16" else 1
+        of_sum = cut_off * min(ROUNDOFF[precision], 2.0**-24) * (self.columns + 12)  # halves are summed up in float32
         relative = 1.02 * of_sum / (1 - of_sum) + 2.0**-50
-        if precision == "bfloat16":
-            relative += 3.1 * ROUNDOFF[precision]
+        relative += {"bfloat16": 3.1, "float16": 2.1}.get(precision, 0.0) * ROUNDOFF.get(precision, 0.0)
         tiniest = self.columns * (2.0**-960 if precision == "float64" else 2.0**-120)  # what is too small to be held
+        if precision == "float16":
+            tiniest = math.sqrt(self.columns) * 2.0**-23  # on either side, of rows no longer than 1
         return twice * relative * sizes + tiniest
 
     def _lengths(self, side: int) -> Floats:
