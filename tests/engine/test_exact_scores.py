@@ -412,13 +412,16 @@ def test_errors_are_those_of_the_theory(similarity, dim):
     lengths = np.ones(7)
     if similarity == "dot":
         lengths = np.linalg.norm(queries, axis=1) * np.linalg.norm(gallery, axis=1).max() * made.from_user(1.0)
-    for precision, roundoff in (("bfloat16", 2.0**-8), ("float32", 2.0**-24), ("float64", 2.0**-53)):
+    for precision, roundoff in (
+        ("bfloat16", 2.0**-8), ("float16", 2.0**-11), ("float32", 2.0**-24), ("float64", 2.0**-53)
+    ):  # fmt: skip
         # of the sum (Higham, section 3.1), of each operand and of the result
-        terms = (3 if precision == "bfloat16" else dim + 2) * roundoff
+        terms = {"bfloat16": 3, "float16": 2}.get(precision, dim + 2) * roundoff
         error = made.error(precision)
         assert (error >= terms / (1 - terms) * lengths).all()
         assert (
-            error <= (1.2 * terms + 16 * roundoff + 1e-13 + dim * 2.0**-22 * (precision == "bfloat16")) * lengths
+            error
+            <= (1.2 * terms + 16 * roundoff + 1e-13 + dim * 2.0**-22 * (precision in ("bfloat16", "float16"))) * lengths
         ).all()
 
 

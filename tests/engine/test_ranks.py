@@ -19,6 +19,7 @@ ROADS = (
     {"precision": "float32", "memory": 10**4},
     {"precision": "float32", "plain": True, "height": 16, "width": 48},
     {"precision": "float64", "plain": True, "batch": 30},
+    {"precision": "float16", "plain": True, "height": 24, "width": 17},
     {"request": PooledRequest((0.5,)), "collected": 4, "threads": 2},
 )
 
@@ -169,7 +170,8 @@ def test_the_ends_of_float64(scale, similarity):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_thresholds_as_far_away_as_an_estimate_can_be_off(precision, similarity):
     """Candidates at the error of the precision from the one threshold, a little nearer and a little further."""
-    roundoff = {"bytes": 2.0**-7, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}[precision]
+    of_halves = {"bytes": 2.0**-7, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+    roundoff = (of_halves | {"float32": 2.0**-24, "float64": 2.0**-53})[precision]
     step = np.array([0.0, 1e-9, 0.25, 0.5, 0.99, 1.0, 1.01, 1.5, 2.0, 2.1, 3.1, 4.0, 8.0, 15.0, 20.0])
     value = np.concatenate([[0.5, 0.5, 0.125], 0.5 + roundoff * np.concatenate([-step, step])])
     gallery = np.stack([value, np.sqrt((1 - value * value).clip(0)), 0 * value], 1)
