@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -246,20 +247,18 @@ class RankCounter:
         """Count a tile."""
         side, work = space
         for view, pairs, guests, lock in self.estimates.views(tile):
-            counted, seen, those = self._guests if guests and not self.shared else side, view, pairs
+            counted, seen, those = self._guests if guests else side, view, pairs
             if self.first and not guests:
                 names = ("queries", "query_norm", "query_twin")
                 those = pairs._replace(**{name: getattr(pairs, name)[self.first :] for name in names})
                 seen = view._replace(query=view.query - self.first)
             assert counted is not None
-            if self._there:
-                self._there[guests and not self.shared].count(seen, those)
-            elif self.shared:
-                count_tile(seen, counted, True, those, *work)
-            else:
-                with lock:
-                    count_tile(seen, counted, False, those, *work)
-            if self.shared:
+            with nullcontext() if self.shared else lock:
+                if self._there:
+                    self._there[guests].count(seen, those)
+                else:
+                    count_tile(seen, counted, self.shared, those, *work)
+            if self.shared:  # a pair is counted once
                 return
 
     def leave(self, some: slice) -> list[Any]:
