@@ -201,10 +201,7 @@ class Evaluation:
         if named is None and estimates.pairs >= SAMPLED_FROM:
             start, scores = self._thresholds(batch)
             named = fastest(estimates, start, scores, rows, sampled)
-        # products of bytes are made on the CPU, of operands that are kept
-        able = ["float16" if self.device else "bfloat16", *self.vectors.precisions(self.device), "float64"]
-        if named not in able or (named == "bytes" and not estimates.layout.kept):
-            named = "float32"
+        named = self.vectors.possible(named, kept=estimates.layout.kept, on=self.device)
         self.precision: Precision = "float32" if self.device else named  # of what else is ranked, on the processor
         self._estimates = estimates.in_precision(named)
         if self.foresee is None:

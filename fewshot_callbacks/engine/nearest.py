@@ -236,9 +236,7 @@ def _all_pairs(vectors: Vectors, relevance: Relevance, memory: float, *, mutual:
     tried: list[Precision] = [*vectors.precisions(), "float32"] if queries * items >= 2**22 else ["float32"]
     tried = [precision for precision in tried if precision != "bytes" or layout.kept]
     quickest = min(tried, key=lambda some: seconds_of_a_pair(some, vectors.columns))
-    precision: Precision = options.precision or quickest
-    if precision == "bytes" and not (layout.kept and "bytes" in vectors.precisions()):
-        precision = "float32"
+    precision = vectors.possible(options.precision or quickest, kept=layout.kept)
     return Estimates(vectors, relevance, precision, layout, mutual)
 
 

@@ -191,6 +191,11 @@ class Vectors:
         fast: list[Precision] = ["bytes"] if 1 < self.dim < 2**31 // 127**2 and largest_code() else []
         return fast if self.pairs.whole else [*fast, "bfloat16"]
 
+    def possible(self, named: Precision | None, *, kept: bool, on: torch.device | None = None) -> Precision:
+        """Return this precision, or float32 where it cannot be had; products of bytes need operands that are kept."""
+        able = ["float16" if on else "bfloat16", *self.precisions(on), "float64"]
+        return named if named in able and (kept or named != "bytes") else "float32"
+
     def new_operand(self, rows: int, precision: Precision) -> Operand:
         """Return room for some rows of an operand."""
         columns = self.dim if precision == "bytes" else self.columns
