@@ -67,7 +67,7 @@ def growth(sets: Mapping[int, tuple[Tensor, Tensor]], sizes: Sequence[Size], rou
             embeddings, labels = sets[size.items]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # one group, which is plain recall, has no interval
-                spent = processor_seconds(lambda: grouped_recall(embeddings, labels, group_size=size.group_size))  # noqa: B023 - called at once
+                spent = processor_seconds(lambda: grouped_recall(embeddings, labels, label_groups=size.group_size))  # noqa: B023 - called at once
             if number >= 0:
                 taken[size].append(spent)
         print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)

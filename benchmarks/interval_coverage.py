@@ -527,7 +527,7 @@ def embeddings_table(sets: int, truth_sets: int) -> Table:
         centres = torch.randn(100, 16, generator=generator)
         noise = 1.3 * torch.randn(100, 1, generator=generator).mul(0.4).exp()
         embeddings = centres[labels] + noise[labels] * torch.randn(800, 16, generator=generator)
-        found = evaluate_retrieval(embeddings, labels, recall_k=(1,), group_size=5, macro=True)
+        found = evaluate_retrieval(embeddings, labels, metrics=("mAP", "recall@1", "macro_mAP"), label_groups=5)
         return found.metrics(), found.intervals, mean_interval(found.per_query["mAP"])
 
     names = ("mAP", "recall@1", "macro_mAP", "grouped_recall@1")

@@ -207,7 +207,7 @@ def ours(two_sets: bool = False, **engine: Any) -> Callable[[Data, Setting], Rea
         def run() -> Values:
             with engine_options(**engine):
                 report = evaluate_retrieval(data.embeddings, data.labels, **options)
-            return {"mAP": report.mAP, "MAP@R": report.map_at_r}
+            return {"mAP": report.mAP, "MAP@R": report["map@r"]}
 
         return run
 
@@ -221,7 +221,7 @@ def grouped(data: Data, setting: Setting) -> Ready:
     options: dict[str, Any] = {} if setting.budget_mb is None else {"memory_mb": setting.budget_mb}
 
     def run() -> Values:
-        return {"GR@1": grouped_recall(data.embeddings, data.labels, group_size=10, **options).at[1]}
+        return {"GR@1": grouped_recall(data.embeddings, data.labels, label_groups=10, **options).at[1]}
 
     return run
 

@@ -134,7 +134,7 @@ def untrained(dropout: float, width: int, seed: int) -> Classifier:
 
 def gap_of(module: Classifier) -> GeneralizationGap:
     """What GeneralizationGapMonitor measures in a validation, here after the training instead of at every epoch."""
-    monitor = GeneralizationGapMonitor(training_data=known, classes=None, group_size=group_size)
+    monitor = GeneralizationGapMonitor(training_data=known, classes=None, label_groups=group_size)
     trainer = Trainer(callbacks=[monitor], logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer.validate(module, DataLoader(unseen, batch_size=256), verbose=False)
     assert monitor.gap is not None
@@ -168,7 +168,7 @@ def embed(module: Classifier) -> torch.Tensor:
 
 def measure(embeddings: torch.Tensor, chosen: torch.Tensor):
     return evaluate_retrieval(
-        embeddings[chosen], unseen.labels[chosen], recall_k=(1,), precisions=(), group_size=group_size
+        embeddings[chosen], unseen.labels[chosen], metrics=("mAP", "recall@1"), label_groups=group_size
     )
 
 
@@ -261,7 +261,7 @@ for fraction in fractions:
     by_fraction[fraction] = subsets
     console.print(
         f"{subsets[0].classes} classes, mean of {len(subsets)}: Recall@1 "
-        f"{percent(mean(part.recall_at[1] for part in subsets))}, "
+        f"{percent(mean(part["recall@1"] for part in subsets))}, "
         f"Grouped Recall@1 {percent(mean(part.grouped.at[1] for part in subsets))}"
     )
 whole = by_fraction[1][0]
@@ -277,7 +277,7 @@ for halved in halves(unseen.labels):
     one, other = (measure(first_embeddings, part) for part in halved)
     assert isinstance(one.grouped, GroupedRecall)
     grouped = one.grouped.minus(other.grouped)[1]
-    plain = one.recall_at[1] - other.recall_at[1]
+    plain = one["recall@1"] - other["recall@1"]
     normal = 1.96 * math.hypot(normal_error(one.grouped), normal_error(other.grouped))  # the source's bound
     differences.append(
         (
@@ -295,7 +295,7 @@ mean_difference, mean_bound, mean_normal_bound, mean_plain = (total / halvings f
 # ----------------------------------------------------------------------------------- figure 2: checkpoints of one training
 everything = torch.arange(len(unseen))
 checkpoints = [measure(embeddings, everything) for embeddings in taken]
-points = torch.tensor([(report.recall_at[1], report.grouped.at[1]) for report in checkpoints], dtype=torch.float64)
+points = torch.tensor([(report["recall@1"], report.grouped.at[1]) for report in checkpoints], dtype=torch.float64)
 correlation = float(spearman_corrcoef(*points.T))
 
 
@@ -326,7 +326,7 @@ data = {
     "draws": [
         {
             "classes": classes // fraction,
-            "recall": [ends(r.recall_at[1], r.intervals["recall@1"]) for r in by_fraction[fraction]],
+            "recall": [ends(r["recall@1"], r.intervals["recall@1"]) for r in by_fraction[fraction]],
             "grouped": [ends(r.grouped.at[1], r.grouped.intervals[1]) for r in by_fraction[fraction]],
         }
         for fraction in fractions
@@ -359,7 +359,7 @@ held_of = zip([*covered, None], [*covered_normal, None], strict=True)
 for fraction, held in zip(fractions, held_of, strict=True):
     parts = by_fraction[fraction]
     cells = [str(parts[0].classes)]
-    for values in ([part.recall_at[1] for part in parts], [part.grouped.at[1] for part in parts]):
+    for values in ([part["recall@1"] for part in parts], [part.grouped.at[1] for part in parts]):
         around = f" ({percent(min(values))} to {percent(max(values))})" if len(values) > 1 else ""
         cells.append(percent(mean(values)) + around)
     ends_of = mean_interval([part.grouped.intervals[1] for part in parts])

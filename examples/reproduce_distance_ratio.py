@@ -216,10 +216,10 @@ def run(task: str, head: str, seed: int) -> dict[str, Any]:
         )
         accuracy = evaluate_episodes(embeddings, labels, best_net.head, drawn, representation=representation)
         test[str(number)] = {"mean": accuracy.mean, "ci95": accuracy.ci95, "hash": accuracy.episodes_hash}
-    retrieval = evaluate_retrieval(embeddings, labels, recall_k=(1,), precisions=())
+    retrieval = evaluate_retrieval(embeddings, labels, metrics=("mAP", "recall@1"))
     result = {
         "task": task, "head": head, "seed": seed, "test": test,
-        "mAP": retrieval.mAP, "Recall@1": retrieval.recall_at[1],
+        "mAP": retrieval.mAP, "Recall@1": retrieval["recall@1"],
         "backbone": options.backbone, "episodes": options.episodes,
         "train": curves.train, "val": curves.val, "dynamics": dynamics.history.to_dict(),
         "rho": best_net.head.rho.item() if head == "dr" else None,

@@ -224,14 +224,14 @@ def train(of: str, name: str, rate: float, seed: int) -> dict[str, Any]:
     except SystemExit:  # Lightning's answer to Ctrl-C
         raise KeyboardInterrupt from None
     seconds = time.process_time() - started
-    settings: dict[str, Any] = {"recall_k": (1,), "group_size": None, "precisions": ()}
+    settings: dict[str, Any] = {"metrics": ("mAP", "recall@1"), "label_groups": None}
     validation = evaluate_retrieval(*embed(backbone, data.val_dataloader()), **settings)
     embeddings, labels = embed(backbone, data.test_dataloader())
     report = evaluate_retrieval(embeddings, labels, **settings)
     euclidean = evaluate_retrieval(embeddings, labels, similarity="euclidean", **settings)
     record = {
         "data": of, "method": name, "rate": rate, "seed": seed, "images": images_seen, "seconds": seconds,
-        "val_mAP": validation.mAP, "mAP": report.mAP, "mAP_euclidean": euclidean.mAP, "recall@1": report.recall_at[1],
+        "val_mAP": validation.mAP, "mAP": report.mAP, "mAP_euclidean": euclidean.mAP, "recall@1": report["recall@1"],
         "J": discriminant_ratio(nn.functional.normalize(embeddings), labels).item(), "labels": labels.tolist(),
         "per_query": {k: [round(v, 5) for v in report.per_query[k].tolist()] for k in ("mAP", "recall@1")},
     }  # fmt: skip

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
         ImageFolder,
     )
     from fewshot_callbacks.functional import (
+        DEFAULT_METRICS,
         DynamicsHistory,
         NearDuplicates,
         Neighbours,
         RetrievalReport,
         RetrievalSettings,
+        Share,
         Suspects,
         compare_dynamics,
         compare_reports,
@@ -86,11 +88,14 @@ _HOME = {
         "ImageFolder",
     ),
     "functional": (
+        "DEFAULT_METRICS",
         "DynamicsHistory",
         "NearDuplicates",
         "Neighbours",
         "RetrievalReport",
         "RetrievalSettings",
+        "Share",
+        "Share",
         "Suspects",
         "compare_dynamics",
         "compare_reports",
@@ -123,6 +128,7 @@ _LAYER_OF = {name: layer for layer, names in _HOME.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
+    "DEFAULT_METRICS",
     "BinaryCodes",
     "ClassBalanced",
     "ClassBalancedBatchSampler",
@@ -152,6 +158,7 @@ __all__ = [
     "RetrievalReport",
     "RetrievalSettings",
     "ScorePlots",
+    "Share",
     "SoftAveragePrecisionLoss",
     "SoftmaxHead",
     "SupportClassifier",

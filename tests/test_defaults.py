@@ -6,46 +6,34 @@ from typing import Any
 import pytest
 
 import fewshot_callbacks
-from fewshot_callbacks import functional
+from fewshot_callbacks import DEFAULT_METRICS, functional
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
 
 RETRIEVAL = {
     "similarity": "cosine",
-    "recall_k": (1, 5, 10),
-    "ir_recall_k": (),
-    "map_k": (),
-    "precision_k": (),
-    "ndcg_k": (),
-    "macro": False,
+    "metrics": ("mAP", "recall@1", "recall@5", "recall@10", "grouped_recall@1", "recall@precision0.95"),
     "per_class": False,
-    "precisions": (0.95,),
     "threshold": None,
     "threshold_bounds": None,
-    "false_match_rates": (),
-    "equal_error_rate": False,
-    "auc_pr": False,
-    "prototype_accuracy": False,
-    "grouped_k": (1,),
-    "group_size": 10,
-    "group_seed": 0,
+    "label_groups": 10,
+    "seed": 0,
     "label_groups": None,
-    "grouped_unmatched": "exclude",
     "ties": "expected",
     "query_ids": None,
     "gallery_ids": None,
     "query_groups": None,
     "gallery_groups": None,
     "max_queries": None,
-    "query_seed": 0,
+    "seed": 0,
     "confidence": 0.95,
     "memory_mb": 512,
     "device": "cpu",
-    "device_memory_mb": None,
+    "memory_mb": None,
 }
 """Of every function and callback that has a setting of that name."""
 
 OTHERS = {
-    "evaluate_multilabel": {"ndcg_k": (10,), "ndcg_gain": "exponential"},
+    "evaluate_multilabel": {"metrics": (*DEFAULT_METRICS, "ndcg@10")},
     "grouped_recall": {"k": 1, "groups": None, "unmatched": "exclude", "repeats": 1, "seed": 0},
     "label_groups": {"seed": 0, "repeats": 1},
     "class_subset": {"seed": 0},
@@ -66,7 +54,7 @@ OTHERS = {
         "max_share": 0.1, "prefix": "gap", "prog_bar": False, "strict": None,
     },
     "RetrievalMonitor": {
-        "ndcg_gain": "exponential", "prog_bar": True, "strict": None, "name": None, "gallery_loader": None,
+        "prog_bar": True, "strict": None, "name": None, "gallery_loader": None,
         "gallery_flag": None,
     },
     "EmbeddingModule": {

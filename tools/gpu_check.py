@@ -33,7 +33,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks import DiscriminantRatioMonitor, RetrievalMonitor, evaluate_retrieval
+from fewshot_callbacks import DEFAULT_METRICS, DiscriminantRatioMonitor, RetrievalMonitor, evaluate_retrieval
 from fewshot_callbacks.distributed.torch_distributed import TorchProcesses, cpu_group
 from fewshot_callbacks.engine.options import engine_options
 
@@ -142,8 +142,8 @@ def random_case(seed: int) -> tuple[list[Any], dict[str, Any]]:
             rows = rows + 100
         return rows.to(dtype), labels
 
-    options: dict[str, Any] = {"similarity": similarity, "equal_error_rate": True, "precisions": (0.5, 0.9)}
-    options |= {"group_size": 2 if classes > 3 else None, "false_match_rates": (0.01,)}
+    options: dict[str, Any] = {"similarity": similarity, "metrics": (*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9", "eer")}
+    options |= {"label_groups": 2 if classes > 3 else None, "metrics": (*DEFAULT_METRICS, "fnmr@fmr0.01")}
     arguments: list[Any] = [*side(items)]
     if chance.random() < 0.4:
         arguments += side(chance.choice((1, 30, 257)))
@@ -201,7 +201,7 @@ def memory(setting: Setting) -> str:
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        report = setting.evaluate(rows, labels, device_memory_mb=budget)
+        report = setting.evaluate(rows, labels, memory_mb=budget)
         found[budget] = round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
         if found[budget] > 1.1 * budget and report.memory_note is None:
             too_much.append(f"{found[budget]} of {budget} MB")
@@ -298,7 +298,7 @@ def collectives(setting: Setting) -> str:
     rows, labels = items_of(500, 16, 2.0, "cpu")
     alone = values(evaluate_retrieval(rows, labels))
     with group("gloo" if setting.small else "nccl"):
-        together = values(setting.evaluate(rows, labels, processes=TorchProcesses(cpu_group())))
+        together = values(setting.evaluate(rows, labels, share=Share(TorchProcesses(cpu_group()))))
     if together != alone:
         raise RuntimeError(f"Other values: {[name for name in alone if alone[name] != together[name]]}")
     return "the report of one process without a group"

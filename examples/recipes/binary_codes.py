@@ -2,7 +2,7 @@
 
 import torch
 
-from fewshot_callbacks import evaluate_retrieval
+from fewshot_callbacks import DEFAULT_METRICS, evaluate_retrieval
 
 torch.manual_seed(0)
 labels = torch.arange(500) % 20
@@ -13,5 +13,5 @@ codes = evaluate_retrieval(embeddings > 0, labels, similarity="hamming")  # a by
 print(f"float32, cosine: mAP {floats.mAP:.3f}; 64 bits, Hamming: mAP {codes.mAP:.3f}")
 
 # papers on hashing report AP@5000 divided by what was found
-report = evaluate_retrieval(embeddings > 0, labels, similarity="hamming", map_k=((100, "found"),))
+report = evaluate_retrieval(embeddings > 0, labels, similarity="hamming", metrics=(*DEFAULT_METRICS, "map@100_found"))
 print({key: round(value, 3) for key, value in report.metrics().items() if key.startswith("map@100")})

@@ -24,7 +24,7 @@ for epoch in range(2):
         fabric.backward(nn.functional.cross_entropy(model(points), targets))
         optimiser.step()
 
-    evaluation, ratio = RetrievalEvaluation(recall_k=(1, 5)), DiscriminantRatio()
+    evaluation, ratio = RetrievalEvaluation(metrics=("mAP", "recall@1", "recall@5")), DiscriminantRatio()
     with torch.no_grad():
         for points, targets in loader:
             embeddings = encoder(points)

@@ -25,8 +25,8 @@ report = evaluate_retrieval(
     gallery_person,
     query_groups=query_person * cameras + query_camera,
     gallery_groups=gallery_person * cameras + gallery_camera,
-    recall_k=(1, 5, 10),
-    group_size=None,
+    metrics=("mAP", "recall@1", "recall@5", "recall@10"),
+    label_groups=None,
 )
 
 # the usual evaluation, query by query
@@ -43,6 +43,6 @@ for query in range(queries):
         precisions.append(np.mean(np.arange(1, len(found) + 1) / (found + 1)))
         hits.append(found[0] == 0)
 print(f"mAP {report.mAP:.6f}, usual loop {np.mean(precisions):.6f}")
-print(f"rank-1 {report.recall_at[1]:.6f}, usual loop {np.mean(hits):.6f}")
+print(f"rank-1 {report["recall@1"]:.6f}, usual loop {np.mean(hits):.6f}")
 assert abs(report.mAP - np.mean(precisions)) < 1e-9
-assert report.recall_at[1] == np.mean(hits)
+assert report["recall@1"] == np.mean(hits)

@@ -32,7 +32,7 @@ class Encoder(LightningModule):
 
 seed_everything(0)
 data = [{"text": text, "intent": intent} for intent, texts in QUESTIONS.items() for text in texts]
-monitor = RetrievalMonitor(recall_k=(1,), group_size=None)
+monitor = RetrievalMonitor(metrics=("mAP", "recall@1"), label_groups=None)
 trainer = Trainer(
     callbacks=[monitor, RetrievalPanels()],  # without a logger: PNG files in the folder of the run
     logger=False,

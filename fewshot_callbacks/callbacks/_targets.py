@@ -14,14 +14,17 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.functional.retrieval import Gain, RankOptions, RetrievalSettings, multilabel_metrics
+from fewshot_callbacks.functional.retrieval import (
+    DEFAULT_METRICS,
+    MULTILABEL_METRICS,
+    RankOptions,
+    RetrievalSettings,
+    without_targets,
+)
 from fewshot_callbacks.metrics.embedding_store import Shard, in_order
 
 # The settings that `evaluate_multilabel` has, too.
 ARGUMENTS = tuple(get_type_hints(RankOptions))
-
-# Values, besides the default, that request nothing.
-LEFT_OUT: dict[str, tuple[Any, ...]] = {"precisions": ((),), "group_size": (None,)}
 
 
 class TargetBook:
@@ -110,20 +113,14 @@ def gathered(shard: Shard, processes: Processes) -> tuple[Tensor, Tensor]:
     return in_order(shards, [held.labels for held in shards])
 
 
-def target_settings(settings: RetrievalSettings) -> RetrievalSettings:
-    """Select a monitor's settings for multi-label targets, with nDCG@10 where no nDCG is requested."""
-    chosen = {name: getattr(settings, name) for name in ARGUMENTS}
-    return RetrievalSettings(**chosen | {"ndcg_k": tuple(settings.ndcg_k) or (10,)})
+def target_metrics(settings: RetrievalSettings) -> Sequence[str]:
+    """List what a monitor logs of multi-label targets: what it was asked for, or the default of `evaluate_multilabel`."""
+    return MULTILABEL_METRICS if settings.metrics == DEFAULT_METRICS else settings.metrics
 
 
 def target_arguments(settings: RetrievalSettings) -> dict[str, Any]:
     """Return the settings as keyword arguments of `evaluate_multilabel`."""
-    return {name: getattr(target_settings(settings), name) for name in ARGUMENTS}
-
-
-def target_names(settings: RetrievalSettings, ndcg_gain: Gain) -> Sequence[str]:
-    """List the keys of `MultilabelReport.metrics`, also where nothing could be computed."""
-    return tuple(multilabel_metrics(target_settings(settings), ndcg_gain))
+    return {name: getattr(settings, name) for name in ARGUMENTS} | {"metrics": target_metrics(settings)}
 
 
 def refuse_settings_of_classes(settings: RetrievalSettings, labels: int, owner: str) -> None:
@@ -136,9 +133,9 @@ def refuse_settings_of_classes(settings: RetrievalSettings, labels: int, owner: 
     names = [
         entry.name
         for entry in fields(settings)
-        if entry.name not in ARGUMENTS
-        and getattr(settings, entry.name) not in (getattr(default, entry.name), *LEFT_OUT.get(entry.name, ()))
+        if entry.name not in ARGUMENTS and getattr(settings, entry.name) not in (getattr(default, entry.name), None)
     ]
+    names += without_targets(target_metrics(settings))
     if names:
         raise UsageError(
             f"{owner}: the labels are multi-label targets (items, {labels}), for which {', '.join(names)} cannot be "

@@ -25,10 +25,12 @@ from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
     RetrievalSettings,
     SearchOptions,
+    Share,
     evaluate_retrieval,
     generalization_gap,
     shows_settings,
 )
+from fewshot_callbacks.functional.retrieval.settings import several
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 
 # Where the numbers of items of a class differ by more than this factor, recall cannot be compared.
@@ -72,7 +74,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         items_per_class: Number of items of each class in both sets, drawn with `seed`; by default all. Recall rises
             with the number of items per class: if the two sets differ in it, set it to a number that both have.
         k: The K of Recall@K and of Grouped Recall@K.
-        group_size: Number of classes in a group.
+        label_groups: Number of classes in a group.
         seed: Seed of the subset and of the groups, which are the same in every epoch.
         every_n_epochs: Measure at most once in this number of epochs, beginning with the first validation.
         max_share: Postpone a measurement until measuring has taken at most this share of the run time, in (0, 1); None
@@ -114,7 +116,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         classes: int | None = 100,
         items_per_class: int | None = None,
         k: int | Sequence[int] = (1,),
-        group_size: int = 10,
+        label_groups: int = 10,
         seed: int = 0,
         every_n_epochs: int = 1,
         max_share: float | None = 0.1,
@@ -128,17 +130,18 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         for name, number in {"classes": classes, "items_per_class": items_per_class}.items():
             if number is not None and number < 1:
                 raise ValueError(f"{call}({name}={number}) must be at least 1.")
-        if classes is not None and classes < 2 * group_size:
+        if classes is not None and classes < 2 * label_groups:
             raise ValueError(
-                f"{call}: classes={classes} make fewer than two groups of group_size={group_size}, so the gap has no "
-                f"interval. Use classes >= {2 * group_size} or a smaller group_size."
+                f"{call}: classes={classes} make fewer than two groups of label_groups={label_groups}, so the gap has no "
+                f"interval. Use classes >= {2 * label_groups} or a smaller label_groups."
             )
         if not prefix:
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
         if not isinstance(k, int) and not k:
             raise ValueError(f"{call}(k={tuple(k)}) must hold at least one rank, such as (1,).")
         given = RetrievalSettings.checked(GeneralizationGapMonitor, settings, SearchOptions).arguments()
-        given |= {"recall_k": k, "grouped_k": k, "group_size": group_size, "group_seed": seed, "precisions": ()}
+        self._metrics = tuple(f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in several(k))
+        given |= {"metrics": self._metrics, "label_groups": label_groups, "seed": seed}
         self._settings = RetrievalSettings.checked(GeneralizationGapMonitor, given)
         self.embed = Embedder(embed, self._reader, call)
         self.training = TrainingClasses(training_data, training_labels, classes, items_per_class, seed, call)
@@ -223,9 +226,10 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     def _names(self) -> list[str]:
         """List the values of a gap, the most important first."""
-        metrics = [f"{metric}@{k}" for metric in ("grouped_recall", "recall") for k in self._settings.recall_k]
         return [
-            key for name in metrics for key in (name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}")
+            key
+            for name in self._metrics
+            for key in (name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}")
         ]
 
     def _keys(self, trainer: Trainer) -> set[str]:
@@ -267,8 +271,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
                     evaluate_retrieval(
                         part.embeddings,
                         part.named_labels,
-                        query_places=part.places,
-                        processes=processes,
+                        share=Share(processes, part.places),
                         **self._settings.arguments(),
                     )
                     for part in (training, validation)

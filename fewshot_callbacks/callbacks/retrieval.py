@@ -20,7 +20,7 @@ from fewshot_callbacks.callbacks._targets import (
     gathered,
     refuse_settings_of_classes,
     target_arguments,
-    target_names,
+    target_metrics,
 )
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, viewers_of
 from fewshot_callbacks.callbacks._watched import watched
@@ -37,19 +37,16 @@ from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import (
-    Gain,
     MultilabelReport,
     Progress,
     RetrievalOptions,
     RetrievalReport,
     RetrievalSettings,
-    check_gain,
+    Share,
     evaluate_multilabel,
     evaluate_retrieval,
-    metric_names,
     shows_settings,
 )
-from fewshot_callbacks.functional.retrieval.settings import UnknownSettingError
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore, Shard
 
 # Name of the number of queries without a match, which is logged beside the metrics.
@@ -94,11 +91,9 @@ class RetrievalMonitor(EvaluationMonitor):
             identifies each item, such as its path. An item that occurs more than once is counted once; items of one id
             that differ in embedding or label are a warning. Needed if your own sampler repeats samples; the samples
             that Lightning's `DistributedSampler` repeats to give all processes the same number are dropped without ids.
-        ndcg_gain: Gain of a candidate that shares n labels, for multi-label targets: `exponential`, 2^n - 1, or `linear`, n,
-            logged as `ndcg@10_linear`. If `ndcg_k` is empty, nDCG@10 is logged for multi-label targets.
         name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
             monitors in one Trainer need different names; one of them may have none.
-        prog_bar: Show mAP in the progress bar.
+        prog_bar: Show the first of the metrics in the progress bar.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
@@ -135,7 +130,6 @@ class RetrievalMonitor(EvaluationMonitor):
         gallery_loader: int | str | None = None,
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
         ids: str | Callable[[Any, Any], Any] | None = None,
-        ndcg_gain: Gain = "exponential",
         name: str | None = None,
         prog_bar: bool = True,
         strict: bool | None = None,
@@ -147,13 +141,8 @@ class RetrievalMonitor(EvaluationMonitor):
                 "RetrievalMonitor: gallery_loader and gallery_flag both choose the gallery. Pass one of them."
             )
         self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
-        if "prefix" in settings:
-            raise UnknownSettingError(
-                "RetrievalMonitor: there is no setting 'prefix' any more. Pass name='t2i' for val/t2i/mAP and test/t2i/mAP."
-            )
         self._settings = RetrievalSettings.checked(RetrievalMonitor, settings)
-        check_gain("RetrievalMonitor", ndcg_gain)
-        self.ndcg_gain, self._has_targets = ndcg_gain, False
+        self._has_targets = False
         self._reader.number_targets = self._number_targets
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
@@ -256,7 +245,7 @@ class RetrievalMonitor(EvaluationMonitor):
             sets = _query_sets(trainer, self._gallery_index(trainer))
         except UsageError:  # of which the validation says more
             return set()
-        names = {*metric_names(self._settings), *target_names(self._settings, self.ndcg_gain), UNMATCHED}
+        names = {*self._settings.metrics, *target_metrics(self._settings), UNMATCHED}
         return {f"{self._prefix('val')}/{name}{suffix}" for name in names for suffix in sets.values()}
 
     def _gallery_index(self, trainer: Trainer) -> int | None:
@@ -301,9 +290,7 @@ class RetrievalMonitor(EvaluationMonitor):
             return self._of_targets(shards, processes, progress)
         return evaluate_retrieval(
             *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
-            query_places=shards[0].places,
-            gallery_places=shards[1].places if len(shards) > 1 else None,
-            processes=processes,
+            share=Share(processes, *(shard.places for shard in shards)),
             progress=progress,
             **self._settings.arguments(),
         )
@@ -313,8 +300,7 @@ class RetrievalMonitor(EvaluationMonitor):
         book = self._book.joined(processes)
         sets = [gathered(shard, processes) for shard in shards]
         tensors = [tensor for embeddings, numbers in sets for tensor in (embeddings, book.targets(numbers))]
-        arguments = target_arguments(self._settings)
-        return evaluate_multilabel(*tensors, **arguments, ndcg_gain=self.ndcg_gain, progress=progress)
+        return evaluate_multilabel(*tensors, **target_arguments(self._settings), progress=progress)
 
     def _shard(self, trainer: Trainer, loader: int, *, is_gallery: bool) -> Shard:
         held = self._stores.get((loader, is_gallery), EmbeddingStore())
@@ -332,11 +318,9 @@ class RetrievalMonitor(EvaluationMonitor):
         suffix: str,
         outcome: RetrievalReport | MultilabelReport | Exception,
     ) -> None:
-        names: Sequence[str] = metric_names(self._settings)
-        if self._has_targets:
-            names = target_names(self._settings, self.ndcg_gain)
+        names = target_metrics(self._settings) if self._has_targets else self._settings.metrics
         if isinstance(outcome, Exception):
-            self._policy.handle(outcome, f"{prefix}/mAP{suffix} and the other values of this set are NaN.")
+            self._policy.handle(outcome, f"{prefix}/{names[0]}{suffix} and the other values of this set are NaN.")
             left_out = self._left_out.get(prefix + suffix, set())
             values = {name: math.nan for name in (*names, UNMATCHED) if name not in left_out}
         else:
@@ -355,7 +339,7 @@ class RetrievalMonitor(EvaluationMonitor):
                 self._policy.handle(error, f"{key} is NaN.")
                 values[keys[key]] = math.nan
         for name, value in values.items():
-            self._log(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=self.prog_bar and name == "mAP")
+            self._log(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=self.prog_bar and name == names[0])
 
     def _warn_of_notes(self, report: RetrievalReport | MultilabelReport, where: str) -> None:
         """Warn of each kind of note once in a training."""

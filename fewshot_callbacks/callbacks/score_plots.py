@@ -56,8 +56,8 @@ class ScorePlots(PictureCallback):
     - `val/confused_classes`: the pairs of classes that are confused most often, counted among the first neighbours of
       at most 1,000 queries.
 
-    The operating points are those of the monitor's settings: the best F1 or a threshold, `precisions` and
-    `false_match_rates`. For multi-label targets only recall@k is drawn. Nothing is drawn in the sanity check, and an error
+    The operating points are those of the monitor's settings: the best F1 or a threshold, `recall@precision` and
+    `fnmr@fmr`. For multi-label targets only recall@k is drawn. Nothing is drawn in the sanity check, and an error
     never ends the run.
 
     Args:
@@ -78,7 +78,7 @@ class ScorePlots(PictureCallback):
     Examples:
         >>> from lightning.pytorch import Trainer
         >>> from fewshot_callbacks import RetrievalMonitor
-        >>> callbacks = [RetrievalMonitor(false_match_rates=(0.001,)), ScorePlots()]
+        >>> callbacks = [RetrievalMonitor(metrics=("mAP", "fnmr@fmr0.001")), ScorePlots()]
         >>> trainer = Trainer(callbacks=callbacks, logger=False, accelerator="cpu")
     """
 
@@ -165,7 +165,7 @@ class ScorePlots(PictureCallback):
 
 def _recalls(report: RetrievalReport | MultilabelReport) -> dict[str, dict[int, float]]:
     """Collect recall@k of every kind that the report has."""
-    series = {"recall@k": report.recall_at, "share of relevant items found": report.ir_recall_at}
+    series = {"recall@k": report.at("recall@{k}"), "share of relevant items found": report.at("ir_recall@{k}")}
     if isinstance(report, RetrievalReport):
-        series["grouped recall@k"] = report.grouped_recall_at
+        series["grouped recall@k"] = report.at("grouped_recall@{k}")
     return {name: values for name, values in series.items() if values}

@@ -23,7 +23,7 @@ from fewshot_callbacks.cli.curves import read_curves, training_curves
 from fewshot_callbacks.cli.demo import MARKER, TITLES, TRAINED, Trained, note_trained, trained_in
 from fewshot_callbacks.cli.fit import signal_behind
 from fewshot_callbacks.data import ClassBalanced, Episodes, FewShotDataModule, FewShotDataset, Glyphs
-from fewshot_callbacks.functional.retrieval import RetrievalReport
+from fewshot_callbacks.functional.retrieval import DEFAULT_METRICS, RetrievalReport
 from fewshot_callbacks.losses import SoftAveragePrecisionLoss
 from fewshot_callbacks.plots import save
 from fewshot_callbacks.protonet import EmbeddingModule, EpisodeProtocol, ProtoNet, SoftmaxHead
@@ -138,7 +138,9 @@ def build(name: Trained, data: FewShotDataModule, options: Any) -> ProtoNet:
 def retrieval_monitor(data: FewShotDataModule) -> RetrievalMonitor:
     """Make the monitor of the demo; its groups are smaller where the splits hold too few classes for two of them."""
     classes = min(len(data.images("val").class_names), len(data.images("test").class_names))
-    return RetrievalMonitor(precisions=(PRECISION,), group_size=min(GROUP_SIZE, classes // 2))
+    return RetrievalMonitor(
+        metrics=(*DEFAULT_METRICS, f"recall@precision{PRECISION:g}"), label_groups=min(GROUP_SIZE, classes // 2)
+    )
 
 
 def evaluate_random(data: FewShotDataModule, options: Any, folder: Path) -> Row:
@@ -252,16 +254,16 @@ def comparison(rows: Sequence[Row]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         report = row.report
-        grouped = report.grouped_recall_at.get(1, float("nan"))
+        grouped = report.metrics().get("grouped_recall@1", float("nan"))
         low, high = report.intervals["grouped_recall@1"] if report.grouped else (float("nan"), float("nan"))
         table.add_row(
             TITLES[row.name],
             f"{100 * row.accuracy:.1f} ±{100 * row.accuracy_ci95:.1f}",
             f"{report.mAP:.3f}",
-            f"{report.recall_at[1]:.3f}",
+            f"{report['recall@1']:.3f}",
             f"{grouped:.3f} ({low:.3f} to {high:.3f})",
-            f"{report.recall_at_precision[PRECISION]:.3f}",
-            f"{report.f1:.3f}",
+            f"{report[f'recall@precision{PRECISION:g}']:.3f}",
+            f"{report['f1']:.3f}",
             f"{row.j:.2f}",
         )
     return table

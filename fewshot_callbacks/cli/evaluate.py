@@ -9,9 +9,10 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 import numpy as np
+import yaml
 from jsonargparse import ArgumentParser
 from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
@@ -24,49 +25,28 @@ from fewshot_callbacks.cli._options import (
     NUMBER_LIST,
     NUMBER_OR_NONE,
     WHOLE,
-    WHOLE_LIST,
     WHOLE_OR_NONE,
     OneLineErrors,
     Parsed,
-    split,
 )
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.retrieval import (
+    METRICS,
     RetrievalOptions,
     RetrievalReport,
+    asked_metric,
     compare_reports,
     described_settings,
     evaluate_retrieval,
 )
+from fewshot_callbacks.functional.retrieval.settings import GONE
 from fewshot_callbacks.functional.statistics import Difference
 
-MEANINGS = {
-    "mAP": "mean over queries of the precision at each relevant rank",
-    "map@r": "the same, up to rank R = number of relevant items",
-    "r_precision": "share of relevant items among the first R",
-    "mrr": "one over the rank of the first relevant item",
-    "auc_pr": "pooled area under the precision-recall curve",
-    "eer": "pooled; rate of rejected relevant pairs where that of accepted irrelevant pairs is equal",
-    "prototype_accuracy": "share of queries nearest to the mean of their class",
-    "precision": "pooled over all pairs, at the threshold",
-    "recall": "pooled over all pairs, at the threshold",
-    "f1": "pooled; the best over all thresholds unless one was given",
-    "threshold": "score from which a pair is accepted",
-}
-
-MEANINGS_AT_K = {
-    "map": "precision at the relevant ranks up to {k}, over {divisor}",
-    "recall": "share of queries with a relevant item among the first {k}",
-    "ir_recall": "share of a query's relevant items that are among the first {k}",
-    "precision": "share of relevant items among the first {k}",
-    "ndcg": "discounted gain of the first {k}, over the best possible",
-}
 # The arrays that commands read.
 PER_ITEM = (
     *("embeddings", "labels", "query_ids", "query_groups", "paths", "label_names"),
     *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
 )
-DIVISORS = {"min": "min(R, k)", "relevant": "R", "found": "the relevant items found"}
 
 
 def parser() -> ArgumentParser:
@@ -93,6 +73,7 @@ def parser() -> ArgumentParser:
         ),
     )
     options.add_argument("--json", action="store_true", help="print the report as JSON")
+    options.add_argument("--per_class", action="store_true", help="print the means of each class, too")
     add_settings(options)
     return options
 
@@ -100,43 +81,47 @@ def parser() -> ArgumentParser:
 def add_settings(options: ArgumentParser, leave_out: Sequence[str] = ()) -> None:
     """Add the settings of `evaluate_retrieval` to the options of a command, but for some."""
     for name, setting in described_settings().items():
-        if name in ("confidence", *leave_out):
-            continue  # the tables name their intervals: 95 %
-        if setting.type is bool:
-            options.add_argument(f"--{name}", action="store_true", help=setting.meaning)
-        else:
-            kind = AS_PEOPLE_WRITE.get(setting.type, setting.type)
+        if name == "metrics":
+            options.add_argument(
+                "--metrics", nargs="+", metavar="KEY", default=setting.default, help=setting.meaning + KEYS
+            )
+        elif name not in ("confidence", *leave_out):  # the tables name their intervals: 95 %
+            kind = AS_PEOPLE_WRITE.get(name, setting.type)
             options.add_argument(f"--{name}", type=kind, default=setting.default, help=setting.meaning)
 
 
-def divisors(words: object) -> tuple[Any, ...]:
-    """`10` and `10:found` as `evaluate_retrieval` takes them."""
-    parts = [entry.partition(":") for entry in split(words)]
-    if any(not k.isdigit() or (colon and divisor not in DIVISORS) for k, colon, divisor in parts):
-        raise ValueError(
-            f"{split(words)} must hold ranks, alone or with a divisor ({', '.join(DIVISORS)}), such as [10, '10:found']."
-        )
-    return tuple((int(k), divisor or "min") for k, _, divisor in parts)
+KEYS = " There are " + ", ".join(metric.pattern for metric in METRICS) + "; macro_ before one is its mean over classes."
 
 
-AP_LIST = Parsed("k or k:divisor with commas between them", divisors)
-OPTIONS = get_type_hints(RetrievalOptions)
-# Type of a setting -> how a word of the command line is read.
+def _groups(word: Any) -> Any:
+    """Read `10`, `none`, or the labels of each group: `[[0, 1, 2], [3, 4, 5]]`."""
+    if str(word).startswith("["):
+        return yaml.safe_load(str(word))
+    return WHOLE_OR_NONE(word)
+
+
+# Name of a setting -> how a word of the command line is read.
 AS_PEOPLE_WRITE = {
-    OPTIONS["recall_k"]: WHOLE_LIST,
-    OPTIONS["precisions"]: NUMBER_LIST,
-    OPTIONS["threshold_bounds"]: Parsed(
-        "two numbers with a comma between them", lambda words: tuple(NUMBER_LIST(words))
-    ),
-    OPTIONS["map_k"]: AP_LIST,
-    OPTIONS["group_size"]: WHOLE_OR_NONE,
-    OPTIONS["group_seed"]: WHOLE,
-    OPTIONS["memory_mb"]: NUMBER_OR_NONE,
+    "threshold_bounds": Parsed("two numbers with a comma between them", lambda words: tuple(NUMBER_LIST(words))),
+    "label_groups": Parsed("number, lists of labels, or none", _groups),
+    "max_queries": WHOLE_OR_NONE,
+    "seed": WHOLE,
+    "memory_mb": NUMBER_OR_NONE,
 }
+
+
+def refuse_gone(arguments: Sequence[str]) -> None:
+    """Refuse an option of an earlier version, with what is written in its place."""
+    for name in (argument.removeprefix("--").partition("=")[0] for argument in arguments if argument.startswith("--")):
+        if name in GONE and name != "per_class":
+            raise ValueError(
+                f"--{name} is gone. Write {GONE[name]}, here as --metrics mAP recall@1 or --label_groups 10."
+            )
 
 
 def run(arguments: Sequence[str]) -> None:
     """Evaluate and print."""
+    refuse_gone(arguments)
     options = parser().parse_args(list(arguments))
     console, errors = Console(), Console(stderr=True)
     hidden = options.json or not sys.stderr.isatty()
@@ -167,7 +152,8 @@ def run(arguments: Sequence[str]) -> None:
         return
     j = discriminant_ratio_of(arrays)
     if options.json:
-        print(json.dumps(report.to_dict() | {"J": j}, indent=2))
+        classes = {"per_class": _classes_as_json(report)} if options.per_class else {}
+        print(json.dumps(report.to_dict() | {"J": j} | classes, indent=2))
         return
     console.print(report_table(report, j, title=str(options.file)))
     for table in class_tables(report, console.width) if options.per_class else ():
@@ -190,7 +176,7 @@ def evaluate_arrays(
         query_groups=arrays.get("query_groups"),
         gallery_groups=arrays.get("gallery_groups"),
         progress=progress,
-        **cast(RetrievalOptions, {name: options[name] for name in OPTIONS if name in options}),
+        **cast(RetrievalOptions, {name: options[name] for name in described_settings() if name in options}),
     )
 
 
@@ -265,10 +251,11 @@ def report_table(report: RetrievalReport, j: float | None, title: str) -> Table:
 
 def class_tables(report: RetrievalReport, width: int) -> list[Table]:
     """Make tables of the means of each class for a screen of this width: as many metrics as fit in each."""
-    classes = sorted({label for values in report.per_class.values() for label in values})
+    per_class = report.per_class()
+    classes = sorted({label for values in per_class.values() for label in values})
     labels = max((as_text(label).cell_len for label in (*classes, "class")), default=0)
     rows: list[list[str]] = [[]]
-    for metric in report.per_class:
+    for metric in per_class:
         if rows[-1] and labels + 2 + sum(max(len(name), 6) + 2 for name in (*rows[-1], metric)) > width:
             rows.append([])
         rows[-1].append(metric)
@@ -280,7 +267,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
         for name in ("class", *metrics):
             table.add_column(name, justify="right", no_wrap=True)
         for label in classes:
-            values = (report.per_class[metric].get(label, math.nan) for metric in metrics)
+            values = (per_class[metric].get(label, math.nan) for metric in metrics)
             table.add_row(as_text(label), *("" if math.isnan(value) else f"{value:.4f}" for value in values))
         tables.append(table)
     return tables
@@ -335,25 +322,20 @@ def _as_json(first: RetrievalReport, second: RetrievalReport, differences: dict[
     }
 
 
+def _classes_as_json(report: RetrievalReport) -> dict[str, dict[str, float]]:
+    """Write the means of each class."""
+    return {name: {str(label): mean for label, mean in of.items()} for name, of in report.per_class().items()}
+
+
 def _meaning(name: str, report: RetrievalReport) -> str:
-    start, _, end = name.partition("@")
-    if start == "recall" and end.startswith("precision"):
-        point = report.at_precision[float(end.removeprefix("precision"))]
-        meaning = f"pooled recall at precision >= {end.removeprefix('precision')}, threshold {point.threshold:.4f}"
-    elif start == "fnmr":
-        rate = report.at_false_match_rate[float(end.removeprefix("fmr"))]
-        meaning = f"relevant pairs rejected, threshold {rate.threshold:.4f}"
-    elif start == "grouped_recall" and report.grouped is not None:
-        groups, size = report.grouped.groups, report.grouped.group_size
-        meaning = f"recall inside {groups} groups of {size or 'several'} classes"
-    elif name.startswith("macro_"):
-        meaning = f"mean over classes of {name.removeprefix('macro_')}"
-    elif name == "map@r" or not end:
-        meaning = MEANINGS[name]
-    else:
-        k, _, divisor = end.partition("_")
-        meaning = MEANINGS_AT_K[start].format(k=k, divisor=DIVISORS.get(divisor))
-    return meaning
+    """Write the meaning of a metric, and where it was measured."""
+    asked, where = asked_metric(name), ""
+    point: Any = report.at_precision | report.at_false_match_rate
+    if "p" in asked.parameters:
+        where = f" Threshold {point[asked.parameters['p']].threshold:.4f}."
+    elif asked.metric.source == "groups" and report.grouped is not None:
+        where = f" {report.grouped.groups} groups of {report.grouped.group_size or 'several'} classes."
+    return asked.meaning + where
 
 
 def _caption(report: RetrievalReport) -> str:

@@ -29,8 +29,8 @@ from fewshot_callbacks.report import (
 )
 from fewshot_callbacks.report.items import find_images
 
-# Settings of an evaluation that a report does not have: it shows classes in any case, and single queries.
-LEFT_OUT = ("max_queries", "query_seed", "per_class", "grouped_unmatched")
+# Settings of an evaluation that a report does not have, since it shows single queries.
+LEFT_OUT = ("max_queries",)
 Arrays = dict[str, NDArray[Any]]
 
 

@@ -28,6 +28,9 @@ from fewshot_callbacks.functional.neighbours import (
     suspects,
 )
 from fewshot_callbacks.functional.retrieval import (
+    DEFAULT_METRICS,
+    METRICS,
+    MULTILABEL_METRICS,
     Enclosure,
     ErrorRatePoint,
     EvaluationPlan,
@@ -37,6 +40,8 @@ from fewshot_callbacks.functional.retrieval import (
     OperatingPoint,
     RetrievalReport,
     RetrievalSettings,
+    Share,
+    asked_metric,
     compare_reports,
     evaluate_multilabel,
     evaluate_retrieval,
@@ -55,6 +60,9 @@ from fewshot_callbacks.functional.statistics import (
 from fewshot_callbacks.functional.variance_ratio import VarianceRatioEstimate, variance_ratio, variance_ratio_of_set
 
 __all__ = [
+    "DEFAULT_METRICS",
+    "METRICS",
+    "MULTILABEL_METRICS",
     "ClassMoments",
     "Difference",
     "DynamicsComparison",
@@ -74,9 +82,11 @@ __all__ = [
     "OperatingPoint",
     "RetrievalReport",
     "RetrievalSettings",
+    "Share",
     "StepDynamics",
     "Suspects",
     "VarianceRatioEstimate",
+    "asked_metric",
     "class_subset",
     "clustered_mean_interval",
     "compare_dynamics",

@@ -16,6 +16,7 @@ from fewshot_callbacks.functional.retrieval import (
     RetrievalOptions,
     RetrievalReport,
     RetrievalSettings,
+    asked_metric,
     evaluate_retrieval,
     shows_settings,
 )
@@ -65,7 +66,7 @@ class RetrievalEvaluation(Metric):
 
     Examples:
         >>> import torch
-        >>> metric = RetrievalEvaluation(recall_k=(1, 10), group_size=None)
+        >>> metric = RetrievalEvaluation(metrics=("mAP", "recall@1"))
         >>> labels = torch.tensor([0, 0, 1, 1])
         >>> metric.update(torch.nn.functional.one_hot(labels).float(), labels)
         >>> metric.compute()["mAP"]
@@ -154,7 +155,7 @@ class RetrievalEvaluation(Metric):
     def plot(
         self, val: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None, ax: Any | None = None
     ) -> tuple[Any, Any]:
-        """Draw the values that lie in [0, 1], which are all but the threshold.
+        """Draw the values that have a range, which are all but the threshold.
 
         Args:
             val: A result of `compute` or `forward`, drawn as bars, or a list of such results, drawn as lines; by default
@@ -181,4 +182,4 @@ class RetrievalEvaluation(Metric):
 
 
 def _without_threshold(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in values.items() if name != "threshold"}
+    return {name: value for name, value in values.items() if asked_metric(name).metric.range is not None}

@@ -238,7 +238,7 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
     """Draw recall@k over k, on a logarithmic scale where k grows more than tenfold.
 
     Args:
-        series: Name of a curve -> k -> recall@k, such as {"recall@k": report.recall_at}; NaN is left out.
+        series: Name of a curve -> k -> recall@k, such as {"recall@k": report.at("recall@{k}")}; NaN is left out.
         title: A line above the figure.
 
     Raises:

@@ -207,9 +207,7 @@ class EmbeddingModule(LightningModule):
                 embeddings >= 0 if codes else embeddings,
                 labels,
                 similarity="hamming" if codes else "cosine",  # distances on the unit sphere rank as cosines do
-                recall_k=(1,),
-                group_size=None,
-                precisions=(),
+                metrics=("mAP", "recall@1"),
             )
             self.log("train/batch_AP", report.mAP, batch_size=len(labels), logger=False)
             for logger in self.loggers:  # `log` would repeat the value to them on every step until the next one

@@ -11,40 +11,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, compare_reports
+from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, asked_metric, compare_reports
 from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.report.findings import Findings, Model, Neighbour
 from fewshot_callbacks.report.items import Items
 from fewshot_callbacks.report.settings import ReportSettings
 from fewshot_callbacks.report.thumbnails import Key, Thumbnails, name_of
 
-HEADLINES = {
-    "mAP": "Average over queries of the precision at each relevant rank: 1 if every query lists its whole class first.",
-    "recall@1": "Share of queries whose first neighbour is of their class.",
-    "r_precision": "Share of relevant items among the first R, where R is how many relevant ones a query has.",
-    "f1": "Harmonic mean of precision and recall, if one threshold is used for all pairs.",
-}
-MEANINGS = {
-    **HEADLINES,
-    "grouped_recall@1": "Share of queries whose first neighbour inside a group of classes is of their class.",
-    "map@r": "The same as mAP, up to rank R, the number of relevant items of a query.",
-    "mrr": "One over the rank of the first relevant item.",
-    "precision": "Share of relevant pairs among those accepted at the threshold of the best F1, or at the requested one.",
-    "recall": "Of all relevant pairs, the share that is accepted at this threshold.",
-    "threshold": "Lowest score at which a pair is accepted there.",
-    "auc_pr": "Area under the pooled precision-recall curve.",
-    "eer": "Rate at which the share of rejected relevant pairs equals that of accepted irrelevant ones.",
-    "prototype_accuracy": "Share of queries nearest to the mean of their own class.",
-}
-MEANINGS_AT = {
-    "recall": "Share of queries with a relevant item among the first {}.",
-    "ir_recall": "Share of a query's relevant items that are among the first {}.",
-    "precision": "Share of relevant items among the first {}.",
-    "map": "Precision at the relevant ranks, up to rank {}.",
-    "ndcg": "Discounted gain of the first {}, over the best possible.",
-    "grouped_recall": "Share of queries with a relevant item among the first {}, inside groups of classes.",
-    "fnmr": "Relevant pairs rejected where the share of accepted irrelevant pairs is {}.",
-}
+# The metrics that are shown first, with those of Grouped Recall and of recall at a precision.
+HEADLINES = ("mAP", "recall@1", "r_precision", "f1")
 
 
 @dataclass(frozen=True)
@@ -70,7 +45,8 @@ def figures(report: RetrievalReport) -> list[Figure]:
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
         span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        written.append(Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", span, meaning(name)))
+        shown = "n/a" if math.isnan(value) else f"{value:.4f}"
+        written.append(Figure(name, shown, span, asked_metric(name).meaning))
     return written
 
 
@@ -82,24 +58,6 @@ def headline(report: RetrievalReport) -> list[Figure]:
     ]
     known = {figure.name: figure for figure in figures(report)}
     return [known[name] for name in names if name in known]
-
-
-def meaning(name: str) -> str:
-    """Say what a metric means, in one sentence.
-
-    Examples:
-        >>> meaning("recall@5")
-        'Share of queries with a relevant item among the first 5.'
-    """
-    if name in MEANINGS:
-        return MEANINGS[name]
-    if name.startswith("macro_"):
-        return f"Mean over classes of {name.removeprefix('macro_')}, so that large classes do not dominate."
-    start, _, end = name.partition("@")
-    if end.startswith("precision"):
-        asked = end.removeprefix("precision")
-        return f"Share of the relevant pairs accepted at the smallest threshold with precision {asked}."
-    return MEANINGS_AT.get(start, "").format(end.partition("_")[0].removeprefix("fmr"))
 
 
 @dataclass(frozen=True)

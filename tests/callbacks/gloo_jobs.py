@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, TrainingDynamicsMonitor
 from fewshot_callbacks.data import EpisodicBatchSampler
 from tests.callbacks.models import (
@@ -149,7 +150,7 @@ class Streamed(IterableDataset[Any]):
 
 def exact(net: Net, loaders: Any, *, owns_sampler: bool = False, **settings: Any) -> dict[str, Any]:
     """What a monitor reports, to the last bit, and what was said."""
-    monitor = retrieval(group_size=2, macro=True, precisions=(0.5, 0.95), **settings)
+    monitor = retrieval(label_groups=2, metrics=(*DEFAULT_METRICS, "macro_mAP", "recall@precision0.5"), **settings)
     seen = validate(net, loaders, monitor, DiscriminantRatioMonitor(), use_distributed_sampler=not owns_sampler)
     report = monitor.report
     values = None if report is None else {"mean": report.mean, "macro": report.macro, "f1": str(report.decision)}
@@ -251,7 +252,7 @@ def more(folder: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     monitors = retrieval, DiscriminantRatioMonitor
     torch.manual_seed(0)
-    monitor = gap_monitor(training_data=Labelled(TRAINING), classes=5, group_size=2, items_per_class=7)
+    monitor = gap_monitor(training_data=Labelled(TRAINING), classes=5, label_groups=2, items_per_class=7)
     seen["gap"] = validate(Embeds(), loader(uneven()), monitor)
     seen["gap"].pop("gap/share_of_time")
     failing = gap_monitor(training_data=Labelled(TRAINING), embed=fails_on_rank_one)

@@ -96,12 +96,12 @@ def scripted(points: Tensor, labels: Tensor, quality: float) -> Tensor:
 
 def retrieval(**settings: Any) -> RetrievalMonitor:
     """A monitor for six classes, too few for Grouped Recall in groups of ten."""
-    return RetrievalMonitor(**({"group_size": None} | settings))
+    return RetrievalMonitor(**({"label_groups": None} | settings))
 
 
 def measured(embeddings: Tensor, labels: Tensor, *gallery: Tensor, **settings: Any) -> dict[str, float]:
     """What `retrieval` must log, without the prefix."""
-    report = evaluate_retrieval(embeddings, labels, *gallery, **({"group_size": None} | settings))
+    report = evaluate_retrieval(embeddings, labels, *gallery, **({"label_groups": None} | settings))
     return report.metrics() | {"queries_without_match": float(report.queries_without_match)}
 
 
@@ -185,7 +185,7 @@ KEYS = {
 
 
 def gap_monitor(**settings: Any) -> GeneralizationGapMonitor:
-    defaults = {"training_data": Labelled(TRAINING), "classes": None, "group_size": 3, "max_share": None}
+    defaults = {"training_data": Labelled(TRAINING), "classes": None, "label_groups": 3, "max_share": None}
     return GeneralizationGapMonitor(**(defaults | settings))
 
 

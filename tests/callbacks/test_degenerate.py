@@ -108,7 +108,7 @@ def test_collapsed_embeddings_are_at_chance_in_any_order_and_one_warning(similar
     logged = []
     for order in range(3):
         data = [loader(sized(order=order), batch_size)]
-        values, words = fitted(net, data, retrieval(similarity=similarity, group_size=3))
+        values, words = fitted(net, data, retrieval(similarity=similarity, label_groups=3))
         assert words == [
             "val: The embeddings have collapsed: all are the same vector, and every ranking is at chance level."
         ]

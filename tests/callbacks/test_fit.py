@@ -466,7 +466,7 @@ def test_a_key_that_the_module_logs_itself_is_its_own_affair(sanity_steps: int, 
 def test_what_may_still_be_logged_is_a_warning(key: str) -> None:
     """Without a sanity check nobody knows what the module logs; a key that is only similar may be another callback's."""
     early = EarlyStopping(monitor=key, strict=False)
-    run = trainer(early, retrieval(group_size=3), num_sanity_val_steps=int(key != "val/map"))
+    run = trainer(early, retrieval(label_groups=3), num_sanity_val_steps=int(key != "val/map"))
     words = f"EarlyStopping(monitor='{key}'): no monitor here logs this value, and nothing else has so far."
     with pytest.warns(UserWarning, match=f"^{re.escape(words)}"):
         run.fit(Net(), loader(), loader())

@@ -40,7 +40,7 @@ def validated(monitor: GeneralizationGapMonitor, net: LightningModule, loaders: 
 def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **settings: Any) -> dict[str, float]:
     reports = [
         evaluate_retrieval(
-            *(part[chosen] for part in net.by_hand(data)), **({"group_size": 3, "recall_k": (1,)} | settings)
+            *(part[chosen] for part in net.by_hand(data)), **({"label_groups": 3, "metrics": ("mAP", "recall@1")} | settings)
         )
         for data, chosen in ((TRAINING, some), (VALIDATION, some_val))
     ]
@@ -66,9 +66,9 @@ def test_what_is_logged_is_what_the_functions_say(batch_size: int) -> None:
 
 def test_several_ranks_and_settings_are_handed_on() -> None:
     net = Embeds()
-    settings = {"group_size": 2, "similarity": "euclidean", "ties": "optimistic"}
+    settings = {"label_groups": 2, "similarity": "euclidean", "ties": "optimistic"}
     logged = validated(gap_monitor(k=(1,), seed=4, prefix="over", **settings), net)
-    wanted = expected(net, **settings, group_seed=4)
+    wanted = expected(net, **settings, seed=4)
     assert {key.removeprefix("over/"): value for key, value in logged.items() if "share" not in key} == close(
         {key.removeprefix("gap/"): value for key, value in wanted.items()}
     )
@@ -76,12 +76,12 @@ def test_several_ranks_and_settings_are_handed_on() -> None:
 
 def test_a_seeded_subset_is_read_and_nothing_else() -> None:
     net, data = Embeds(), Labelled(TRAINING)
-    monitor = gap_monitor(training_data=data, classes=4, group_size=2, items_per_class=3, seed=5)
+    monitor = gap_monitor(training_data=data, classes=4, label_groups=2, items_per_class=3, seed=5)
     logged = validated(monitor, net)
     chosen = class_subset(TRAINING.tensors[1], 4, 3, 5)
     assert sorted(data.read) == chosen.tolist()
     some_val = class_subset(VALIDATION.tensors[1], None, 3, 5)
-    wanted = expected(net, chosen, some_val, group_size=2, group_seed=5)
+    wanted = expected(net, chosen, some_val, label_groups=2, seed=5)
     assert {key: logged[key] for key in KEYS} == close(wanted)
 
 
@@ -413,7 +413,7 @@ def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
         ),
         ({"training_labels": torch.ones(48)}, "needs integer training_labels; got torch.float32"),
         ({"training_data": lambda run: 3}, "training_data gave a int"),
-        ({"group_size": 5}, "has no Grouped Recall"),
+        ({"label_groups": 5}, "has no Grouped Recall"),
         ({"embed": lambda module, batch: None}, "the embeddings of embed are None"),
     ],
 )

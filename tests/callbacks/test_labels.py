@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fewshot_callbacks import EpisodicBatchSampler, TrainingDynamicsMonitor
+from fewshot_callbacks import DEFAULT_METRICS, EpisodicBatchSampler, TrainingDynamicsMonitor
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
 from tests.callbacks.models import Net, gap_monitor, items, loader, logged_by, measured, retrieval, said, trainer
 
@@ -79,7 +79,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_words_in_the_output_or_the_batch(form: str) -> None:
-    settings = {"group_size": 2, "macro": True}
+    settings = {"label_groups": 2, "metrics": (*DEFAULT_METRICS, "macro_mAP")}
 
     def run(data: DataLoader[Any], **options: Any) -> tuple[dict[str, float], Any]:
         monitor = retrieval(**settings)

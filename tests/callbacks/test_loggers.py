@@ -33,6 +33,7 @@ from lightning.pytorch.loggers import (
 from matplotlib.figure import Figure
 from PIL import Image
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor, _loggers
 from fewshot_callbacks.callbacks._failures import FailurePolicy
 from fewshot_callbacks.callbacks._loggers import (
@@ -78,18 +79,9 @@ class Shows(Callback):
 
 
 MONITOR = {
-    "group_size": 3,
-    "grouped_k": (2,),
-    "precision_k": (2,),
-    "ndcg_k": (3,),
-    "ir_recall_k": (1, 10),
-    "map_k": (3, 10),
-    "false_match_rates": (0.1, 1e-5),
-    "equal_error_rate": True,
-    "auc_pr": True,
-    "macro": True,
-    "prototype_accuracy": True,
-}
+    "label_groups": 3,
+    "metrics": (*DEFAULT_METRICS, "map@3_min", "map@10_min", "ir_recall@1", "ir_recall@10", "precision@2", "ndcg@3", "prototype_accuracy", "macro_mAP", "grouped_recall@2", "auc_pr", "fnmr@fmr0.1", "fnmr@fmr1e-05", "eer"),
+    }
 
 
 @pytest.fixture(scope="module")

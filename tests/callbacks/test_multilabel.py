@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._targets import TargetBook
@@ -61,17 +62,12 @@ def test_multi_label_targets_of_any_number_type(form: Callable[[Tensor], Any]) -
 def test_settings_reach_the_evaluation() -> None:
     settings = {
         "similarity": "euclidean",
-        "recall_k": (2,),
-        "ir_recall_k": (3,),
-        "map_k": ((5, "found"),),
-        "precision_k": (4,),
-        "ndcg_k": (3, 7),
-        "ndcg_gain": "linear",
+        "metrics": ("mAP", "map@5_found", "recall@2", "ir_recall@3", "precision@4", "ndcg@3_linear", "ndcg@7_linear"),
         "ties": "pessimistic",
         "memory_mb": 0.01,
     }
     net = Tagger()
-    logged = validated(RetrievalMonitor(group_size=None, precisions=(), **settings), net, loader(tagged()))
+    logged = validated(RetrievalMonitor(label_groups=None, **settings), net, loader(tagged()))
     assert logged == expected(net, tagged(), **settings)
     assert {"val/ndcg@3_linear", "val/ir_recall@3", "val/map@5_found"} < set(logged)
 
@@ -115,12 +111,12 @@ def test_items_that_come_twice_are_found_by_their_ids() -> None:
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({"macro": True}, "macro cannot be computed"),
+        ({"metrics": (*DEFAULT_METRICS, "macro_mAP")}, "macro cannot be computed"),
         (
-            {"group_size": 5, "threshold": 0.5, "label_groups": [[0, 1], [2, 3]]},
+            {"label_groups": 5, "threshold": 0.5, "label_groups": [[0, 1], [2, 3]]},
             "threshold, group_size, label_groups cannot",
         ),
-        ({"prototype_accuracy": True, "max_queries": 9}, "prototype_accuracy, max_queries cannot be computed"),
+        ({"metrics": (*DEFAULT_METRICS, "prototype_accuracy"), "max_queries": 9}, "prototype_accuracy, max_queries cannot be computed"),
     ],
 )
 def test_settings_for_one_label_each_end_the_fit_at_the_sanity_check(settings: dict[str, Any], names: str) -> None:

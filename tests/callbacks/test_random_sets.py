@@ -40,7 +40,7 @@ def test_order_batches_and_precision(
     points = torch.randn(items, 3, generator=generator)
     points = (points.round() if few_values else points).to(dtype)
     order = torch.randperm(items, generator=generator)
-    expected = evaluate_retrieval(points, labels, group_size=None)
+    expected = evaluate_retrieval(points, labels, label_groups=None)
     monitor = retrieval()
     run = trainer(monitor, DiscriminantRatioMonitor())
     with warnings.catch_warnings():

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import RetrievalMonitor, _progress
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.metrics import Shard
@@ -55,10 +56,10 @@ def close(values: dict[str, float]) -> Any:
     [
         {},
         {"similarity": "euclidean"},
-        {"similarity": "dot", "recall_k": [2], "precisions": [0.2, 0.5], "threshold": 0.1},
-        {"group_size": 3, "grouped_k": (1, 2), "group_seed": 7},
-        {"group_size": 2, "memory_mb": 2},
-        {"precisions": (0.2,), "threshold_bounds": (0.3, 1)},
+        {"similarity": "dot", "metrics": ("mAP", "recall@2", "recall@precision0.2", "recall@precision0.5"), "threshold": 0.1},
+        {"label_groups": 3, "metrics": (*DEFAULT_METRICS, "grouped_recall@2"), "seed": 7},
+        {"label_groups": 2, "memory_mb": 2},
+        {"metrics": (*DEFAULT_METRICS, "recall@precision0.2"), "threshold_bounds": (0.3, 1)},
     ],
 )
 @pytest.mark.parametrize("batch_size", [1, 7, 36])
@@ -99,7 +100,7 @@ def test_recall_at_a_precision_may_choose_a_threshold_below_zero_unless_bounds_a
 
     points = TensorDataset(torch.zeros(8, 12), torch.arange(2).repeat_interleave(4) * 20)
     logged, within = (
-        validated(RetrievalMonitor(precisions=(0.4,), group_size=None, **bounds), Apart(), loader(points))
+        validated(RetrievalMonitor(metrics=(*DEFAULT_METRICS, "recall@precision0.4"), label_groups=None, **bounds), Apart(), loader(points))
         for bounds in ({}, {"threshold_bounds": (0, 1)})
     )
     assert logged["val/recall@precision0.4"] == 1.0  # 12 of 28 pairs are relevant: accept all, at cosine -1
@@ -113,7 +114,7 @@ def test_a_test_logs_under_its_own_name() -> None:
 
 
 def test_the_keys_are_the_ones_that_are_promised() -> None:
-    assert set(validated(retrieval(recall_k=(1, 5), precisions=(0.95, 0.9), group_size=2), Net(), loader())) == {
+    assert set(validated(retrieval(metrics=("mAP", "recall@1", "recall@5", "recall@precision0.95", "recall@precision0.9"), label_groups=2), Net(), loader())) == {
         *("val/mAP", "val/map@r", "val/r_precision", "val/mrr", "val/recall@1", "val/recall@5", "val/grouped_recall@1"),
         *("val/precision", "val/recall", "val/f1", "val/threshold", "val/queries_without_match"),
         *("val/recall@precision0.95", "val/recall@precision0.9"),
@@ -122,15 +123,7 @@ def test_the_keys_are_the_ones_that_are_promised() -> None:
 
 def test_every_setting_of_the_evaluation_reaches_it() -> None:
     settings = {
-        "map_k": ((3, "found"),),
-        "ir_recall_k": (2, 3),
-        "precision_k": (2,),
-        "ndcg_k": (4,),
-        "macro": True,
-        "false_match_rates": (0.01,),
-        "equal_error_rate": True,
-        "auc_pr": True,
-        "prototype_accuracy": True,
+        "metrics": (*DEFAULT_METRICS, "map@3_found", "ir_recall@2", "ir_recall@3", "precision@2", "ndcg@4", "prototype_accuracy", "macro_mAP", "auc_pr", "fnmr@fmr0.01", "eer"),
         "device": "auto",
     }
     net = Net()
@@ -363,7 +356,7 @@ def test_double_precision_is_kept() -> None:
     logged = validated(retrieval(**settings), Fine(), loader(), precision="64-true")
     assert logged["val/mAP"] == 1.0
     embeddings = 1.0 + 1e-12 * scripted(QUERIES.tensors[0].double(), QUERIES.tensors[1], 50.0)
-    assert evaluate_retrieval(embeddings.float(), QUERIES.tensors[1], group_size=2, **settings).mAP < 0.5
+    assert evaluate_retrieval(embeddings.float(), QUERIES.tensors[1], label_groups=2, **settings).mAP < 0.5
 
 
 # --------------------------------------------------------------------------------------------------- settings and monitors
@@ -373,11 +366,11 @@ def test_double_precision_is_kept() -> None:
     ("settings", "words"),
     [
         ({"gallery_loader": 1, "gallery_flag": "g"}, "both choose the gallery. Pass one of them"),
-        ({"recall_k": (0,)}, "RetrievalMonitor.*recall_k"),
-        ({"precisions": (1.5,)}, "RetrievalMonitor.*precisions"),
+        ({"metrics": ("mAP", "recall@0")}, "RetrievalMonitor.*recall_k"),
+        ({"metrics": (*DEFAULT_METRICS, "recall@precision1.5")}, "RetrievalMonitor.*precisions"),
         ({"threshold": math.nan}, "RetrievalMonitor.*threshold"),
         ({"threshold_bounds": (1.0, 0.0)}, r"RetrievalMonitor: threshold_bounds=\(1.0, 0.0\) must hold the smallest"),
-        ({"group_size": 1}, "RetrievalMonitor.*group_size"),
+        ({"label_groups": 1}, "RetrievalMonitor.*group_size"),
         ({"memory_mb": 0}, "RetrievalMonitor.*memory_mb"),
         ({"name": ""}, r"RetrievalMonitor\(name=''\) names nothing. Leave out name for val/mAP and test/mAP"),
         ({"prefix": "t2i"}, "no setting 'prefix' any more. Pass name='t2i' for val/t2i/mAP"),
@@ -489,7 +482,7 @@ def test_ids_that_name_no_single_items_are_told_once():
     def identities(outputs: Any, batch: Any) -> list[str]:  # and camera: such as those of several photographs
         return [f"identity {label} camera 1" for label in batch[1].tolist()]
 
-    monitor = retrieval(ids=identities, group_size=None, strict=False)
+    monitor = retrieval(ids=identities, label_groups=None, strict=False)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run = trainer(monitor, max_epochs=2)

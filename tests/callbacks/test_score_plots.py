@@ -17,7 +17,7 @@ from tests.callbacks.models import items, loader, retrieval, tagged, trainer
 from tests.callbacks.pictured import AsGiven, brute_force
 
 DATA = items()
-ASKED = {"recall_k": (1, 3, 5), "precisions": (0.5,), "false_match_rates": (0.1,)}
+ASKED = {"metrics": ("mAP", "recall@1", "recall@3", "recall@5", "recall@precision0.5", "fnmr@fmr0.1"), "precisions": (0.5,)}
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_operating_points_are_those_of_the_report(drawn: dict[str, Any]) -> None
         assert error.threshold == mark.threshold
     assert drawn["score_histograms"][:2] == (monitor.report.pair_counts, marks)
     assert drawn["error_tradeoff_curve"][2] == errors
-    assert drawn["recall_at_k_curve"][0] == {"recall@k": monitor.report.recall_at}
+    assert drawn["recall_at_k_curve"][0] == {"recall@k": monitor.report.at("recall@{k}")}
 
 
 def test_the_figures_that_are_asked_for_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

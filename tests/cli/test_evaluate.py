@@ -59,10 +59,10 @@ def test_settings_that_are_off_by_default(stored, capsys, monkeypatch):
     words += ["--label_groups", "[[0, 1, 99], [2, 3, 4, 5]]", "--grouped_unmatched", "miss"]
     assert main([*words, "--json"]) == 0
     groups = [[0, 1, 99], [2, 3, 4, 5]]
-    report = evaluate_retrieval(embeddings, labels, ir_recall_k=(3,), label_groups=groups, grouped_unmatched="miss")
+    report = evaluate_retrieval(embeddings, labels, metrics=("mAP", "ir_recall@3", "grouped_recall@1_miss"), label_groups=groups)
     printed = json.loads(capsys.readouterr().out)
-    assert printed["metrics"]["ir_recall@3"] == report.ir_recall_at[3]
-    assert printed["metrics"]["grouped_recall@1"] == report.grouped_recall_at[1]
+    assert printed["metrics"]["ir_recall@3"] == report["ir_recall@3"]
+    assert printed["metrics"]["grouped_recall@1"] == report["grouped_recall@1"]
     assert printed["grouped"]["unmatched"] == "miss"
     assert main(words) == 0
     screen = capsys.readouterr().out
@@ -116,10 +116,10 @@ def test_gallery_and_options(tmp_path, capsys):
     ]
     assert main(["evaluate", str(tmp_path / "two.npz"), *words]) == 0
     printed = json.loads(capsys.readouterr().out)
-    settings = {"recall_k": (1, 3), "precisions": (0.5,), "group_size": 2}
+    settings = {"metrics": ("mAP", "recall@1", "recall@3", "recall@precision0.5"), "label_groups": 2}
     report = evaluate_retrieval(*arrays.values(), similarity="euclidean", threshold_bounds=(-3, -2.5), **settings)
     unbounded = evaluate_retrieval(*arrays.values(), similarity="euclidean", **settings)
-    assert report.recall_at_precision[0.5] != unbounded.recall_at_precision[0.5]
+    assert report["recall@precision0.5"] != unbounded["recall@precision0.5"]
     assert {k: v for k, v in printed["metrics"].items() if v is not None} == pytest.approx(
         {k: v for k, v in report.metrics().items() if not math.isnan(v)}
     )

@@ -216,7 +216,7 @@ def test_a_gap_is_measured_and_settings_are_kept(tmp_path: Path) -> None:
         evaluation=PROTOCOL,
         batch_size=3,
     )
-    monitor = GeneralizationGapMonitor(classes=None, group_size=2, strict=True)
+    monitor = GeneralizationGapMonitor(classes=None, label_groups=2, strict=True)
     keeper = ModelCheckpoint(tmp_path / "kept", filename="one")
     logger = CSVLogger(tmp_path, name="log", version="")
     model = ProtoNet(shots=1, evaluation=PROTOCOL)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 MEASURE = """
 import ctypes, gc, json, sys
 import torch
-from fewshot_callbacks import evaluate_retrieval, near_duplicates, nearest
+from fewshot_callbacks import DEFAULT_METRICS, evaluate_retrieval, near_duplicates, nearest
 from fewshot_callbacks.engine.options import engine_options
 
 torch.set_num_threads(1)
@@ -111,11 +111,9 @@ def test_values_do_not_depend_on_the_budget(similarity):
     embeddings, labels = made(600, 20, 12, noise=3)
     options = {
         "similarity": similarity,
-        "auc_pr": True,
-        "equal_error_rate": True,
-        "group_size": 5,
-        "precisions": (0.1, 0.3),
-    }
+        "metrics": (*DEFAULT_METRICS, "auc_pr", "recall@precision0.1", "recall@precision0.3", "eer"),
+        "label_groups": 5,
+        }
     whole = evaluate_retrieval(embeddings, labels, **options, memory_mb=512)
     for memory_mb in (8, 2, 1.4, 1, 0.1, float("inf")):
         assert_same(whole, evaluate_retrieval(embeddings, labels, **options, memory_mb=memory_mb))
@@ -123,11 +121,11 @@ def test_values_do_not_depend_on_the_budget(similarity):
 
 def test_a_budget_that_cannot_be_kept_is_said_with_one_that_can():
     embeddings, labels = made(600, 20, 12)
-    note = evaluate_retrieval(embeddings, labels, group_size=None, memory_mb=0.5).memory_note
+    note = evaluate_retrieval(embeddings, labels, label_groups=None, memory_mb=0.5).memory_note
     assert note.startswith("The budget of 0.5 MB cannot be kept: this evaluation takes about ")
     enough = float(note.rsplit("Pass memory_mb=", 1)[1].split()[0])
-    assert evaluate_retrieval(embeddings, labels, group_size=None, memory_mb=enough).memory_note is None
-    less = evaluate_retrieval(embeddings, labels, group_size=None, memory_mb=enough - 0.2)
+    assert evaluate_retrieval(embeddings, labels, label_groups=None, memory_mb=enough).memory_note is None
+    less = evaluate_retrieval(embeddings, labels, label_groups=None, memory_mb=enough - 0.2)
     assert less.memory_note is not None
 
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional._codes import signs as signs_of
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
@@ -28,11 +29,9 @@ def signs(items, bits, seed=0, classes=None):
 def both_roads(case, **options):
     """As codes, and as vectors of -1 and +1."""
     options = {
-        "recall_k": (1, 2, 5),
-        "precisions": (0.2, 0.6, 0.95),
-        "group_size": 3,
-        "equal_error_rate": True,
-    } | options
+        "metrics": ("mAP", "recall@1", "recall@2", "recall@5", "recall@precision0.2", "recall@precision0.6", "recall@precision0.95", "eer"),
+        "label_groups": 3,
+        } | options
     codes, general = dict(case), dict(case)
     counted = evaluate_retrieval(codes.pop("queries"), codes.pop("labels"), similarity="hamming", **codes, **options)
     products = evaluate_retrieval(general.pop("queries"), general.pop("labels"), similarity="dot", **general, **options)
@@ -74,7 +73,7 @@ def test_codes_are_vectors_of_signs(form, bits, plain):
         case["gallery_labels"] = torch.where(torch.arange(150) % 7 == 0, 99, case["gallery_labels"])
     with engine_options(plain=plain):
         for memory_mb in (512, 0.5):
-            counted, products = both_roads(case, memory_mb=memory_mb, macro=True, map_k=(5, (5, "found")), **extra)
+            counted, products = both_roads(case, memory_mb=memory_mb, metrics=(*DEFAULT_METRICS, "map@5_min", "map@5_found", "macro_mAP"), **extra)
             assert_same(counted, products, bits)
             assert counted.is_estimate is (form == "sampled")
 
@@ -97,15 +96,15 @@ def test_ties_are_those_of_loops(items, bits, classes, seed, ties):
         value = expected.mean_average_precision
     except TooManyOrdersError:
         return
-    found = evaluate_retrieval(codes, labels, similarity="hamming", ties=ties, group_size=None)
+    found = evaluate_retrieval(codes, labels, similarity="hamming", ties=ties, label_groups=None)
     assert found.mAP == pytest.approx(value, abs=1e-12)
 
 
 def test_thresholds_are_minus_distances():
     codes = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]])
-    report = evaluate_retrieval(codes, torch.tensor([0, 0, 1, 1]), similarity="hamming", group_size=None, threshold=-3)
-    assert (report.mAP, report.precision, report.recall) == (1.0, 4 / 8, 1.0)
-    best = evaluate_retrieval(codes, torch.tensor([0, 0, 1, 1]), similarity="hamming", group_size=None)
+    report = evaluate_retrieval(codes, torch.tensor([0, 0, 1, 1]), similarity="hamming", label_groups=None, threshold=-3)
+    assert (report.mAP, report["precision"], report["recall"]) == (1.0, 4 / 8, 1.0)
+    best = evaluate_retrieval(codes, torch.tensor([0, 0, 1, 1]), similarity="hamming", label_groups=None)
     assert (best.threshold, best.f1) == (-1.0, 1.0)
 
 
@@ -118,7 +117,7 @@ class TestRefusals:
                 "codes of 6 bits cannot be compared with a gallery of 5",
             ),
             ({"gallery": torch.ones(3, 6)}, "gallery and gallery_labels belong together"),
-            ({"prototype_accuracy": True}, "binary codes have no mean that could be a prototype"),
+            ({"metrics": (*DEFAULT_METRICS, "prototype_accuracy")}, "binary codes have no mean that could be a prototype"),
             ({"device": "cuda"}, "are compared on the CPU|torch sees"),
             ({"labels": torch.arange(7)}, "20 codes, but 7 labels"),
         ],
@@ -131,8 +130,8 @@ class TestRefusals:
 
 def test_grouped_recall_of_codes():
     codes, labels = signs(200, 40, classes=20), torch.arange(200) % 20
-    assert grouped_recall(codes, labels, group_size=6, k=(1, 3), repeats=2, similarity="hamming") == grouped_recall(
-        codes, labels, group_size=6, k=(1, 3), repeats=2, similarity="dot"
+    assert grouped_recall(codes, labels, label_groups=6, k=(1, 3), repeats=2, similarity="hamming") == grouped_recall(
+        codes, labels, label_groups=6, k=(1, 3), repeats=2, similarity="dot"
     )
 
 
@@ -148,7 +147,7 @@ def test_cosine_and_distance_rank_codes_as_hamming_does(bits):
     torch.testing.assert_close(differing, bits / 4 * (scaled[:, None] - scaled[None]).square().sum(dim=2))
     assert differing.min() >= 0
     assert differing.max() <= bits
-    options = {"recall_k": (1, 5), "map_k": ((10, "found"),), "ndcg_k": (10,), "group_size": None}
+    options = {"metrics": ("mAP", "map@10_found", "recall@1", "recall@5", "ndcg@10"), "label_groups": None}
     found = {
         name: evaluate_retrieval(codes, labels, similarity=name, **options).mean
         for name in ("hamming", "cosine", "dot", "euclidean")

@@ -300,12 +300,12 @@ def test_metrics_are_those_of_rational_scores(data, similarity):
     if similarity == "hamming":
         embeddings = (embeddings > embeddings.median()).float()
     reference = InRationalNumbers(embeddings.double().numpy(), labels.numpy(), similarity=similarity)
-    report = evaluate_retrieval(embeddings, labels, similarity=similarity, recall_k=(1, 3), group_size=None)
+    report = evaluate_retrieval(embeddings, labels, similarity=similarity, metrics=("mAP", "recall@1", "recall@3"), label_groups=None)
     assert report.mAP == pytest.approx(reference.mean_average_precision, abs=1e-12)
     assert report.metrics()["map@r"] == pytest.approx(reference.map_at_r, abs=1e-12)
-    assert report.recall_at[3] == pytest.approx(reference.recall_at(3), abs=1e-12)
+    assert report["recall@3"] == pytest.approx(reference.recall_at(3), abs=1e-12)
     best = report.decision
-    assert reference.pooled(report.threshold) == (best.true_positives, best.false_positives, best.false_negatives)
+    assert reference.pooled(report["threshold"]) == (best.true_positives, best.false_positives, best.false_negatives)
 
 
 @pytest.mark.parametrize(("huge", "similarity"), sampled_product([1e10, 1e18, 3.4e38], SIMILARITIES, count=4))
@@ -313,7 +313,7 @@ def test_one_huge_row_leaves_the_others_as_they_are(huge, similarity):
     data, labels = made(60, 6, 40, noise=0.9)
     data[0] = huge
     reference = InRationalNumbers(data.numpy(), labels.numpy(), similarity=similarity)
-    report = evaluate_retrieval(data, labels, similarity=similarity, group_size=None)
+    report = evaluate_retrieval(data, labels, similarity=similarity, label_groups=None)
     for query in range(similarity == "euclidean", 60):  # all others lie equally far from the first
         ranked = reference.relevance[query][np.argsort(-reference.scores[query], kind="stable")]
         precision = np.cumsum(ranked)[ranked] / (np.flatnonzero(ranked) + 1)
@@ -324,8 +324,8 @@ def test_one_huge_row_leaves_the_others_as_they_are(huge, similarity):
 def test_a_threshold_given_back_decides_alike(similarity):
     for seed in range(20):
         embeddings, labels = made(40, 5, 9, noise=3, seed=seed)
-        best = evaluate_retrieval(embeddings, labels, similarity=similarity, group_size=None)
-        again = evaluate_retrieval(embeddings, labels, similarity=similarity, group_size=None, threshold=best.threshold)
+        best = evaluate_retrieval(embeddings, labels, similarity=similarity, label_groups=None)
+        again = evaluate_retrieval(embeddings, labels, similarity=similarity, label_groups=None, threshold=best.threshold)
         assert again.decision == best.decision
 
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from scipy.optimize import brentq
 from sklearn.metrics import average_precision_score, roc_curve
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.pooled import Positives
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
@@ -53,8 +54,8 @@ def request_for(case, **changes):
     queries = case["queries"].double()
     some = {"dot": float(queries[0] @ queries[1]), "euclidean": -float((queries[0] - queries[1]).norm())}
     thresholds = (some.get(case["similarity"], 0.5), 0.0, -0.25)
-    asked = PooledRequest((0.05, 0.11, 0.3, 0.75, 1.0), thresholds=thresholds, false_match_rates=(0.0, 1e-3, 0.1, 0.7))
-    return dataclasses.replace(asked, equal_error_rate=True, average_precision=True, **changes)
+    asked = PooledRequest((0.05, 0.11, 0.3, 0.75, 1.0), thresholds=thresholds, metrics=(*DEFAULT_METRICS, "fnmr@fmr0", "fnmr@fmr0.001", "fnmr@fmr0.1", "fnmr@fmr0.7"))
+    return dataclasses.replace(asked, metrics=(*DEFAULT_METRICS, "eer"), average_precision=True, **changes)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +300,7 @@ def test_all_roads_give_one_report(kind, similarity):
     rows = made(150, 20, 24, noise=4)[0] if kind == "hard" else torch.from_numpy(vectors(kind, 150, 24)).float()
     case, everything = (
         {"queries": rows, "query_labels": labels, "similarity": similarity},
-        {"group_size": 5, "auc_pr": True},
+        {"label_groups": 5, "metrics": (*DEFAULT_METRICS, "auc_pr")},
     )
     first = report(case, **everything)
     for road in ROADS:
@@ -315,13 +316,13 @@ def test_all_roads_give_one_report(kind, similarity):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_powers_of_two_and_order_change_nothing(similarity, precision):
     embeddings, labels = made(150, 10, 16, noise=1.5)
-    plain = evaluate_retrieval(embeddings, labels, similarity=similarity, group_size=None)
+    plain = evaluate_retrieval(embeddings, labels, similarity=similarity, label_groups=None)
     order = torch.randperm(150)
     for power in (-90, -3, 0, 40):
         scaled = torch.ldexp(embeddings, torch.tensor(power))[order]
         with engine_options(precision=precision):
-            other = evaluate_retrieval(scaled, labels[order], similarity=similarity, group_size=None)
-        ranked = (other.mAP, other.map_at_r, other.recall_at, other.decision.true_positives, other.decision.f1)
-        assert ranked == (plain.mAP, plain.map_at_r, plain.recall_at, plain.decision.true_positives, plain.decision.f1)
+            other = evaluate_retrieval(scaled, labels[order], similarity=similarity, label_groups=None)
+        ranked = (other.mAP, other.map_at_r, other.at("recall@{k}"), other.decision.true_positives, other.decision.f1)
+        assert ranked == (plain.mAP, plain.map_at_r, plain.at("recall@{k}"), plain.decision.true_positives, plain.decision.f1)
         factor = {"cosine": 1.0, "dot": 4.0**power, "euclidean": 2.0**power}[similarity]
         assert other.threshold == plain.threshold * factor

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.distributed.processes import ALONE, Alone, RemoteError
 from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.layout import plan_layout
@@ -31,8 +32,7 @@ from tests.reports import assert_same
 from tests.thread_processes import in_threads
 
 EVERYTHING = {
-    "macro": True, "per_class": True, "map_k": (3,), "ndcg_k": (4,), "precisions": (0.5, 0.95), "false_match_rates": (0.1,),
-    "equal_error_rate": True, "auc_pr": True, "group_size": 2,
+    "metrics": (*DEFAULT_METRICS, "map@3_min", "ndcg@4", "macro_mAP", "auc_pr", "recall@precision0.5", "fnmr@fmr0.1", "eer"), "per_class": True, "label_groups": 2,
 }  # fmt: skip
 
 
@@ -41,12 +41,12 @@ def reports_of(parts, sets, gallery_parts=(), **options):
 
     def work(processes):
         own = parts[processes.rank]
-        arguments = {"query_places": own}
+        arguments, places = {}, [own]
         if "gallery" in sets:
-            arguments["gallery_places"] = gallery_parts[processes.rank]
+            places.append(gallery_parts[processes.rank])
         for name, tensor in sets.items():
-            arguments[name] = tensor[arguments["gallery_places"] if name.startswith("gallery") else own]
-        return evaluate_retrieval(**arguments, processes=processes, **options)
+            arguments[name] = tensor[places[-1] if name.startswith("gallery") else own]
+        return evaluate_retrieval(**arguments, share=Share(processes, *places), **options)
 
     return in_threads(len(parts), work)
 
@@ -160,7 +160,7 @@ def test_larger_sets(items, memory_mb, noise):
     labels = torch.arange(items) % classes
     sets = {"embeddings": torch.randn(classes, 24)[labels] + noise * torch.randn(items, 24), "labels": labels}
     for count in (2, 3):
-        assert_like_one(spread(items, count, 3), sets, **EVERYTHING | {"memory_mb": memory_mb, "group_size": 5})
+        assert_like_one(spread(items, count, 3), sets, **EVERYTHING | {"memory_mb": memory_mb, "label_groups": 5})
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_many_groups_of_labels(similarity, two, max_queries):
     sets = {"embeddings": torch.randn(300, 6) + 0.1 * labels[:, None], "labels": labels}
     if two:  # with labels that no query has
         sets |= {"gallery": torch.randn(200, 6), "gallery_labels": torch.arange(200) % 95}
-    options = {"similarity": similarity, "group_size": 3, "grouped_k": (1, 2), "max_queries": max_queries}
+    options = {"similarity": similarity, "label_groups": 3, "metrics": (*DEFAULT_METRICS, "grouped_recall@2"), "max_queries": max_queries}
     for count in (2, 3):
         alone = assert_like_one(spread(300, count, 5), sets, spread(200, count, 6), **options)
         assert alone.grouped is not None or two
@@ -188,7 +188,7 @@ def test_given_groups_of_labels(two, given):
         sets |= {"gallery": torch.randn(700, 6), "gallery_labels": torch.arange(700) % 460}
     names = iter(torch.randperm(450).tolist())
     groups = [[next(names) for _ in range(2 + number % 3)] for number in range(given)]
-    options = {"label_groups": groups, "grouped_unmatched": "miss"}
+    options = {"label_groups": groups, "metrics": ("mAP", "grouped_recall@1_miss")}
     alone = assert_like_one(spread(900, 3, 5), sets, spread(700, 3, 6), **options)
     assert alone.grouped.dropped_labels == 450 - sum(map(len, groups))
 
@@ -196,7 +196,7 @@ def test_given_groups_of_labels(two, given):
 def part_of(case, own, processes, threads=1):
     """Vectors and relevance of the items of one process."""
     rows, labels = case["queries"][own], case["query_labels"][own]
-    inputs = collect_inputs("call", processes, rows, labels, None, None, query_places=own)
+    inputs = collect_inputs("call", Share(processes, own), rows, labels, None, None)
     return Vectors(inputs.queries, None, "cosine", threads=threads, processes=processes), inputs.relevance()
 
 
@@ -208,7 +208,7 @@ def test_budgets_and_threads_that_differ(plain):
     case, parts = {"queries": rows, "query_labels": labels, "similarity": "cosine"}, spread(300, 3, 3)
     truth, request = (
         truth_of(case).counts(),
-        PooledRequest((0.05, 0.5), false_match_rates=(0.1,), average_precision=True),
+        PooledRequest((0.05, 0.5), metrics=(*DEFAULT_METRICS, "fnmr@fmr0.1"), average_precision=True),
     )
     with evaluated(case, request) as (done, _):
         alone = decide(done, request)
@@ -243,7 +243,7 @@ def test_queries_in_one_process_and_the_gallery_in_another(swapped):
 def test_groups_of_labels_without_an_item_in_the_gallery():
     sets = {"embeddings": torch.randn(600, 8), "labels": torch.arange(600) % 300}
     sets |= {"gallery": torch.randn(40, 8), "gallery_labels": torch.arange(40) % 3}
-    alone = assert_like_one(spread(600, 2, 1), sets, spread(40, 2, 2), group_size=3)
+    alone = assert_like_one(spread(600, 2, 1), sets, spread(40, 2, 2), label_groups=3)
     assert "has a match" in alone.notes[-1]
 
 
@@ -252,24 +252,24 @@ def test_items_of_one_process_follow_those_of_the_one_before():
 
     def work(processes):
         own = slice(0, 4) if processes.rank == 0 else slice(4, 6)
-        return evaluate_retrieval(embeddings[own], labels[own], processes=processes, group_size=None)
+        return evaluate_retrieval(embeddings[own], labels[own], share=Share(processes), label_groups=None)
 
     for report in in_threads(2, work):
         assert report.query_labels.tolist() == labels.tolist()
-        assert_same(evaluate_retrieval(embeddings, labels, group_size=None), report)
+        assert_same(evaluate_retrieval(embeddings, labels, label_groups=None), report)
 
 
 def test_parts_of_different_precision_are_computed_in_the_widest():
     """In float32 the items of the second part would be one."""
     labels = torch.arange(20) % 4
     single, double = torch.randn(10, 3), 1 + 1e-9 * torch.randn(10, 3, dtype=torch.float64)
-    options = {"similarity": "euclidean", "group_size": None}
+    options = {"similarity": "euclidean", "label_groups": None}
     alone = evaluate_retrieval(torch.cat([single.double(), double]), labels, **options)
     parts = [(single, labels[:10]), (double, labels[10:])]
     for some in (parts, parts[::-1]):
 
         def work(processes, some=some):
-            return evaluate_retrieval(*some[processes.rank], processes=processes, **options)
+            return evaluate_retrieval(*some[processes.rank], share=Share(processes), **options)
 
         for report in in_threads(2, work):
             assert report.mAP == pytest.approx(alone.mAP, abs=1e-12)
@@ -281,22 +281,22 @@ def test_a_process_that_holds_nothing_need_not_know_the_dimension():
 
     def work(processes):
         mine = (embeddings, labels) if processes.rank == 1 else (torch.empty(0), torch.empty(0))
-        return evaluate_retrieval(*mine, processes=processes, group_size=None)
+        return evaluate_retrieval(*mine, share=Share(processes), label_groups=None)
 
     for report in in_threads(3, work):
-        assert_same(evaluate_retrieval(embeddings, labels, group_size=None), report)
+        assert_same(evaluate_retrieval(embeddings, labels, label_groups=None), report)
 
 
 def test_parts_that_have_collapsed_to_points_of_their_own_are_two():
     sets = {"embeddings": 1e-9 * torch.eye(2)[torch.arange(8) % 2], "labels": torch.arange(8) // 2 % 2}
-    assert_like_one([torch.arange(0, 8, 2), torch.arange(1, 8, 2)], sets, group_size=None)
+    assert_like_one([torch.arange(0, 8, 2), torch.arange(1, 8, 2)], sets, label_groups=None)
 
 
 def test_places_order_the_items_of_one_process_as_well():
     labels, embeddings, order = torch.tensor([0, 1, 0, 1]), torch.randn(4, 3), torch.tensor([2, 0, 3, 1])
-    report = evaluate_retrieval(embeddings, labels, query_places=order, group_size=None)
+    report = evaluate_retrieval(embeddings, labels, share=Share(query_places=order), label_groups=None)
     assert report.query_labels.tolist() == [1, 1, 0, 0]
-    assert_same(evaluate_retrieval(embeddings[order.argsort()], labels[order.argsort()], group_size=None), report)
+    assert_same(evaluate_retrieval(embeddings[order.argsort()], labels[order.argsort()], label_groups=None), report)
 
 
 # ------------------------------------------------------------------------------------------------ what travels, who works
@@ -310,7 +310,7 @@ def test_no_process_is_sent_more_than_a_chunk_of_a_part(count):
 
     def work(processes):
         own = torch.arange(processes.rank, items, count)
-        evaluate_retrieval(embeddings[own], labels[own], processes=processes, query_places=own, group_size=5)
+        evaluate_retrieval(embeddings[own], labels[own], share=Share(processes, own), label_groups=5)
         return processes.most_received
 
     for largest in in_threads(count, work):
@@ -387,7 +387,7 @@ def test_an_error_or_interrupt_of_one_is_one_of_all(kind, when):
                 raise kind("no more numbers")
 
         own = parts[processes.rank]
-        options = {"query_places": own, "processes": processes, "progress": progress}
+        options = {"share": Share(processes, own), "progress": progress}
         with engine_options(height=5, width=5):
             return evaluate_retrieval(embeddings[own], labels[own], **options)
 
@@ -406,7 +406,7 @@ def test_an_error_behind_the_last_call_is_an_error_of_all():
         own = torch.arange(processes.rank, 20, 2)
         try:
             with processes.together():
-                evaluate_retrieval(embeddings[own], labels[own], processes=processes)
+                evaluate_retrieval(embeddings[own], labels[own], share=Share(processes))
                 if processes.rank == 0:
                     raise ArithmeticError("the bar does not close")
         except (ArithmeticError, RemoteError) as error:
@@ -468,7 +468,7 @@ WRONG = [
         "gallery is left out in process 0, given in process 1",
     ),
     ({"similarity": "dot"}, "similarity is cosine in process 0, dot in process 1"),
-    ({"recall_k": (1, 2)}, r"recall_k is \(1, 5, 10\) in process 0, \(1, 2\) in process 1"),
+    ({"metrics": ("mAP", "recall@1", "recall@2")}, r"metrics is .* in process 0, \('mAP', 'recall@1', 'recall@2'\) in process 1"),
     ({"query_groups": torch.arange(8)}, "query_groups is left out in process 0, given in process 1"),
     ({"memory_mb": -1}, "memory_mb=-1 must be positive"),
     ({"query_places": torch.arange(8)}, "places of embeddings must be 0 to 15, each once over all processes"),
@@ -486,7 +486,7 @@ def test_what_is_wrong_in_one_process_is_named_in_all(change, words):
 
 def test_nothing_anywhere():
     for error in in_threads(
-        2, lambda processes: evaluate_retrieval(torch.empty(0, 0), torch.empty(0), processes=processes)
+        2, lambda processes: evaluate_retrieval(torch.empty(0, 0), torch.empty(0), share=Share(processes))
     ):
         assert "embeddings is empty (shape (0, 0)) in every process" in str(error)
 
@@ -494,7 +494,7 @@ def test_nothing_anywhere():
 @pytest.mark.parametrize("places", [[0, 1, 2], [0, 1, 1, 3], [1, 2, 3, 4]])
 def test_places_that_are_none_in_one_process(places):
     with pytest.raises(ValueError, match=r"places of embeddings must be 0 to 3|4 embeddings, but 3 places"):
-        evaluate_retrieval(torch.randn(4, 2), torch.arange(4), query_places=torch.tensor(places))
+        evaluate_retrieval(torch.randn(4, 2), torch.arange(4), share=Share(query_places=torch.tensor(places)))
 
 
 def test_alone():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.distinct import has_few
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
@@ -14,8 +15,7 @@ from tests.engine.oracles import counted, evaluated, prepared, scores_of, truth_
 from tests.reports import assert_same
 
 EVERYTHING = {
-    "precisions": (0.05, 0.3, 0.95), "false_match_rates": (0.01, 0.1), "equal_error_rate": True, "auc_pr": True,
-    "group_size": 3, "threshold": 0.5,
+    "metrics": (*DEFAULT_METRICS, "auc_pr", "recall@precision0.05", "recall@precision0.3", "fnmr@fmr0.01", "fnmr@fmr0.1", "eer"), "label_groups": 3, "threshold": 0.5,
 }  # fmt: skip
 
 
@@ -102,6 +102,6 @@ def test_a_set_that_nearly_collapses_while_it_is_trained(similarity):
         reports = []
         for precision in (None, *PRECISIONS):
             with engine_options(precision=precision):
-                reports.append(evaluate_retrieval(1 + spread * rows, labels, similarity=similarity, group_size=5))
+                reports.append(evaluate_retrieval(1 + spread * rows, labels, similarity=similarity, label_groups=5))
         for other in reports[1:]:
             assert_same(reports[0], other)

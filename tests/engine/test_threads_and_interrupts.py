@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import computing, engine_options
 from fewshot_callbacks.engine.threads import split, work_off
 from fewshot_callbacks.functional import nearest
@@ -204,7 +205,7 @@ def test_torch_has_as_many_threads_as_before(threads, raised, road):
     torch.set_num_threads(threads)
     try:
         with engine_options(**road), nullcontext() if raised is None else pytest.raises(raised, match="in the bar"):
-            evaluate_retrieval(*made(200, 20, 8), group_size=None, progress=progress)
+            evaluate_retrieval(*made(200, 20, 8), label_groups=None, progress=progress)
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -250,8 +251,8 @@ def test_what_is_switched_on_around_a_call_changes_nothing(name, road, similarit
     rows, labels = made(120, 12, 8, noise=2.0)
     if similarity == "hamming":
         rows = rows.sign()
-    options = {"similarity": similarity, "auc_pr": True, "equal_error_rate": True, "group_size": 3}
-    options |= {} if similarity == "hamming" else {"prototype_accuracy": True}
+    options = {"similarity": similarity, "metrics": (*DEFAULT_METRICS, "auc_pr", "eer"), "label_groups": 3}
+    options |= {} if similarity == "hamming" else {"metrics": (*DEFAULT_METRICS, "prototype_accuracy")}
     with engine_options(**road):
         plain, list_of = evaluate_retrieval(rows, labels, **options), nearest(rows, k=3, similarity=similarity)
         with AROUND[name]():
@@ -283,7 +284,7 @@ for tiny, rows in data:
                 rows, torch.arange(40) % 8, similarity=similarity, group_size=3, auc_pr=True, equal_error_rate=True,
                 threshold=0.0, prototype_accuracy=True,
             )
-        found.append([tiny, similarity, report.metrics(), report.per_query["mAP"].tolist(), report.threshold])
+        found.append([tiny, similarity, report.metrics(), report.per_query["mAP"].tolist(), report["threshold"]])
 tiniest = np.array([5e-324])
 assert ((tiniest * np.array([1.0]))[0] == 0) == flush, "the mode is not what it was"
 print(json.dumps(found, default=float))

@@ -10,8 +10,8 @@ from fewshot_callbacks.functional import evaluate_multilabel, evaluate_retrieval
 from fewshot_callbacks.functional._inputs import non_finite_rows
 
 CALLS = {
-    "evaluate_retrieval": lambda **given: evaluate_retrieval(group_size=None, **given),
-    "grouped_recall": lambda **given: grouped_recall(group_size=2, **given),
+    "evaluate_retrieval": lambda **given: evaluate_retrieval(label_groups=None, **given),
+    "grouped_recall": lambda **given: grouped_recall(label_groups=2, **given),
 }
 
 
@@ -48,9 +48,9 @@ def test_the_proposed_mend_works():
     with pytest.raises(ValueError, match=re.escape("keep = ~np.ma.getmaskarray(embeddings)")):
         evaluate_retrieval(embeddings, given["labels"])
     keep = ~np.ma.getmaskarray(embeddings).reshape(len(embeddings), -1).any(axis=1)
-    dropped = evaluate_retrieval(embeddings.data[keep], given["labels"][keep], group_size=None)
+    dropped = evaluate_retrieval(embeddings.data[keep], given["labels"][keep], label_groups=None)
     assert dropped.queries == 11
-    assert evaluate_retrieval(embeddings.filled(0), given["labels"], group_size=None).queries == 12
+    assert evaluate_retrieval(embeddings.filled(0), given["labels"], label_groups=None).queries == 12
 
 
 def test_masked_targets_are_refused():

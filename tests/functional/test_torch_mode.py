@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.data import ClassBalancedBatchSampler, EpisodicBatchSampler
 from fewshot_callbacks.functional import (
     ClassMoments,
@@ -46,23 +47,15 @@ WORDS = [f"class {label}" for label in LABELS.tolist()]
 CODES = (EMBEDDINGS > 0).float() * 2 - 1
 TARGETS = torch.nn.functional.one_hot(LABELS, 20)
 IDS = torch.arange(80) // 2
-FIRST, SECOND = (evaluate_retrieval(items, LABELS, group_size=5) for items in (EMBEDDINGS, OTHERS))
+FIRST, SECOND = (evaluate_retrieval(items, LABELS, label_groups=5) for items in (EMBEDDINGS, OTHERS))
 EPISODES = sample_episodes(LABELS, queries=3, episodes=9)
 EVERYTHING = {
-    "ir_recall_k": 5,
-    "map_k": 5,
-    "precision_k": 5,
-    "ndcg_k": 5,
-    "macro": True,
+    "metrics": (*DEFAULT_METRICS, "map@5_min", "ir_recall@5", "precision@5", "ndcg@5", "prototype_accuracy", "macro_mAP", "auc_pr", "fnmr@fmr0.01", "eer"),
     "per_class": True,
-    "false_match_rates": 0.01,
-    "equal_error_rate": True,
-    "auc_pr": True,
-    "prototype_accuracy": True,
-    "group_size": 5,
+    "label_groups": 5,
 }
 METRICS = {  # torchmetrics would make them on the default device
-    "RetrievalEvaluation": RetrievalEvaluation(group_size=5),
+    "RetrievalEvaluation": RetrievalEvaluation(label_groups=5),
     "DiscriminantRatio": DiscriminantRatio(),
     "VarianceRatio": VarianceRatio(),
 }
@@ -90,17 +83,17 @@ def loss_and_gradient(similarity):
 
 CALLS = {
     "evaluate_retrieval": lambda: evaluate_retrieval(EMBEDDINGS, LABELS, **EVERYTHING),
-    "of lists and words": lambda: evaluate_retrieval(EMBEDDINGS.tolist(), WORDS, group_size=5),
+    "of lists and words": lambda: evaluate_retrieval(EMBEDDINGS.tolist(), WORDS, label_groups=5),
     "of arrays": lambda: evaluate_retrieval(EMBEDDINGS.double().numpy(), LABELS.numpy(), similarity="euclidean"),
     "of a gallery": lambda: evaluate_retrieval(
         EMBEDDINGS, LABELS, OTHERS, LABELS, query_ids=IDS, gallery_ids=IDS, similarity="dot", **EVERYTHING
     ),
     "of a sample": lambda: evaluate_retrieval(EMBEDDINGS, LABELS, max_queries=30, **EVERYTHING),
-    "of codes": lambda: evaluate_retrieval(CODES, LABELS, similarity="hamming", auc_pr=True, group_size=5),
-    "evaluate_multilabel": lambda: evaluate_multilabel(EMBEDDINGS, TARGETS, ndcg_k=5),
+    "of codes": lambda: evaluate_retrieval(CODES, LABELS, similarity="hamming", metrics=(*DEFAULT_METRICS, "auc_pr"), label_groups=5),
+    "evaluate_multilabel": lambda: evaluate_multilabel(EMBEDDINGS, TARGETS, metrics=("mAP", "ndcg@5")),
     "multilabel, codes": lambda: evaluate_multilabel(CODES, TARGETS, CODES, TARGETS, similarity="hamming"),
-    "grouped_recall": lambda: grouped_recall(EMBEDDINGS, LABELS, group_size=5, repeats=2),
-    "grouped_recall, groups": lambda: grouped_recall(EMBEDDINGS, WORDS, groups=[WORDS[:5], WORDS[5:10]]),
+    "grouped_recall": lambda: grouped_recall(EMBEDDINGS, LABELS, label_groups=5, repeats=2),
+    "grouped_recall, groups": lambda: grouped_recall(EMBEDDINGS, WORDS, label_groups=[WORDS[:5], WORDS[5:10]]),
     "generalization_gap": lambda: generalization_gap(FIRST, SECOND),
     "compare_reports": lambda: compare_reports(FIRST, SECOND),
     "nearest": lambda: nearest(EMBEDDINGS, WORDS, queries=[0, 5, 9], k=3),

@@ -164,7 +164,7 @@ def test_exact_codes_have_the_exact_average_precision_of_ties(seed, items, bits,
     if len(labels.unique()) == items:
         assert float(loss(codes, labels)) == 0.0
         return
-    exact = evaluate_retrieval(codes, labels, similarity="hamming", group_size=None).mean["mAP"]
+    exact = evaluate_retrieval(codes, labels, similarity="hamming", label_groups=None)["mAP"]
     assert 1 - float(loss(codes.double(), labels)) == pytest.approx(exact, abs=1e-9)
     assert 1 - float(loss(codes, labels)) == pytest.approx(exact, abs=1e-5)
 
@@ -191,7 +191,7 @@ def test_scores_at_the_centres_of_bins_have_the_exact_average_precision(seed, it
 def test_the_value_comes_near_the_exact_average_precision_as_bins_grow():
     labels = torch.arange(200) % 20
     embeddings = (torch.randn(20, 16)[labels] + 1.5 * torch.randn(200, 16)).double()
-    exact = evaluate_retrieval(embeddings, labels, group_size=None).mean["mAP"]
+    exact = evaluate_retrieval(embeddings, labels, label_groups=None)["mAP"]
     short = [
         exact - 1 + float(SoftAveragePrecisionLoss(bins, low=-1)(embeddings, labels)) for bins in (9, 33, 129, 2049)
     ]
@@ -241,13 +241,13 @@ def test_a_few_steps_raise_the_exact_average_precision():
     labels = torch.arange(60) % 6
     inputs = torch.randn(6, 20)[labels] + 2 * torch.randn(60, 20)
     layer = torch.nn.Linear(20, 8)
-    before = evaluate_retrieval(layer(inputs).detach(), labels, group_size=None).mean["mAP"]
+    before = evaluate_retrieval(layer(inputs).detach(), labels, label_groups=None)["mAP"]
     optimizer = torch.optim.Adam(layer.parameters(), 0.02)
     for _ in range(60):
         optimizer.zero_grad()
         SoftAveragePrecisionLoss()(layer(inputs), labels).backward()
         optimizer.step()
-    assert evaluate_retrieval(layer(inputs).detach(), labels, group_size=None).mean["mAP"] > before + 0.3
+    assert evaluate_retrieval(layer(inputs).detach(), labels, label_groups=None)["mAP"] > before + 0.3
 
 
 def test_a_batch_without_a_relevant_pair():

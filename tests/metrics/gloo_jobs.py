@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DistributedSampler
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.metrics import (
@@ -39,14 +40,10 @@ SHARDS = {"even": (slice(0, 12), slice(12, 24)), "uneven": (slice(0, 17), slice(
 SHARDS |= {"second empty": (slice(0, 23), slice(23, 23)), "first empty": (slice(23, 23), slice(0, 23))}
 """Who holds what; an empty shard is no batch at all, and a third process has none."""
 
-SETTINGS: dict[str, Any] = {"group_size": 2, "recall_k": (1, 3)}
+SETTINGS: dict[str, Any] = {"label_groups": 2, "metrics": ("mAP", "recall@1", "recall@3")}
 MORE: dict[str, Any] = SETTINGS | {
-    "macro": True,
-    "precisions": (0.5, 0.95),
-    "equal_error_rate": True,
-    "auc_pr": True,
-    "prototype_accuracy": True,
-}
+    "metrics": (*DEFAULT_METRICS, "prototype_accuracy", "macro_mAP", "auc_pr", "recall@precision0.5", "eer"),
+    }
 
 
 def shard(name: str, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

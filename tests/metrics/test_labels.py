@@ -14,7 +14,7 @@ from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.metrics import DiscriminantRatio, EmbeddingStore, RetrievalEvaluation, VarianceRatio
 from tests.metrics import gloo_jobs
 
-SETTINGS = {"group_size": 2, "per_class": True}
+SETTINGS = {"label_groups": 2, "per_class": True}
 
 
 def made(items=30, classes=5):

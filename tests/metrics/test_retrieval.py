@@ -16,7 +16,7 @@ from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.metrics import RetrievalEvaluation
 from tests.metrics import gloo_jobs
 
-SETTINGS = {"group_size": 2, "recall_k": (1, 3)}
+SETTINGS = {"label_groups": 2, "metrics": ("mAP", "recall@1", "recall@3")}
 
 
 def made(items=30, classes=5):
@@ -97,7 +97,7 @@ def test_what_is_kept_is_a_compact_copy_in_the_dtype_of_the_model():
 
 
 def test_settings_are_handed_on():
-    metric = RetrievalEvaluation(recall_k=2, group_size=None, precisions=(0.5,))
+    metric = RetrievalEvaluation(metrics=("mAP", "recall@2", "recall@precision0.5"), label_groups=None)
     fill(metric, *made(), 10)
     assert "recall@2" in metric.compute()
     assert "recall@precision0.5" in metric.compute()
@@ -105,7 +105,7 @@ def test_settings_are_handed_on():
 
 
 def test_keywords_of_torchmetrics_stand_beside_the_settings():
-    metric = RetrievalEvaluation(recall_k=2, group_size=None, sync_on_compute=False, compute_with_cache=False)
+    metric = RetrievalEvaluation(metrics=("mAP", "recall@2"), label_groups=None, sync_on_compute=False, compute_with_cache=False)
     assert not metric.sync_on_compute
     assert not metric.compute_with_cache
     assert "recall@2" in fill(metric, *made(), 10).compute()

@@ -264,7 +264,7 @@ def test_the_exact_value_of_a_batch_of_many_classes() -> None:
 
 def test_monitors_attach_without_an_argument() -> None:
     module = EmbeddingModule(backbone(), SoftAveragePrecisionLoss(), micro_batch=4)
-    run = trainer(DiscriminantRatioMonitor(), RetrievalMonitor(group_size=3))
+    run = trainer(DiscriminantRatioMonitor(), RetrievalMonitor(label_groups=3))
     loader = DataLoader(data(), batch_size=15)
     run.fit(module, loader, loader)
     assert {"train/J", "val/J", "val/mAP"} <= set(run.callback_metrics)

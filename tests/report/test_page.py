@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fewshot_callbacks import evaluate_retrieval
+from fewshot_callbacks import DEFAULT_METRICS, evaluate_retrieval
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import Items, Model, ReportSettings, pictures_of_files, write_report
 from fewshot_callbacks.report.page import write_whole
@@ -66,9 +66,9 @@ def example(tmp_path_factory):
     files[8].write_bytes(b"no image")
     names = [file.name for file in files]
     items = Items(embeddings, labels, "items", pictures_of_files(files, 96), names)
-    report = evaluate_retrieval(embeddings, labels, precisions=(0.5, 0.9))
+    report = evaluate_retrieval(embeddings, labels, metrics=(*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9"))
     weaker = embeddings + 0.6 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(2))
-    other = Model(evaluate_retrieval(weaker, labels, precisions=(0.5, 0.9)), Items(weaker, labels), name="weaker")
+    other = Model(evaluate_retrieval(weaker, labels, metrics=(*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9")), Items(weaker, labels), name="weaker")
     written = write_report(
         folder / "report.html",
         report,
@@ -250,7 +250,7 @@ return at < 0 ? null : [places[at][1][0], places[at + 1][1][0]];
 def test_a_name_moves_no_number_beside_it(name, example, browser, tmp_path):
     """Beside a word that is written from right to left, a number would stand on its other side."""
     embeddings, labels = torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), ["hen", name] * 20
-    report = evaluate_retrieval(embeddings, labels, group_size=None)
+    report = evaluate_retrieval(embeddings, labels, label_groups=None)
     path = write_report(tmp_path / "report.html", report, Items(embeddings, labels), name=name).path
     browser.get(path.as_uri())
     resize(browser, 1280, 900)
@@ -267,7 +267,7 @@ def test_numbers_follow_the_threshold(page, example, share):
     index = int(share * (len(counts.thresholds) - 1))
     to_threshold(page, index)
     threshold = float(counts.thresholds[index])
-    exact = evaluate_retrieval(example.embeddings, example.labels, threshold=threshold, group_size=None)
+    exact = evaluate_retrieval(example.embeddings, example.labels, threshold=threshold, label_groups=None)
     assert float(text(page, "at-threshold")) == pytest.approx(threshold, abs=1e-4)
     for name, value in (("precision", exact.precision), ("recall", exact.recall), ("f1", exact.f1)):
         assert float(text(page, f"at-{name}")) == pytest.approx(value, abs=2e-3)

@@ -13,7 +13,8 @@ from fewshot_callbacks.engine.vectors import Floats, Similarity, Vectors, check_
 from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import check_embeddings, computable
 from fewshot_callbacks.functional._tensors import as_tensor
-from fewshot_callbacks.functional.retrieval.settings import LARGEST_RANK, bytes_of, check_memory, memory_or_default
+from fewshot_callbacks.functional.retrieval.registry import LARGEST_RANK
+from fewshot_callbacks.functional.retrieval.settings import bytes_of, check_memory, memory_or_default
 
 
 def compared_sets(

@@ -7,18 +7,13 @@ from fewshot_callbacks.functional.retrieval.cost import EvaluationPlan, plan_eva
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.generalization_gap import GeneralizationGap, generalization_gap
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall
+from fewshot_callbacks.functional.retrieval.inputs import Share
 from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, label_groups
-from fewshot_callbacks.functional.retrieval.multilabel import (
-    Gain,
-    MultilabelReport,
-    check_gain,
-    evaluate_multilabel,
-    multilabel_metrics,
-)
+from fewshot_callbacks.functional.retrieval.multilabel import MultilabelReport, evaluate_multilabel, without_targets
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
-from fewshot_callbacks.functional.retrieval.query_metrics import metric_names
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties
+from fewshot_callbacks.functional.retrieval.registry import DEFAULT_METRICS, METRICS, MULTILABEL_METRICS, asked_metric
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval.settings import (
     RankOptions,
@@ -30,11 +25,13 @@ from fewshot_callbacks.functional.retrieval.settings import (
 )
 
 __all__ = [
+    "DEFAULT_METRICS",
+    "METRICS",
+    "MULTILABEL_METRICS",
     "Divisor",
     "Enclosure",
     "ErrorRatePoint",
     "EvaluationPlan",
-    "Gain",
     "GeneralizationGap",
     "GroupedRecall",
     "MultilabelReport",
@@ -46,10 +43,11 @@ __all__ = [
     "RetrievalReport",
     "RetrievalSettings",
     "SearchOptions",
+    "Share",
     "Similarity",
     "Ties",
     "Unmatched",
-    "check_gain",
+    "asked_metric",
     "compare_reports",
     "described_settings",
     "evaluate_multilabel",
@@ -57,8 +55,7 @@ __all__ = [
     "generalization_gap",
     "grouped_recall",
     "label_groups",
-    "metric_names",
-    "multilabel_metrics",
     "plan_evaluation",
     "shows_settings",
+    "without_targets",
 ]

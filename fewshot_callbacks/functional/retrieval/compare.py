@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, over_splits
+from fewshot_callbacks.functional.retrieval.registry import asked_metric
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.statistics.class_means import class_means
 from fewshot_callbacks.functional.statistics.intervals import (
@@ -59,31 +58,17 @@ def compare_reports(first: RetrievalReport, second: RetrievalReport, confidence:
     differences = {}
     for name in (name for name in values if name in others):
         interval = UNKNOWN
-        if name in first.per_query:
-            interval = _paired(first.per_query[name], second.per_query[name], labels, confidence, macro=False)
-        elif name.startswith("macro_"):
-            of_queries = name.removeprefix("macro_")
-            interval = _paired(
-                first.per_query[of_queries], second.per_query[of_queries], labels, confidence, macro=True
-            )
+        asked = asked_metric(name)
+        if asked.of_queries in first.per_query:
+            differing = first.per_query[asked.of_queries] - second.per_query[asked.of_queries]
+            if asked.is_macro:
+                interval = paired_difference_interval(class_means(differing, labels)[1], confidence=confidence)
+            else:
+                interval = paired_difference_interval(differing, labels, confidence)
         elif name in grouped:
             interval = grouped[name]
         differences[name] = Difference(values[name], others[name], interval)
     return differences
-
-
-def _paired(
-    first: Float[Tensor, "queries"],
-    second: Float[Tensor, "queries"],
-    labels: Int[Tensor, "queries"],
-    confidence: float,
-    *,
-    macro: bool,
-) -> Interval:
-    differences = first.double() - second.double()
-    if macro:
-        return paired_difference_interval(class_means(differences, labels)[1], confidence=confidence)
-    return paired_difference_interval(differences, labels, confidence)
 
 
 def _grouped(first: GroupedRecall | None, second: GroupedRecall | None, confidence: float) -> dict[str, Interval]:
@@ -94,5 +79,5 @@ def _grouped(first: GroupedRecall | None, second: GroupedRecall | None, confiden
         others = second.per_group[k]
         if first.labels == second.labels and first.unmatched == second.unmatched:  # the same groups
             splits = (paired_difference_interval(split, confidence=confidence) for split in values - others)
-            intervals[f"grouped_recall@{k}"] = over_splits(splits)
+            intervals[f"grouped_recall@{k}{'_miss' if first.unmatched == 'miss' else ''}"] = over_splits(splits)
     return intervals

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fewshot_callbacks.engine.layout import least_bytes, plan_layout
-from fewshot_callbacks.functional.retrieval.settings import DEFAULT_MEMORY_MB, bytes_of, check_memory, memory_or_default
+from fewshot_callbacks.functional.retrieval.settings import bytes_of, check_memory, memory_or_default
 
 EmbeddingType = Literal["float16", "bfloat16", "float32", "float64"]
 """The dtypes of embeddings, by their names in PyTorch."""
@@ -57,7 +57,7 @@ def plan_evaluation(
     gallery: int,
     dim: int,
     *,
-    memory_mb: float | None = DEFAULT_MEMORY_MB,
+    memory_mb: float | None = None,
     relevant: int = 64,
     max_queries: int | None = None,
     dtype: EmbeddingType = "float32",
@@ -68,7 +68,7 @@ def plan_evaluation(
         queries: Number of queries; for one set (leave-one-out) equal to `gallery`.
         gallery: Number of gallery items.
         dim: Components of an embedding.
-        memory_mb: Budget beyond the embeddings, in MB; None is the default, infinity no limit.
+        memory_mb: Budget beyond the embeddings, in MB; None is 512, infinity no limit.
         relevant: Number of relevant items of a typical query, 0 or more; the more there are, the narrower the tiles.
         max_queries: Number of queries that are drawn for an estimate; None evaluates all queries. Grouped Recall, which
             is computed for all queries, is not counted.

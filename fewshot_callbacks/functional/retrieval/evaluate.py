@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import ALONE, Processes
+from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
@@ -25,23 +26,25 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import (
     choose_groups,
     search_groups,
 )
-from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, Share, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import Splits
 from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
-from fewshot_callbacks.functional.retrieval.query_metrics import query_metrics
 from fewshot_callbacks.functional.retrieval.rank_metrics import depends_on_ties
+from fewshot_callbacks.functional.retrieval.registry import Asked, asked_metric
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalOptions,
     RetrievalSettings,
     bytes_of,
     compute_device,
+    memory_or_default,
     shows_settings,
 )
 from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
-from fewshot_callbacks.functional.statistics.class_means import class_means, exact_mean, macro_mean
+from fewshot_callbacks.functional.statistics.class_means import exact_mean, macro_mean
 from fewshot_callbacks.functional.statistics.intervals import (
+    Interval,
     clustered_mean_interval,
     macro_mean_interval,
 )
@@ -63,9 +66,7 @@ def evaluate_retrieval(
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
-    query_places: Any | None = None,
-    gallery_places: Any | None = None,
-    processes: Processes = ALONE,
+    share: Share = EVERYTHING,
     progress: Progress | None = None,
     **settings: Unpack[RetrievalOptions],
 ) -> RetrievalReport:
@@ -89,12 +90,7 @@ def evaluate_retrieval(
         query_groups: (queries,) group of each query, for instance the video of a frame: candidates of the query's own
             group are left out of its ranking, and count neither as hits nor as misses.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        query_places: (queries,) index of each query in the whole set, which determines the order of `per_query` and the
-            random draws; by default, the queries of each process follow those of the previous process.
-        gallery_places: (gallery,) index of each gallery item in the whole gallery.
-        processes: The processes that make this call together, each with a part of the sets, which may be empty. Each of
-            them returns the report of the whole sets, the same as a single process would. The parts of the gallery are
-            exchanged in chunks, so that no process ever holds the whole gallery. See `metrics.TorchProcesses`.
+        share: Which share of the sets this process holds, where several make this call together.
         progress: Called with the number of pairs done and the number of all pairs. Where thresholds may need further passes
             over the pairs, the first counts as nine tenths of them.
         **settings: See `RetrievalSettings`.
@@ -116,6 +112,7 @@ def evaluate_retrieval(
         (True, 0)
     """
     started = time.perf_counter()
+    processes = share.processes
     with default_mode(), processes.together():
         checked = RetrievalSettings.checked(evaluate_retrieval, settings)
         ids_and_groups = {
@@ -127,14 +124,12 @@ def evaluate_retrieval(
         _check_calls(processes, checked, {"gallery": gallery, **ids_and_groups})
         inputs = collect_inputs(
             _CALL,
-            processes,
+            share,
             embeddings,
             labels,
             gallery,
             gallery_labels,
             **ids_and_groups,
-            query_places=query_places,
-            gallery_places=gallery_places,
             as_codes=checked.similarity == "hamming",
         )
         report = _evaluated(inputs, checked, progress)
@@ -143,8 +138,8 @@ def evaluate_retrieval(
 
 
 def _check_calls(processes: Processes, settings: RetrievalSettings, tensors: Mapping[str, Any]) -> None:
-    """Refuse processes that were called with different arguments; only the device and its memory may differ."""
-    own = {name: str(value) for name, value in settings.arguments().items() if not name.startswith("device")}
+    """Refuse processes that were called with different arguments; only the device may differ."""
+    own = {name: str(value) for name, value in settings.arguments().items() if name != "device"}
     own |= {name: "left out" if tensor is None else "given" for name, tensor in tensors.items()}
     calls = processes.gather(own)
     for rank, call in enumerate(calls):
@@ -161,7 +156,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
     processes = inputs.processes
     asked = _draw(inputs, settings)
     device = compute_device(_CALL, "cpu" if settings.similarity == "hamming" else settings.device)
-    budget = memory_bytes(device, settings.memory_mb, settings.device_memory_mb)
+    budget = memory_bytes(device, settings.memory_mb)
     with computing() as threads:
         ranked = asked.as_one_set()
         vectors = Vectors(
@@ -182,7 +177,7 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
         )
         for ranks in done.run():
             per_query.add(ranks)
-        if settings.prototype_accuracy:
+        if any(asked.metric.source == "prototypes" for asked in settings.asked()):
             per_query.values["prototype_accuracy"] = _prototype_accuracy(inputs, asked, settings)
         if asked.share is not None:
             per_query.gather(processes, asked.share.queries, len(asked.query_labels))
@@ -190,13 +185,13 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             raise ValueError(_no_match(asked))
         pooled = decide(done, request)
         done.release()
-        notes = _notes(done, per_query) + _note_of_rates(settings.false_match_rates, pooled)
+        notes = _notes(done, per_query) + _note_of_rates(request.false_match_rates, pooled)
         memory_note = _memory_note(done, processes, budget)
         if asked.drawn is not None:
             notes.insert(
                 0,
                 f"An estimate: {len(asked.drawn):,} of {len(inputs.query_labels):,} queries were drawn (seed "
-                f"{settings.query_seed}); the intervals show its uncertainty. Grouped Recall is computed for all queries.",
+                f"{settings.seed}); the intervals show its uncertainty. Grouped Recall is computed for all queries.",
             )
         of_all = asked.drawn is None
         grouped = _grouped(notes, ranked if of_all else inputs, settings, done if of_all else None, threads)
@@ -219,47 +214,46 @@ def _draw(inputs: RetrievalInputs, settings: RetrievalSettings) -> RetrievalInpu
     """The inputs with the queries that are evaluated: all, or a sample of `max_queries`."""
     if settings.max_queries is None or settings.max_queries >= len(inputs.query_labels):
         return inputs
-    return inputs.sample(_drawn(inputs.query_labels, settings.max_queries, settings.query_seed))
+    return inputs.sample(_drawn(inputs.query_labels, settings.max_queries, settings.seed))
 
 
 def _request(settings: RetrievalSettings) -> PooledRequest:
     """Return the settings of the pooled metrics."""
     return PooledRequest(
-        settings.precisions,
+        settings.parameters("recall@precision{p}"),
         settings.threshold_bounds or (-math.inf, math.inf),
         () if settings.threshold is None else (settings.threshold,),
-        settings.false_match_rates,
-        settings.equal_error_rate,
-        settings.auc_pr,
+        settings.parameters("fnmr@fmr{p}"),
+        "eer" in settings.metrics,
+        "auc_pr" in settings.metrics,
     )
 
 
 def _summarised(
     inputs: RetrievalInputs, asked: RetrievalInputs, settings: RetrievalSettings, found: _Found
 ) -> RetrievalReport:
-    """Means over queries, over classes and of each class, with their intervals, and the pooled values."""
+    """Take the values that were asked for, and their intervals."""
     per_query, pooled, grouped = found.per_query, found.pooled, found.grouped
     labels, confidence = asked.query_labels, settings.confidence
-    mean, macro, by_class, intervals = {}, {}, {}, {}
-    for name, values in per_query.values.items():
-        present = ~values.isnan()
-        mean[name] = exact_mean(values[present])
-        intervals[name] = clustered_mean_interval(values[present], labels[present], confidence)
-        if settings.macro:
-            macro[name] = macro_mean(values, labels)
-        if settings.per_class:
-            by_class[name] = _by_class(values, labels, asked.label_names)
-    intervals |= {f"macro_{name}": macro_mean_interval(per_query.values[name], labels, confidence) for name in macro}
-    if grouped is not None:
-        intervals |= {f"grouped_recall@{k}": interval for k, interval in grouped.intervals.items()}
+    values: dict[str, float] = {}
+    intervals: dict[str, Interval] = {}
+    for wanted in settings.asked():
+        key, metric = wanted.key, wanted.metric
+        if metric.source in ("ranks", "prototypes"):
+            of_queries = per_query.values[wanted.of_queries]
+            values[key], intervals[key] = mean_over_queries(wanted, of_queries, labels, confidence)
+        elif metric.source == "pairs":
+            assert metric.value is not None
+            values[key] = metric.value(pooled, **wanted.parameters)
+        elif grouped is not None:
+            assert metric.value is not None
+            values[key] = metric.value(grouped, **wanted.parameters)
+            intervals[key] = grouped.intervals[wanted.parameters["k"]]
     return RetrievalReport(
-        mean=mean,
-        macro=macro,
-        per_class=by_class,
-        decision=pooled.best_f1 if settings.threshold is None else pooled.at_threshold[settings.threshold],
+        values=values,
+        decision=pooled.decision,
         at_precision=pooled.at_precision,
         at_false_match_rate=pooled.at_false_match_rate,
-        equal_error_rate=pooled.equal_error_rate,
         auc_pr=pooled.average_precision,
         curve=pooled.curve,
         pair_counts=pooled.pair_counts,
@@ -272,7 +266,6 @@ def _summarised(
         queries_without_match=int((per_query.relevant == 0).sum()),
         queries_with_ties=int(per_query.tied.sum()),
         is_estimate=asked.drawn is not None,
-        has_exact_auc_pr=settings.auc_pr,
         similarity=settings.similarity,
         ties=settings.ties,
         notes=found.notes,
@@ -341,42 +334,57 @@ def _splits(notes: list[str], sets: RetrievalInputs, settings: RetrievalSettings
     """Choose the groups for Grouped Recall; None if it is not wanted or, with a note, if there are too few labels."""
     if not settings.grouped_k:
         return None
-    if settings.label_groups is not None:
+    groups = settings.label_groups
+    if not isinstance(groups, int):
         try:
-            return choose_groups(_CALL, "label_groups", sets, settings)
+            return choose_groups(_CALL, sets, settings)
         except ValueError as error:
             notes.append(f"Grouped Recall is left out. {error}")
             return None
-    group_size = settings.group_size
-    if group_size is None:
-        return None
     distinct = len(sets.query_labels.unique())
-    if distinct < 2 * group_size:
+    if distinct < 2 * groups:
         notes.append(
-            f"Grouped Recall is left out: two groups of group_size={group_size} labels need {2 * group_size}, and the "
+            f"Grouped Recall is left out: two groups of label_groups={groups} labels need {2 * groups}, and the "
             f"queries have {distinct}. "
-            + (f"Use group_size <= {distinct // 2}." if distinct >= 4 else "Pass group_size=None.")
+            + (f"Use label_groups <= {distinct // 2}." if distinct >= 4 else "Pass label_groups=None.")
         )
         return None
-    return choose_groups(_CALL, "label_groups", sets, settings)
+    return choose_groups(_CALL, sets, settings)
 
 
-def _by_class(
-    values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], names: tuple[str, ...] | None
-) -> dict[int | str, float]:
-    present, means, _ = class_means(values, labels)
-    keys = present.tolist() if names is None else [names[label] for label in present.tolist()]
-    return dict(zip(keys, means.tolist(), strict=True))
-
-
-def memory_bytes(device: torch.device, memory_mb: float, device_memory_mb: float | None) -> int:
+def memory_bytes(device: torch.device, memory_mb: float | None) -> int:
     """Budget of the pass: main memory on the CPU, else memory of the device (by default half of what is free)."""
-    if device.type == "cpu":
-        return bytes_of(memory_mb)
-    if device_memory_mb is not None:
-        return bytes_of(device_memory_mb)
+    if memory_mb is not None or device.type == "cpu":
+        return bytes_of(memory_or_default(memory_mb))
     free, _ = torch.cuda.mem_get_info(device)
     return int(free // 2)
+
+
+QueryMetric = Callable[[RankBlock], Float[Tensor, "queries"]]
+
+# What pictures and pages order the queries by; each report has it for each query.
+ALWAYS = ("mAP", "mrr")
+
+
+def query_metrics(settings: RetrievalSettings) -> dict[str, QueryMetric]:
+    """Choose the metrics of ranks that each query needs, by the key of their mean."""
+    every = [asked_metric(key) for key in ALWAYS] + settings.asked()
+    of_ranks = [asked for asked in every if asked.metric.source == "ranks"]
+    return {
+        asked.of_queries: partial(asked.metric.value, ties=settings.ties, **asked.parameters)
+        for asked in of_ranks
+        if asked.metric.value is not None
+    }
+
+
+def mean_over_queries(
+    asked: Asked, values: Float[Tensor, "queries"], labels: Int[Tensor, "queries"], confidence: float
+) -> tuple[float, Interval]:
+    """Average the queries that have a value, or the means of their classes; with the interval."""
+    if asked.is_macro:
+        return macro_mean(values, labels), macro_mean_interval(values, labels, confidence)
+    present = ~values.isnan()
+    return exact_mean(values[present]), clustered_mean_interval(values[present], labels[present], confidence)
 
 
 class _PerQuery:
@@ -428,7 +436,7 @@ def _prototype_accuracy(
     options: dict[str, Any] = {
         "similarity": settings.similarity,
         "same_set": inputs.same_set,
-        "memory_bytes": bytes_of(settings.memory_mb),
+        "memory_bytes": settings.main_memory(),
         "processes": inputs.processes,
     }
     if asked.drawn is not None and inputs.same_set:  # a drawn query is left out of its own class's mean, too

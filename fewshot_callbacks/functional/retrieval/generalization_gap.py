@@ -112,23 +112,24 @@ def generalization_gap(training: RetrievalReport, validation: RetrievalReport) -
         if report.grouped is None:
             raise ValueError(
                 f"generalization_gap: the {name} report has no Grouped Recall. Its notes: {' '.join(report.notes) or '-'} "
-                "Evaluate both sets with one group_size that leaves two groups in each: use a smaller group_size, or "
+                "Evaluate both sets with one label_groups that leaves two groups in each: use a smaller label_groups, or "
                 "more classes."
             )
     assert training.grouped is not None
     assert validation.grouped is not None
     grouped = training.grouped.minus(validation.grouped)
     assert training.grouped.group_size is not None  # which `minus` refuses
-    ks = sorted(set(grouped) & set(training.recall_at) & set(validation.recall_at))
+    ks = sorted(k for k in grouped if all(f"recall@{k}" in report.values for report in (training, validation)))
     if not ks:
         raise ValueError(
             f"generalization_gap: the reports share no K: Grouped Recall at {sorted(training.grouped.at)} and "
-            f"{sorted(validation.grouped.at)}, Recall at {sorted(training.recall_at)} and {sorted(validation.recall_at)}."
+            f"{sorted(validation.grouped.at)}, and {', '.join(training.values)} and {', '.join(validation.values)}. "
+            "Evaluate both with metrics=('grouped_recall@1', 'recall@1')."
         )
     recall = {}
     for k in ks:
         name = f"recall@{k}"
-        first, second = training.mean[name], validation.mean[name]
+        first, second = training[name], validation[name]
         intervals = training.intervals[name], validation.intervals[name]
         interval = independent_difference_interval(first, intervals[0], second, intervals[1])
         recall[k] = Difference(first, second, interval)

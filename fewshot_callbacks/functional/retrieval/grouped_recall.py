@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Unpack
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import ALONE
 from fewshot_callbacks.engine.evaluation import Evaluation, rank_of_best
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Ints, Lists, Relevance
@@ -26,7 +25,7 @@ from fewshot_callbacks.engine.threads import work_off
 from fewshot_callbacks.engine.vectors import Floats, Vectors
 from fewshot_callbacks.engine.visits import everyone
 from fewshot_callbacks.functional._torch_mode import default_mode
-from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import (
     Splits,
     Unmatched,
@@ -36,10 +35,10 @@ from fewshot_callbacks.functional.retrieval.label_groups import (
 )
 from fewshot_callbacks.functional.retrieval.rank_metrics import recall_at_k
 from fewshot_callbacks.functional.retrieval.settings import (
-    GROUPED_NAMES,
     GroupedOptions,
     RetrievalSettings,
-    bytes_of,
+    check_settings,
+    several,
     shows_settings,
 )
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
@@ -59,7 +58,7 @@ class GroupedRecall:
     Examples:
         >>> import torch
         >>> labels = torch.arange(40).repeat_interleave(5)
-        >>> result = grouped_recall(torch.nn.functional.one_hot(labels).float(), labels, group_size=10)
+        >>> result = grouped_recall(torch.nn.functional.one_hot(labels).float(), labels, label_groups=10)
         >>> result.at, result.group_size, result.dropped_labels
         ({1: 1.0}, 10, 0)
     """
@@ -122,14 +121,16 @@ class GroupedRecall:
 _CALL = "grouped_recall"
 
 
-@shows_settings(GroupedOptions, GROUPED_NAMES, k=1)
+@shows_settings(GroupedOptions)
 def grouped_recall(
     embeddings: Any,
     labels: Any,
     gallery: Any | None = None,
     gallery_labels: Any | None = None,
     *,
+    k: int | Sequence[int] = 1,
     repeats: int = 1,
+    unmatched: Unmatched = "exclude",
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
@@ -140,8 +141,8 @@ def grouped_recall(
 
     The cost is that of `groups` small evaluations, N^2 / groups pairs in all: linear in N for groups of a fixed size.
 
-    Groups passed as `groups` may differ in size; each has the same weight. `group_size` and `seed` are then not used, and
-    labels in no group are left out. The interval takes the given groups for a sample of similar groups, so it is wide
+    Groups that are given may differ in size; each has the same weight. `seed` is then not used, and labels in no group are
+    left out. The interval takes the given groups for a sample of similar groups, so it is wide
     where they are few or differ much. The classes of a given group are not taken as independent of each other, so groups
     without a single miss have a wider interval than random groups would.
 
@@ -152,8 +153,11 @@ def grouped_recall(
         labels: (items,) integers or words: a tensor, array, list or column of a table, as ids and groups are.
         gallery: (gallery, dim) items to retrieve from. By default each item is a query against all others.
         gallery_labels: (gallery,) labels of the gallery items; items whose label no query has are in no group.
+        k: How far to look, one rank or several, each smaller than the number of labels in a group.
         repeats: Number of independent splits to average over, at least 1. The interval is the mean of the intervals of
             the splits, since all splits have the same items.
+        unmatched: How a query without a match in its group counts: `exclude` leaves it out, `miss` counts it as a miss, as
+            the metric's paper does. All other means leave it out.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
         gallery_ids: (gallery,) identity of each gallery item.
@@ -173,23 +177,29 @@ def grouped_recall(
         >>> import torch
         >>> labels = torch.arange(40).repeat_interleave(5)
         >>> embeddings = torch.nn.functional.one_hot(labels).float()
-        >>> result = grouped_recall(embeddings, labels, group_size=10)
+        >>> result = grouped_recall(embeddings, labels, label_groups=10)
         >>> result.at[1], result.groups
         (1.0, 4)
     """
-    checked = RetrievalSettings.checked(grouped_recall, settings, GroupedOptions, GROUPED_NAMES)
-    given, size = checked.label_groups, checked.group_size
-    if not checked.grouped_k or (given is None and size is None):
+    if unmatched not in get_args(Unmatched):
         raise ValueError(
-            f"{_CALL}: k={checked.grouped_k} and group_size={size} request no metric. Pass, for instance, k=1, "
-            f"group_size=10."
+            f"{_CALL}: there is no unmatched={unmatched!r}. Pass 'exclude' to leave queries without a match out of the "
+            "mean, or 'miss' to count them as misses."
         )
-    if given is not None and repeats != 1:
+    end = "_miss" if unmatched == "miss" else ""
+    checked = replace(
+        RetrievalSettings.checked(grouped_recall, settings, GroupedOptions),
+        metrics=tuple(f"grouped_recall@{rank}{end}" for rank in several(k)),
+    )
+    check_settings(_CALL, checked)
+    if checked.label_groups is None:
+        raise ValueError(f"{_CALL}: label_groups=None requests no metric. Pass label_groups=10, for instance.")
+    if not isinstance(checked.label_groups, int) and repeats != 1:
         raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
     with default_mode():
         inputs = collect_inputs(
             _CALL,
-            ALONE,
+            EVERYTHING,
             embeddings,
             labels,
             gallery,
@@ -200,19 +210,16 @@ def grouped_recall(
             gallery_groups=gallery_groups,
             as_codes=checked.similarity == "hamming",
         )
-        splits = choose_groups(_CALL, "groups", inputs, checked, repeats)
+        splits = choose_groups(_CALL, inputs, checked, repeats)
         with computing() as threads:
             return search_groups(inputs, splits, checked, threads=threads)
 
 
-def choose_groups(
-    call: str, name: str, inputs: RetrievalInputs, settings: RetrievalSettings, repeats: int = 1
-) -> Splits:
+def choose_groups(call: str, inputs: RetrievalInputs, settings: RetrievalSettings, repeats: int = 1) -> Splits:
     """Read the groups of labels that the settings give, or draw them at random.
 
     Args:
         call: The public function, for messages.
-        name: Name of the argument that gives groups, for messages.
         inputs: Queries and gallery.
         settings: With given groups or a group size.
         repeats: Number of independent splits.
@@ -220,11 +227,11 @@ def choose_groups(
     Raises:
         ValueError: If a given group has a label that no query has, or there are fewer labels than a group needs.
     """
-    if settings.label_groups is not None:
-        groups = checked_groups(call, name, settings.label_groups)
-        return given_split(call, name, groups, inputs.query_labels, inputs.label_names)
-    assert settings.group_size is not None
-    return random_splits(inputs.query_labels, settings.group_size, settings.group_seed, repeats)
+    groups = settings.label_groups
+    assert groups is not None
+    if isinstance(groups, int):
+        return random_splits(inputs.query_labels, groups, settings.seed, repeats)
+    return given_split(call, checked_groups(call, groups), inputs.query_labels, inputs.label_names)
 
 
 def search_groups(
@@ -246,7 +253,7 @@ def search_groups(
     Raises:
         GroupWithoutMatchError: If no query of some group has a match; where these count as misses, if no query has one.
     """
-    memory = bytes_of(settings.memory_mb)
+    memory = settings.main_memory()
     if done is None:
         inputs = inputs.as_one_set()
         vectors = Vectors(
@@ -276,7 +283,7 @@ def _recalls(
     settings: RetrievalSettings,
 ) -> Float[Tensor, "ks queries"]:
     """Recall@K of each query of this process among the items of its group; NaN without a match, or in no group."""
-    processes, relevance, memory = inputs.processes, done.relevance, bytes_of(settings.memory_mb)
+    processes, relevance, memory = inputs.processes, done.relevance, settings.main_memory()
     labels, own_items = inputs.own_query_labels.numpy(), inputs.own_gallery_labels.numpy()
     items = everyone(processes, own_items)
     recalls = torch.full((len(settings.grouped_k), len(labels)), torch.nan, dtype=torch.float64)
@@ -339,7 +346,7 @@ def _without_match(
     shown = labels.tolist() if names is None else [names[label] for label in labels.tolist()]
     return GroupWithoutMatchError(
         f"grouped_recall: none of the {queries} queries of group {number} (labels {shown}) has a match. Use a "
-        f"larger group_size than {len(labels)} (or larger groups), or drop the labels that have one item only."
+        f"larger label_groups than {len(labels)} (or larger groups), or drop the labels that have one item only."
     )
 
 
@@ -355,13 +362,13 @@ def _summary(
 ) -> GroupedRecall:
     repeats, groups, _ = values.shape
     sizes = {len(group) for group in splits[0]}
-    are_given, confidence = settings.label_groups is not None, settings.confidence
+    are_given, confidence = not isinstance(settings.label_groups, int), settings.confidence
     # Classes that were put together for a reason, such as those of one family, are not independent: a group is one part.
     parts = 1 if are_given else max(sizes)
     if groups < 2:
         warnings.warn(
             f"Grouped recall over {groups} group of {min(sizes)} labels has no interval: at least two groups are "
-            "needed. Use a smaller group_size, or give more groups.",
+            "needed. Use a smaller label_groups, or give more groups.",
             stacklevel=4,  # the caller of grouped_recall
         )
     per_group = {k: values[:, :, position] for position, k in enumerate(settings.grouped_k)}

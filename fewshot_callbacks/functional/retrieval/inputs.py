@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fewshot_callbacks.distributed.processes import Processes, ShardIndex
+from fewshot_callbacks.distributed.processes import ALONE, Processes, ShardIndex
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.visits import everyone
 from fewshot_callbacks.functional._codes import signs
@@ -25,6 +25,34 @@ from fewshot_callbacks.functional._inputs import (
 )
 from fewshot_callbacks.functional._labels import CodeBook, Labels, check_labels, merged_books, numbered, read_labels
 from fewshot_callbacks.functional._tensors import as_tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """Which share of the queries and of the gallery this process holds, where several make a call together.
+
+    A share may be empty. Each process returns the report of the whole sets, the same as a single process would. The shares
+    of the gallery are exchanged in chunks, so that no process ever holds the whole gallery.
+
+    Examples:
+        >>> import torch
+        >>> from fewshot_callbacks import evaluate_retrieval
+        >>> points = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]])
+        >>> shuffled = Share(query_places=[0, 2, 1])  # the second row is the last of the data set
+        >>> evaluate_retrieval(points, [0, 1, 0], share=shuffled, metrics="mAP").query_labels
+        tensor([0, 0, 1])
+    """
+
+    processes: Processes = ALONE
+    """the processes that make the call together, see `metrics.TorchProcesses`"""
+    query_places: Any | None = None
+    """(queries,) index of each query in the whole set, which determines the order of `per_query` and the random draws; by
+    default, the queries of each process follow those of the previous process"""
+    gallery_places: Any | None = None
+    """(gallery,) index of each gallery item in the whole gallery"""
+
+
+EVERYTHING = Share()
 
 
 @dataclass(frozen=True)
@@ -143,14 +171,12 @@ class RetrievalInputs:
 
 def collect_inputs(
     call: str,
-    processes: Processes,
+    held: Share,
     embeddings: Any,
     labels: Any,
     gallery: Any,
     gallery_labels: Any,
     *,
-    query_places: Any = None,
-    gallery_places: Any = None,
     as_codes: bool = False,
     **ids_and_groups: Any,
 ) -> RetrievalInputs:
@@ -158,31 +184,27 @@ def collect_inputs(
 
     Args:
         call: The public function, for messages.
-        processes: The processes that call this together. Each may hold nothing of a set, but must say whether there is a
-            gallery.
+        held: The share of this process; it may hold nothing of a set, but must say whether there is a gallery.
         embeddings: Queries of this process.
         labels: Labels of the queries.
         gallery: Gallery items of this process; None for one set.
         gallery_labels: Labels of the gallery items.
-        query_places: Index of each query of this process among all; by default those of a process follow those of the
-            process before.
-        gallery_places: Index of each gallery item of this process among all.
         as_codes: Pack binary codes.
         **ids_and_groups: Of the items of this process, as in `exclusion_codes`.
 
     Raises:
         ValueError: As `evaluate_retrieval` does; the same in every process.
     """
-    same_set = gallery is None
+    processes, same_set = held.processes, gallery is None
     if same_set != (gallery_labels is None):
         fact = "gallery_labels without gallery" if same_set else "gallery without gallery_labels"
         raise ValueError(
             f"{call}: {fact}. gallery and gallery_labels belong together: pass both, or neither for leave-one-out."
         )
-    own = _part(call, processes, "embeddings", embeddings, labels, query_places, as_codes=as_codes)
+    own = _part(call, processes, "embeddings", embeddings, labels, held.query_places, as_codes=as_codes)
     others = own
     if not same_set:
-        others = _part(call, processes, "gallery", gallery, gallery_labels, gallery_places, as_codes=as_codes)
+        others = _part(call, processes, "gallery", gallery, gallery_labels, held.gallery_places, as_codes=as_codes)
     _check_dims(call, own.vectors.shape[1], others.vectors.shape[1], as_codes=as_codes)
     mine = exclusion_codes(call, same_set, len(own.vectors), len(others.vectors), **ids_and_groups)
     codes = {}

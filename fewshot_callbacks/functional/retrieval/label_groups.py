@@ -68,40 +68,38 @@ def label_groups(
     return grouped.view(repeats, groups, group_size)
 
 
-def checked_groups(call: str, name: str, groups: Any) -> list[Labels]:
+def checked_groups(call: str, groups: Any) -> list[Labels]:
     """Read the groups that a caller gives.
 
     Args:
         call: The public function, for the message.
-        name: Name of the argument, for messages.
         groups: The labels of each group, integers or words.
 
     Raises:
         ValueError: If they are not groups of at least two labels each, or a label is in two groups.
     """
-    like = f"such as {name}=[[0, 1, 2], [3, 4, 5]]."
+    like = "such as label_groups=[[0, 1, 2], [3, 4, 5]]."
     if not isinstance(groups, Sequence | Tensor) or isinstance(groups, str) or not len(groups):
-        raise ValueError(f"{call}: {name} must hold the labels of each group, {like}")
-    checked = [as_labels(group, name, call) for group in groups]
+        raise ValueError(f"{call}: label_groups must hold the labels of each group, {like}")
+    checked = [as_labels(group, "label_groups", call) for group in groups]
     for number, group in enumerate(checked):
         if len(group) < 2:
             raise ValueError(
-                f"{call}: group {number} of {name} holds {len(group)} labels; Recall@K inside a group needs at least 2. "
-                "Leave it out, or join it to another."
+                f"{call}: group {number} of label_groups holds {len(group)} labels; Recall@K inside a group needs at "
+                "least 2. Leave it out, or join it to another."
             )
     together = joined_labels(checked, call)
     present, counts = together.codes.unique(return_counts=True)
     if bool((counts > 1).any()):
         raise ValueError(
-            f"{call}: label {_shown(together, int(present[counts > 1][0]))} comes more than once in {name}. A label is in "
-            "one group at most."
+            f"{call}: label {_shown(together, int(present[counts > 1][0]))} comes more than once in label_groups. A "
+            "label is in one group at most."
         )
     return checked
 
 
 def given_split(
     call: str,
-    name: str,
     groups: Sequence[Labels],
     labels: Int[Tensor, "items"],
     label_names: tuple[str, ...] | None = None,
@@ -110,7 +108,6 @@ def given_split(
 
     Args:
         call: The public function, for the message.
-        name: Name of the argument, for messages.
         groups: Labels of each group, from `checked_groups`.
         labels: Labels of the queries.
         label_names: The word of each label, if they were words.
@@ -121,13 +118,15 @@ def given_split(
     given = joined_labels(groups, call)
     if (given.words is None) != (label_names is None):
         kinds = ("integers", "words") if given.words is None else ("words", "integers")
-        raise ValueError(f"{call}: {name} holds {kinds[0]}, but labels are {kinds[1]}. Pass both in the same form.")
+        raise ValueError(
+            f"{call}: label_groups holds {kinds[0]}, but labels are {kinds[1]}. Pass both in the same form."
+        )
     place = {word_code(word): number for number, word in enumerate(label_names or ())}
     known = labels.cpu() if label_names is None else torch.tensor(sorted(place))
     unknown = given.codes[~torch.isin(given.codes, known)]
     if len(unknown):
         raise ValueError(
-            f"{call}: {len(unknown)} of the {len(given)} labels in {name} are those of no query, the first is "
+            f"{call}: {len(unknown)} of the {len(given)} labels in label_groups are those of no query, the first is "
             f"{_shown(given, int(unknown[0]))}. Give groups of the labels that this set has."
         )
     if label_names is None:

@@ -7,10 +7,10 @@ for nDCG its grade is the number of labels it shares.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -23,20 +23,17 @@ from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import check_embeddings, exclusion_codes
 from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional._torch_mode import default_mode
-from fewshot_callbacks.functional.retrieval.query_metrics import query_metrics
+from fewshot_callbacks.functional.retrieval.evaluate import query_metrics
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, depends_on_ties
-from fewshot_callbacks.functional.retrieval.report import QueryMeans, notes_on, or_none
+from fewshot_callbacks.functional.retrieval.registry import MULTILABEL_METRICS, asked_metric
+from fewshot_callbacks.functional.retrieval.report import Values, notes_on, or_none
 from fewshot_callbacks.functional.retrieval.settings import (
     RankOptions,
     RetrievalSettings,
-    bytes_of,
     shows_settings,
 )
 from fewshot_callbacks.functional.statistics.class_means import exact_mean
 from fewshot_callbacks.functional.statistics.intervals import Interval, clustered_mean_interval
-
-Gain = Literal["exponential", "linear"]
-"""Gain of nDCG for a grade: 2^grade - 1 (Burges et al., 2005), or the grade itself (Järvelin and Kekäläinen, 2002)."""
 
 _CALL = "evaluate_multilabel"
 
@@ -45,20 +42,20 @@ BYTES_PER_PAIR = 150
 
 
 @dataclass(frozen=True)
-class MultilabelReport(QueryMeans):
+class MultilabelReport(Values):
     """The result of `evaluate_multilabel`. Means, in [0, 1], are over the queries that share a label with a candidate.
 
     Examples:
         >>> import torch
         >>> targets = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 1], [0, 0, 1]])
         >>> codes = torch.tensor([[1, 1, 1, 1], [1, 1, 1, -1], [1, 1, -1, -1], [-1, -1, -1, -1]])
-        >>> report = evaluate_multilabel(codes, targets, similarity="hamming", ndcg_k=(2,))
+        >>> report = evaluate_multilabel(codes, targets, similarity="hamming", metrics=("mAP", "ndcg@2"))
         >>> report.queries, report.labels, report.queries_without_match
         (4, 3, 0)
     """
 
-    mean: dict[str, float]
-    """metric of each query -> its mean over the queries: `mAP`, `map@r`, `r_precision`, `mrr`, `recall@1`, `ndcg@10`, ..."""
+    values: dict[str, float]
+    """metric -> its mean over the queries, in the order of `metrics`"""
     intervals: dict[str, Interval]
     """metric -> interval of its mean, robust to the dependence of queries with the same labels"""
     queries: int
@@ -73,17 +70,12 @@ class MultilabelReport(QueryMeans):
     """queries with a relevant item that ties with an irrelevant one: where the rule for ties decides"""
     similarity: Similarity
     ties: Ties
-    ndcg_gain: Gain
     notes: tuple[str, ...]
     """what a reader of the numbers should know"""
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
     """metric -> its value for each query; NaN for a query without a match"""
     seconds: float = field(compare=False)
     """duration of the evaluation, in seconds"""
-
-    def metrics(self) -> dict[str, float]:
-        """Return all values under the names with which they are logged, the primary metric first."""
-        return dict(self.mean)
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -93,7 +85,7 @@ class MultilabelReport(QueryMeans):
     def to_dict(self) -> dict[str, Any]:
         """Convert to numbers, strings, lists and dictionaries for JSON (NaN becomes None)."""
         return {
-            "metrics": {name: or_none(value) for name, value in self.mean.items()},
+            "metrics": {name: or_none(value) for name, value in self.values.items()},
             "intervals": {name: [or_none(end) for end in interval] for name, interval in self.intervals.items()},
             "queries": self.queries,
             "gallery": self.gallery,
@@ -102,13 +94,12 @@ class MultilabelReport(QueryMeans):
             "queries_with_ties": self.queries_with_ties,
             "similarity": self.similarity,
             "ties": self.ties,
-            "ndcg_gain": self.ndcg_gain,
             "notes": list(self.notes),
             "seconds": round(self.seconds, 3),
         }
 
 
-@shows_settings(RankOptions, ndcg_k=(10,))
+@shows_settings(RankOptions, metrics=MULTILABEL_METRICS)
 @default_mode()
 def evaluate_multilabel(
     embeddings: Any,
@@ -116,7 +107,6 @@ def evaluate_multilabel(
     gallery: Any = None,
     gallery_targets: Any = None,
     *,
-    ndcg_gain: Gain = "exponential",
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
@@ -127,17 +117,16 @@ def evaluate_multilabel(
     """Compute exact retrieval metrics of items with several labels each: mAP, MAP@R, Recall@K, graded nDCG@k, and others.
 
     It differs from `evaluate_retrieval` in relevance: a candidate is relevant if it shares a label with the query, and its
-    grade is the number of shared labels. nDCG@k discounts by log2(rank + 1) and divides by the value of the best order of
-    the query's own candidates (Järvelin and Kekäläinen, 2002). Candidates with equal scores share the mean of their gains,
-    which is the expected value over their orders (McSherry and Najork, 2008).
+    grade is the number of shared labels. The gain of `ndcg@k` is 2^grade - 1 (Burges et al., 2005), that of `ndcg@k_linear`
+    the grade itself; both discount by log2(rank + 1) and divide by the value of the best order of the query's own candidates
+    (Järvelin and Kekäläinen, 2002). Candidates with equal scores share the mean of their gains, which is the expected value
+    over their orders (McSherry and Najork, 2008).
 
     Args:
         embeddings: (queries, dim) vectors, or (queries, bits) codes of two values where `similarity="hamming"`.
         targets: (queries, labels) zeros and ones: entry (i, j) is 1 if item i has label j.
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, each without itself.
         gallery_targets: (gallery, labels) targets of the gallery items.
-        ndcg_gain: Gain of a candidate: `exponential` is 2^grade - 1; `linear` is the grade itself, and is logged as
-            `ndcg@10_linear`.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
         gallery_ids: (gallery,) identity of each gallery item.
@@ -159,13 +148,17 @@ def evaluate_multilabel(
         >>> import torch
         >>> targets = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 1], [0, 0, 1]])
         >>> codes = torch.tensor([[1, 1, 1, 1], [1, 1, 1, -1], [1, 1, -1, -1], [-1, -1, -1, -1]])
-        >>> report = evaluate_multilabel(codes, targets, similarity="hamming", ndcg_k=(2,), map_k=((2, "found"),))
-        >>> round(report.ndcg_at[2], 3), report.mean["map@2_found"], round(report.map_at_r, 3)
-        (0.975, 1.0, 1.0)
+        >>> report = evaluate_multilabel(codes, targets, similarity="hamming", metrics=("ndcg@2", "map@2_found"))
+        >>> round(report["ndcg@2"], 3), report["map@2_found"]
+        (0.975, 1.0)
     """
     started = time.perf_counter()
-    checked = RetrievalSettings.checked(evaluate_multilabel, {"ndcg_k": (10,), **settings}, RankOptions)
-    check_gain(_CALL, ndcg_gain)
+    checked = RetrievalSettings.checked(evaluate_multilabel, {"metrics": MULTILABEL_METRICS, **settings}, RankOptions)
+    if others := without_targets(checked.metrics):
+        raise ValueError(
+            f"{_CALL}: {', '.join(others)} cannot be computed for items with several labels each: means and groups of "
+            "classes, prototypes and pooled pairs need one label for each item. Leave them out of metrics."
+        )
     codes = {
         "query_ids": query_ids,
         "gallery_ids": gallery_ids,
@@ -174,7 +167,7 @@ def evaluate_multilabel(
     }
     sets = _Sets.of(embeddings, targets, gallery, gallery_targets, checked.similarity, codes)
     queries, items = sets.queries, sets.items
-    values, tied, zero_vectors = _measure(sets, checked, ndcg_gain, progress)
+    values, tied, zero_vectors = _measure(sets, checked, progress)
     matched = ~values["mAP"].isnan()
     if not bool(matched.any()):
         raise ValueError(_no_match(sets))
@@ -188,10 +181,10 @@ def evaluate_multilabel(
         collapsed=bool((queries == queries[0]).all()) and bool((items == queries[0]).all()),
     )
     return MultilabelReport(
-        mean={name: exact_mean(value[matched]) for name, value in values.items()},
+        values={name: exact_mean(values[name][matched]) for name in checked.metrics},
         intervals={
-            name: clustered_mean_interval(value[matched], clusters, checked.confidence)
-            for name, value in values.items()
+            name: clustered_mean_interval(values[name][matched], clusters, checked.confidence)
+            for name in checked.metrics
         },
         queries=len(queries),
         gallery=len(items),
@@ -200,7 +193,6 @@ def evaluate_multilabel(
         queries_with_ties=tied,
         similarity=checked.similarity,
         ties=checked.ties,
-        ndcg_gain=ndcg_gain,
         notes=tuple(notes),
         per_query=values,
         seconds=time.perf_counter() - started,
@@ -208,7 +200,7 @@ def evaluate_multilabel(
 
 
 def _measure(
-    sets: _Sets, settings: RetrievalSettings, ndcg_gain: Gain, progress: Progress | None
+    sets: _Sets, settings: RetrievalSettings, progress: Progress | None
 ) -> tuple[dict[str, Float[Tensor, "queries"]], int, int]:
     """Compute the metrics of each query.
 
@@ -216,8 +208,8 @@ def _measure(
         The values by metric, the number of queries with ties, and the number of zero vectors.
     """
     queries, items = len(sets.queries), len(sets.items)
-    metrics = multilabel_metrics(settings, ndcg_gain)
-    tied, rows = 0, int(max(1, min(1024, bytes_of(settings.memory_mb) // (BYTES_PER_PAIR * items))))
+    metrics = _metrics(settings)
+    tied, rows = 0, int(max(1, min(1024, settings.main_memory() // (BYTES_PER_PAIR * items))))
     with computing() as threads:
         values = {name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in metrics}
         vectors = Vectors(sets.queries, sets.items, settings.similarity, threads=threads)
@@ -230,25 +222,24 @@ def _measure(
         return values, tied, max(vectors.zero_vectors)
 
 
-def check_gain(call: str, gain: str) -> None:
-    """Refuse an unknown gain of nDCG, and name the known ones."""
-    if gain not in get_args(Gain):
-        raise ValueError(f"{call}: ndcg_gain={gain!r} is unknown. Choose one of {', '.join(get_args(Gain))}.")
+def without_targets(metrics: Sequence[str]) -> list[str]:
+    """List the metrics that items with several labels each do not have."""
+    every = [asked_metric(key) for key in metrics]
+    return [asked.key for asked in every if asked.is_macro or asked.metric.source != "ranks"]
 
 
-def multilabel_metrics(settings: RetrievalSettings, ndcg_gain: Gain) -> dict[str, Callable[[_Block], Tensor]]:
+def _metrics(settings: RetrievalSettings) -> dict[str, Callable[[_Block], Tensor]]:
     """Name the metrics of each query: those of `evaluate_retrieval`, with graded nDCG."""
 
     def of_ranks(block: _Block, metric: Callable[[RankBlock], Tensor]) -> Tensor:
         return metric(block.ranks)
 
-    names = query_metrics(replace(settings, ndcg_k=()))
     metrics: dict[str, Callable[[_Block], Tensor]] = {
-        name: partial(of_ranks, metric=metric) for name, metric in names.items()
+        name: partial(of_ranks, metric=metric) for name, metric in query_metrics(settings).items()
     }
-    suffix = "" if ndcg_gain == "exponential" else f"_{ndcg_gain}"
-    for k in settings.ndcg_k:
-        metrics[f"ndcg@{k}{suffix}"] = partial(_graded_ndcg, k=k, gain=ndcg_gain, ties=settings.ties)
+    for end in ("", "_linear"):
+        for k in settings.parameters(f"ndcg@{{k}}{end}"):
+            metrics[f"ndcg@{k}{end}"] = partial(_graded_ndcg, k=k, is_linear=end != "", ties=settings.ties)
     return metrics
 
 
@@ -371,9 +362,9 @@ def _ranks(
     return RankBlock.of_scores(queries, thresholds, keys.shape[1] - passed, passed - reached)
 
 
-def _gains(grades: Float[Tensor, "queries gallery"], gain: Gain) -> Float[Tensor, "queries gallery"]:
+def _gains(grades: Float[Tensor, "queries gallery"], *, is_linear: bool) -> Float[Tensor, "queries gallery"]:
     """Compute the gain of each candidate, times a factor of the query, which cancels in nDCG."""
-    if gain == "linear":
+    if is_linear:
         return grades
     # Scaled by 2^-largest grade of the query: 2^grade overflows beyond 1,023 shared labels. exp2 of a whole number is
     # exact, so that one rounding is left, the same as without the scale.
@@ -381,8 +372,8 @@ def _gains(grades: Float[Tensor, "queries gallery"], gain: Gain) -> Float[Tensor
     return torch.exp2(grades - most) - torch.exp2(-most)
 
 
-def _graded_ndcg(block: _Block, *, k: int, gain: Gain, ties: Ties) -> Float[Tensor, "queries"]:
-    gains, keys = _gains(block.grades, gain), block.keys
+def _graded_ndcg(block: _Block, *, k: int, is_linear: bool, ties: Ties) -> Float[Tensor, "queries"]:
+    gains, keys = _gains(block.grades, is_linear=is_linear), block.keys
     ideal = gains.sort(dim=1, descending=True).values
     if ties != "expected":  # inside a tie the best come first, or last
         order = gains.argsort(dim=1, descending=ties == "optimistic", stable=True)

@@ -117,3 +117,8 @@ class PooledDecisions:
     """the pairs at a few hundred thresholds, those of the points above among them"""
     passes: int
     """how often all pairs had to be scored"""
+
+    @property
+    def decision(self) -> OperatingPoint:
+        """The point at the threshold that was given, or that of the best F1."""
+        return next(iter(self.at_threshold.values()), self.best_f1)

@@ -54,6 +54,11 @@ def average_precision(
     return _precision_sum(ranks, ties, cut) / _or_nan(ranks.relevant)
 
 
+def map_at_r(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """MAP@R of one query: the precisions at its relevant ranks up to R, its number of relevant items, summed, over R."""
+    return average_precision(ranks, ties, cut=ranks.relevant)
+
+
 def average_precision_at_k(
     ranks: RankBlock, k: int, divisor: Divisor = "min", ties: Ties = "expected"
 ) -> Float[Tensor, "queries"]:
@@ -196,6 +201,11 @@ def hits_within(ranks: RankBlock, k: Int[Tensor, "queries"], ties: Ties = "expec
     hits = (inside & ~tied).double()
     hits[group.query, group.column] = group.relevant.double() * reached / group.size.double()
     return _sum_columns(hits)
+
+
+def r_precision(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """R-precision: the (expected) share of relevant items among the first R, where R is their number."""
+    return hits_within(ranks, ranks.relevant, ties) / ranks.relevant
 
 
 def precision_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:

@@ -14,63 +14,44 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties
+from fewshot_callbacks.functional.retrieval.registry import asked_metric
+from fewshot_callbacks.functional.statistics.class_means import class_means
 from fewshot_callbacks.functional.statistics.intervals import Interval
 
 
-class QueryMeans:
-    """Names of the means over queries that every retrieval report has."""
+class Values:
+    """The values of a report, each under the key with which it is logged."""
 
-    mean: dict[str, float]
+    values: dict[str, float]
+
+    def __getitem__(self, key: str) -> float:
+        """Return a value that was asked for.
+
+        Raises:
+            ValueError: If there is no such metric.
+            LookupError: If it is not in this report, with what to ask for.
+        """
+        if key not in self.values:
+            asked_metric(key)
+            raise LookupError(
+                f"this report has no {key!r}, but {', '.join(self.values)}. Ask for it when you evaluate, with "
+                f"metrics=({key!r}, ...); if you did, the notes say why it is left out."
+            )
+        return self.values[key]
 
     @property
     def mAP(self) -> float:  # noqa: N802 - the field writes it so
         """Mean average precision: for each query the mean precision at the ranks of its relevant items."""
-        return self.mean["mAP"]
+        return self["mAP"]
 
-    @property
-    def map_at_r(self) -> float:
-        """MAP@R: the mean over queries of the precisions at relevant ranks up to R, summed and divided by R.
+    def at(self, pattern: str) -> dict[int, float]:
+        """Return the values of a metric at all ranks that were asked for: of `recall@{k}`, k -> value."""
+        asked = {key: asked_metric(key) for key in self.values}
+        return {at.parameters["k"]: self[key] for key, at in asked.items() if pattern == at.metric.pattern}
 
-        R is the query's number of relevant items.
-        """
-        return self.mean["map@r"]
-
-    @property
-    def r_precision(self) -> float:
-        """R-precision: share of relevant items among the first R, where R is the query's number of relevant items."""
-        return self.mean["r_precision"]
-
-    @property
-    def mrr(self) -> float:
-        """Mean reciprocal rank of the first relevant item."""
-        return self.mean["mrr"]
-
-    @property
-    def recall_at(self) -> dict[int, float]:
-        """K -> share of queries with at least one relevant item among the first K (also CMC@K)."""
-        return self._at("recall@")
-
-    @property
-    def ir_recall_at(self) -> dict[int, float]:
-        """K -> share of a query's relevant items that are among the first K: information retrieval's Recall@K."""
-        return self._at("ir_recall@")
-
-    @property
-    def precision_at(self) -> dict[int, float]:
-        """K -> Precision@K: share of relevant items among the first K."""
-        return self._at("precision@")
-
-    @property
-    def ndcg_at(self) -> dict[int, float]:
-        """K -> nDCG@K: normalised discounted cumulative gain of the first K."""
-        return self._at("ndcg@")
-
-    def _at(self, start: str) -> dict[int, float]:
-        return {
-            int(name.removeprefix(start).partition("_")[0]): value
-            for name, value in self.mean.items()
-            if name.startswith(start)
-        }
+    def metrics(self) -> dict[str, float]:
+        """Return all values under the names with which they are logged, in the order in which they were asked for."""
+        return dict(self.values)
 
 
 def notes_on(*, queries: int, without_match: int, tied: int, zero_vectors: int, collapsed: bool) -> list[str]:
@@ -101,7 +82,7 @@ def or_none(value: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class RetrievalReport(QueryMeans):
+class RetrievalReport(Values):
     """The result of `evaluate_retrieval`.
 
     Means are over the queries that have a relevant candidate; pooled values are over all query-candidate pairs. All
@@ -112,19 +93,16 @@ class RetrievalReport(QueryMeans):
         >>> from fewshot_callbacks import evaluate_retrieval
         >>> embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
         >>> report = evaluate_retrieval(embeddings, [0, 0, 1, 1])
-        >>> report.mAP, report.recall_at[1], report.queries, report.queries_without_match
+        >>> report.mAP, report["recall@1"], report.queries, report.queries_without_match
         (1.0, 1.0, 4, 0)
         >>> print(report)  # doctest: +ELLIPSIS
         4 queries, 4 gallery items, 2 classes
         mAP                       1.0000...
     """
 
-    mean: dict[str, float]
-    """metric of each query -> its mean over the queries: `mAP`, `map@r`, `r_precision`, `mrr`, `recall@1`, ..."""
-    macro: dict[str, float]
-    """the same metrics, each the mean over classes of the mean over the queries of the class; empty if not requested"""
-    per_class: dict[str, dict[int | str, float]]
-    """metric -> label, as it was given -> mean over the queries of the class; empty if not requested"""
+    values: dict[str, float]
+    """metric -> value, in the order of `metrics`; Grouped Recall is missing where it could not be computed (a note says
+    why)"""
     decision: OperatingPoint
     """pooled precision, recall and F1 at the threshold of the best F1, or at the threshold that was requested"""
     at_precision: dict[float, OperatingPoint]
@@ -133,9 +111,6 @@ class RetrievalReport(QueryMeans):
     at_false_match_rate: dict[float, ErrorRatePoint]
     """false match rate -> the pooled operating point at the smallest score of a relevant pair that, as a threshold,
     does not exceed this rate"""
-    equal_error_rate: float | None
-    """the rate at which the share of rejected relevant pairs equals the share of accepted irrelevant pairs; None if not
-    requested"""
     grouped: GroupedRecall | None
     """Grouped Recall@K; None if not requested, or if there are fewer labels than two groups need (a note says so)"""
     intervals: dict[str, Interval]
@@ -154,8 +129,6 @@ class RetrievalReport(QueryMeans):
     """queries with a relevant item that ties with an irrelevant one: where the rule for ties decides"""
     is_estimate: bool
     """whether only a sample of the queries was evaluated (`max_queries`)"""
-    has_exact_auc_pr: bool
-    """whether `auc_pr` was requested, so that its bounds agree up to rounding; only then is it among the metrics"""
     similarity: Similarity
     """how embeddings were compared"""
     ties: Ties
@@ -166,13 +139,13 @@ class RetrievalReport(QueryMeans):
     """a sentence on a memory budget that could not be kept, which changes no number; None if it was kept"""
     auc_pr: Enclosure = field(compare=False)
     """area under the pooled precision-recall curve, the sum of precision times the step in recall. A single pass over
-    all pairs gives proved bounds, which depend on the machine; `auc_pr=True` makes it exact"""
+    all pairs gives proved bounds, which depend on the machine; the metric `auc_pr` makes it exact"""
     curve: tuple[tuple[float, float, float], ...] = field(compare=False, repr=False)
     """the same curve, thinned for a plot: (threshold, precision, recall), precise to a pixel"""
     pair_counts: PairCounts = field(compare=False, repr=False)
     """relevant and irrelevant pairs at a few hundred thresholds and in bins of their score, for plots"""
     per_query: dict[str, Float[Tensor, "queries"]] = field(compare=False, repr=False)
-    """metric -> its value for each query; NaN for a query without a match"""
+    """metric -> its value for each query; NaN for a query without a match. `mAP` and `mrr` are always among them"""
     query_labels: Int[Tensor, "queries"] = field(compare=False, repr=False)
     """label of each query, in the same order; its index in `label_names` where labels were words"""
     drawn: Int[Tensor, "queries"] | None = field(compare=False, repr=False)
@@ -182,47 +155,18 @@ class RetrievalReport(QueryMeans):
     seconds: float = field(compare=False)
     """duration of the evaluation, in seconds"""
 
-    @property
-    def recall_at_precision(self) -> dict[float, float]:
-        """Precision -> R@P, the pooled recall at the smallest threshold with this precision; 0.0 if none has it."""
-        return {precision: point.recall for precision, point in self.at_precision.items()}
+    def per_class(self) -> dict[str, dict[int | str, float]]:
+        """Average each metric over the queries of each class: metric -> label, as it was given -> mean.
 
-    @property
-    def grouped_recall_at(self) -> dict[int, float]:
-        """K -> Grouped Recall@K; empty where there were too few labels for two groups."""
-        return dict(self.grouped.at) if self.grouped is not None else {}
-
-    @property
-    def precision(self) -> float:
-        """Pooled precision of the decision point."""
-        return self.decision.precision
-
-    @property
-    def recall(self) -> float:
-        """Pooled recall of the decision point."""
-        return self.decision.recall
-
-    @property
-    def f1(self) -> float:
-        """Pooled F1 of the decision point."""
-        return self.decision.f1
-
-    @property
-    def threshold(self) -> float:
-        """Lowest score at which a pair is accepted at the decision point."""
-        return self.decision.threshold
-
-    def metrics(self) -> dict[str, float]:
-        """Return all values under the names with which they are logged, the primary metric first."""
-        values = dict(self.mean)
-        values |= {f"macro_{name}": value for name, value in self.macro.items()}
-        values |= {f"grouped_recall@{k}": value for k, value in self.grouped_recall_at.items()}
-        values |= {"precision": self.precision, "recall": self.recall, "f1": self.f1, "threshold": self.threshold}
-        if self.has_exact_auc_pr:
-            values["auc_pr"] = self.auc_pr.value
-        values |= {f"recall@precision{precision:g}": value for precision, value in self.recall_at_precision.items()}
-        values |= {f"fnmr@fmr{rate:g}": at.false_non_match_rate for rate, at in self.at_false_match_rate.items()}
-        return values if self.equal_error_rate is None else values | {"eer": self.equal_error_rate}
+        Classes without a query that has a match are left out.
+        """
+        tables = {}
+        for name, values in self.per_query.items():
+            present, means, _ = class_means(values, self.query_labels)
+            labels = present.tolist()
+            keys = labels if self.label_names is None else [self.label_names[label] for label in labels]
+            tables[name] = dict(zip(keys, means.tolist(), strict=True))
+        return tables
 
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""
@@ -249,10 +193,6 @@ class RetrievalReport(QueryMeans):
             },
             "auc_pr_bounds": [self.auc_pr.low, self.auc_pr.high],
             "curve": [[or_none(value) for value in point] for point in self.curve],
-            "per_class": {
-                name: {str(label): or_none(value) for label, value in values.items()}
-                for name, values in self.per_class.items()
-            },
             "label_names": None if self.label_names is None else list(self.label_names),
             "grouped": None
             if self.grouped is None

@@ -518,7 +518,7 @@ def test_a_network_trains_on_icons_and_is_measured(tree: Path, cache: Path, tmp_
     trainer = Trainer(
         max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         enable_checkpointing=False, default_root_dir=tmp_path,
-        callbacks=[RetrievalMonitor(group_size=2), GeneralizationGapMonitor(group_size=2, items_per_class=2)],
+        callbacks=[RetrievalMonitor(label_groups=2), GeneralizationGapMonitor(label_groups=2, items_per_class=2)],
     )  # fmt: skip
     trainer.fit(net, data)
     assert 0 < float(trainer.callback_metrics["val/mAP"]) <= 1

@@ -88,7 +88,7 @@ def test_agrees_with_the_ranks_of_evaluate_retrieval(case):
         report = evaluate_retrieval(
             case["queries"], case["query_labels"], case.get("gallery"), case.get("gallery_labels"),
             **{name: value for name, value in case.items() if "ids" in name or "groups" in name},
-            similarity=case["similarity"], group_size=None, ties="pessimistic", recall_k=(1, 5),
+            similarity=case["similarity"], label_groups=None, ties="pessimistic", metrics=("mAP", "recall@1", "recall@5"),
         )  # fmt: skip
     except ValueError:
         return

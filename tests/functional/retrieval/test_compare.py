@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.grouped_recall import grouped_recall
@@ -30,7 +31,7 @@ def models(noises, items=300, classes=30, dim=12, seed=0):
 class TestReports:
     def test_of_one_and_the_same_differ_in_nothing(self):
         (embeddings,), labels = models([1.0])
-        report = evaluate_retrieval(embeddings, labels, group_size=5, macro=True)
+        report = evaluate_retrieval(embeddings, labels, label_groups=5, metrics=(*DEFAULT_METRICS, "macro_mAP"))
         for name, difference in compare_reports(report, report).items():
             assert difference.value == 0, name
             assert not difference.is_beyond_chance
@@ -41,7 +42,7 @@ class TestReports:
 
     def test_compare_each_query_with_itself(self):
         (good, bad), labels = models([1.0, 1.1])
-        first, second = (evaluate_retrieval(some, labels, group_size=5, macro=True) for some in (good, bad))
+        first, second = (evaluate_retrieval(some, labels, label_groups=5, metrics=(*DEFAULT_METRICS, "macro_mAP")) for some in (good, bad))
         found = compare_reports(first, second)
         assert set(found) == set(first.metrics())
         for name in ("mAP", "map@r", "recall@1"):
@@ -64,16 +65,16 @@ class TestReports:
     def test_queries_without_a_match_are_left_out_of_both(self):
         (good, bad), labels = models([0.5, 1.5])
         labels[:7] = torch.arange(100, 107)
-        first, second = (evaluate_retrieval(some, labels, group_size=None) for some in (good, bad))
+        first, second = (evaluate_retrieval(some, labels, label_groups=None) for some in (good, bad))
         values = (first.per_query["mAP"] - second.per_query["mAP"])[7:]
         assert bool(first.per_query["mAP"][:7].isnan().all())
         assert compare_reports(first, second)["mAP"].value == pytest.approx(float(values.mean()), abs=1e-12)
 
     def test_those_of_other_queries_are_refused(self):
         (some, _), labels = models([0.5, 1.5])
-        first = evaluate_retrieval(some, labels, group_size=None)
+        first = evaluate_retrieval(some, labels, label_groups=None)
         for other in (
-            evaluate_retrieval(some[:90], labels[:90], group_size=None),
+            evaluate_retrieval(some[:90], labels[:90], label_groups=None),
             evaluate_retrieval(some, labels.flip(0)),
         ):
             with pytest.raises(
@@ -82,7 +83,7 @@ class TestReports:
                 compare_reports(first, other)
 
     def test_confidence_widens_the_intervals(self):
-        reports = [evaluate_retrieval(some, models([1])[1], group_size=5) for some in models([1.0, 1.1])[0]]
+        reports = [evaluate_retrieval(some, models([1])[1], label_groups=5) for some in models([1.0, 1.1])[0]]
         widths = [compare_reports(*reports, confidence=c)["mAP"].interval.half_width for c in (0.5, 0.95)]
         assert widths[1] / widths[0] > normal_quantile(0.95) / normal_quantile(0.5)
         with pytest.raises(ValueError, match="confidence=2 is not between 0 and 1"):
@@ -94,8 +95,8 @@ class TestGroups:
         (some,), labels = models([2.5])
         (other,), _ = models([3.0], seed=1)
         first, second = (
-            grouped_recall(some, labels, group_size=5, k=(1, 2)),
-            grouped_recall(other, labels, group_size=5),
+            grouped_recall(some, labels, label_groups=5, k=(1, 2)),
+            grouped_recall(other, labels, label_groups=5),
         )
         found = first.minus(second)
         assert list(found) == [1]
@@ -107,17 +108,17 @@ class TestGroups:
 
     def test_of_another_size_or_confidence_are_refused(self):
         (some,), labels = models([2.5])
-        five = grouped_recall(some, labels, group_size=5)
+        five = grouped_recall(some, labels, label_groups=5)
         for other in (
-            grouped_recall(some, labels, group_size=6),
-            grouped_recall(some, labels, group_size=5, confidence=0.9),
+            grouped_recall(some, labels, label_groups=6),
+            grouped_recall(some, labels, label_groups=5, confidence=0.9),
         ):
             with pytest.raises(ValueError, match=r"groups of 5 labels at confidence 0.95 cannot be compared with"):
                 five.minus(other)
 
     def test_each_group_has_its_value(self):
         (some,), labels = models([2.5])
-        found = grouped_recall(some, labels, group_size=5, repeats=3, k=(1, 2))
+        found = grouped_recall(some, labels, label_groups=5, repeats=3, k=(1, 2))
         assert {k: tuple(values.shape) for k, values in found.per_group.items()} == {1: (3, 6), 2: (3, 6)}
         assert {k: float(values.mean()) for k, values in found.per_group.items()} == pytest.approx(found.at)
 

@@ -77,7 +77,7 @@ def test_no_budget_changes_a_report(items, dim, classes, power, seed, coarse):
     embeddings = torch.randn(items, dim, generator=generator) + labels[:, None] / 4
     embeddings = embeddings.round() if coarse else embeddings  # equal rows and ties
     reports = [
-        evaluate_retrieval(embeddings, labels, group_size=2, memory_mb=memory, similarity="euclidean")
+        evaluate_retrieval(embeddings, labels, label_groups=2, memory_mb=memory, similarity="euclidean")
         for memory in (10**power, 512)
     ]
     assert reports[0] == reports[1]

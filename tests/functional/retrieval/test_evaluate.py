@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_curve
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional.retrieval.evaluate import _drawn, evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.query_metrics import metric_names
@@ -66,7 +67,7 @@ def retrieval_cases(draw):
 def evaluate(case, **kwargs):
     case = {key: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}
     return evaluate_retrieval(
-        case.pop("queries"), case.pop("query_labels"), recall_k=(1, 2, 5), group_size=None, **case, **kwargs
+        case.pop("queries"), case.pop("query_labels"), metrics=("mAP", "recall@1", "recall@2", "recall@5"), label_groups=None, **case, **kwargs
     )
 
 
@@ -79,17 +80,17 @@ def test_equals_brute_force(case, bounds):
             evaluate(case)
         return
     low, high = bounds or (-math.inf, math.inf)
-    report = evaluate(case, precisions=(0.3, 0.75, 1.0), threshold_bounds=bounds, ir_recall_k=(1, 3))
+    report = evaluate(case, metrics=(*DEFAULT_METRICS, "ir_recall@1", "ir_recall@3", "recall@precision0.3", "recall@precision0.75", "recall@precision1"), threshold_bounds=bounds)
     assert report.mAP == pytest.approx(expected.mean_average_precision, abs=1e-12)
-    assert report.map_at_r == pytest.approx(expected.map_at_r, abs=1e-12)
-    assert report.r_precision == pytest.approx(expected.r_precision, abs=1e-12)
+    assert report["map@r"] == pytest.approx(expected.map_at_r, abs=1e-12)
+    assert report["r_precision"] == pytest.approx(expected.r_precision, abs=1e-12)
     for k in (1, 2, 5):
         assert report.recall_at[k] == pytest.approx(expected.recall_at(k), abs=1e-12)
-    for k, value in report.ir_recall_at.items():
+    for k, value in report.at("ir_recall@{k}").items():
         assert value == pytest.approx(expected.ir_recall_at(k), abs=1e-12)
-    assert len(report.ir_recall_at) == 2
+    assert len(report.at("ir_recall@{k}")) == 2
     assert report.queries_without_match == len(expected.scores) - len(expected.matched)
-    assert report.f1 == pytest.approx(expected.best_f1, abs=1e-12)
+    assert report["f1"] == pytest.approx(expected.best_f1, abs=1e-12)
     for precision, recall in report.recall_at_precision.items():
         assert recall == pytest.approx(expected.recall_at_precision(precision, low, high), abs=1e-12)
 
@@ -128,7 +129,7 @@ def fast_reference(embeddings, labels):
 def test_larger_sets_equal_a_sorted_reference(noise):
     embeddings, labels = made(noise=noise)
     report = evaluate_retrieval(embeddings, labels)
-    assert (report.mAP, report.recall_at[1], report.f1) == pytest.approx(fast_reference(embeddings, labels), abs=1e-12)
+    assert (report.mAP, report["recall@1"], report["f1"]) == pytest.approx(fast_reference(embeddings, labels), abs=1e-12)
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
@@ -144,7 +145,7 @@ def test_memory_threads_order_and_scale_change_nothing(similarity, kind):
         embeddings = embeddings[torch.arange(300) % 7]
     elif kind == "near-collapsed":
         embeddings = 1 + 1e-4 * embeddings
-    options = {"similarity": similarity, "group_size": 3 if kind == "few-classes" else 5, "precisions": (0.5, 0.95)}
+    options = {"similarity": similarity, "label_groups": 3 if kind == "few-classes" else 5, "metrics": (*DEFAULT_METRICS, "recall@precision0.5")}
     report = evaluate_retrieval(embeddings, labels, **options)
     assert report == evaluate_retrieval(embeddings, labels, memory_mb=0.5, **options)
     threads = torch.get_num_threads()
@@ -160,18 +161,18 @@ def test_memory_threads_order_and_scale_change_nothing(similarity, kind):
     if similarity != "cosine" or kind == "codes":
         scaled = evaluate_retrieval(embeddings * 4, labels, **options)
         assert scaled.mAP == report.mAP
-        assert scaled.f1 == report.f1
+        assert scaled.f1 == report["f1"]
 
 
 def test_collapsed_embeddings_are_at_chance_whatever_the_order():
     labels = torch.arange(10).repeat_interleave(6)
-    report = evaluate_retrieval(torch.ones(60, 8), labels, group_size=None)
+    report = evaluate_retrieval(torch.ones(60, 8), labels, label_groups=None)
     n, r = 59, 5
     chance = sum((1 + (i - 1) * (r - 1) / (n - 1)) / i for i in range(1, n + 1)) / n
     assert report.mAP == pytest.approx(chance, abs=1e-12)
-    assert report.recall_at[1] == pytest.approx(r / n, abs=1e-12)
+    assert report["recall@1"] == pytest.approx(r / n, abs=1e-12)
     assert "collapsed" in " ".join(report.notes)
-    shuffled = evaluate_retrieval(torch.ones(60, 8), labels[torch.randperm(60)], group_size=None)
+    shuffled = evaluate_retrieval(torch.ones(60, 8), labels[torch.randperm(60)], label_groups=None)
     assert shuffled.mAP == report.mAP
 
 
@@ -180,19 +181,19 @@ def test_pooled_recall_where_precision_is_not_monotone():
     gallery = torch.tensor([[9.0], [8.0], [7.0], [6.0], [5.0]])
     report = evaluate_retrieval(
         torch.ones(1, 1), torch.tensor([1]), gallery, torch.tensor([0, 1, 1, 1, 0]),
-        similarity="dot", precisions=(0.75, 0.76), group_size=None,
+        similarity="dot", metrics=(*DEFAULT_METRICS, "recall@precision0.75", "recall@precision0.76"), label_groups=None,
     )  # fmt: skip
-    assert report.recall_at_precision[0.75] == 1.0
+    assert report["recall@precision0.75"] == 1.0
     assert report.at_precision[0.75].threshold == 6.0
-    assert report.recall_at_precision[0.76] == 0.0
+    assert report["recall@precision0.76"] == 0.0
     assert math.isnan(report.at_precision[0.76].threshold)
 
 
 @pytest.mark.parametrize("capacity_mb", [0.4, 512])
 def test_coarse_groups_are_refined_until_exact(capacity_mb):
     embeddings, labels = made(600, 20, 6, noise=2.0)  # 17,000 relevant pairs, more than the small budget holds
-    report = evaluate_retrieval(embeddings, labels, memory_mb=capacity_mb, group_size=None, recall_k=(1,))
-    assert report.f1 == pytest.approx(fast_reference(embeddings, labels)[2], abs=1e-12)
+    report = evaluate_retrieval(embeddings, labels, memory_mb=capacity_mb, label_groups=None, metrics=("mAP", "recall@1"))
+    assert report["f1"] == pytest.approx(fast_reference(embeddings, labels)[2], abs=1e-12)
 
 
 class TestScores:
@@ -205,20 +206,20 @@ class TestScores:
             assert evaluate_retrieval(embeddings, labels, similarity=similarity) == report
 
     def test_a_distance_of_zero_has_no_sign(self):
-        report = evaluate_retrieval(torch.ones(4, 2), torch.arange(4) // 2, similarity="euclidean", group_size=None)
+        report = evaluate_retrieval(torch.ones(4, 2), torch.arange(4) // 2, similarity="euclidean", label_groups=None)
         assert math.copysign(1.0, report.decision.threshold) == 1.0
 
     @pytest.mark.parametrize("similarity", SIMILARITIES)
     def test_zeros_of_either_sign_are_equal(self, similarity):
         queries = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1e-30]])
         labels = torch.tensor([0, 1, 0, 1, 0])
-        report = evaluate_retrieval(queries, labels, similarity=similarity, group_size=None)
-        assert report == evaluate_retrieval(queries + 0.0, labels, similarity=similarity, group_size=None)
+        report = evaluate_retrieval(queries, labels, similarity=similarity, label_groups=None)
+        assert report == evaluate_retrieval(queries + 0.0, labels, similarity=similarity, label_groups=None)
 
     def test_a_zero_vector_is_similar_to_nothing_and_counted(self):
         embeddings, labels = made(60, 6, 8)
         embeddings[3] = 0
-        report = evaluate_retrieval(embeddings, labels, group_size=None)
+        report = evaluate_retrieval(embeddings, labels, label_groups=None)
         assert any("1 embeddings have length zero" in note for note in report.notes)
         assert report.queries == 60
 
@@ -245,7 +246,7 @@ class TestInput:
     def test_gradients_are_left_alone(self):
         embeddings, labels = made(40, 4, 8)
         embeddings.requires_grad_()
-        assert evaluate_retrieval(embeddings, labels, group_size=None).mAP > 0
+        assert evaluate_retrieval(embeddings, labels, label_groups=None).mAP > 0
         assert embeddings.grad is None
 
     @pytest.mark.parametrize(
@@ -269,8 +270,8 @@ class TestInput:
                 {"gallery": torch.randn(3, 8), "gallery_labels": torch.arange(3) + 99},
                 r"0 of the queries' 4 labels occur",
             ),
-            ({"recall_k": (0,)}, r"recall_k=\(0,\) must hold positive whole numbers"),
-            ({"precisions": (95,)}, r"precisions=\(95,\) must lie in \(0, 1\]"),
+            ({"metrics": ("mAP", "recall@0")}, r"recall_k=\(0,\) must hold positive whole numbers"),
+            ({"metrics": (*DEFAULT_METRICS, "recall@precision95")}, r"precisions=\(95,\) must lie in \(0, 1\]"),
             ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
             ({"threshold_bounds": (1.0, 0.0)}, r"threshold_bounds=\(1.0, 0.0\) must hold the smallest threshold"),
             ({"threshold_bounds": (math.nan, 1.0)}, r"threshold_bounds=\(nan, 1.0\)"),
@@ -300,19 +301,8 @@ class TestInput:
 
 
 EVERYTHING = {
-    "recall_k": (1, 7),
-    "map_k": (5, (10, "found"), (3, "relevant")),
-    "ir_recall_k": (4,),
-    "precision_k": (3,),
-    "ndcg_k": (5,),
-    "macro": True,
-    "precisions": (0.9,),
-    "false_match_rates": (0.01, 0.001),
-    "equal_error_rate": True,
-    "auc_pr": True,
-    "prototype_accuracy": True,
-    "grouped_k": (1, 2),
-    "group_size": 5,
+    "metrics": ("mAP", "map@5_min", "map@10_found", "map@3_relevant", "recall@1", "recall@7", "ir_recall@4", "precision@3", "ndcg@5", "prototype_accuracy", "macro_mAP", "grouped_recall@1", "grouped_recall@2", "auc_pr", "recall@precision0.9", "fnmr@fmr0.01", "fnmr@fmr0.001", "eer"),
+    "label_groups": 5,
 }
 
 
@@ -328,16 +318,16 @@ def test_every_metric_equals_its_loop():
     embeddings, labels = made(120, 15, 6, noise=2.0)
     report = evaluate_retrieval(embeddings, labels, per_class=True, **EVERYTHING)
     loops = BruteForce(embeddings.numpy(), labels.numpy())
-    assert report.mrr == pytest.approx(loops.mean_reciprocal_rank, abs=1e-12)
-    assert report.precision_at[3] == pytest.approx(loops.precision_at(3), abs=1e-12)
-    assert report.ir_recall_at[4] == pytest.approx(loops.ir_recall_at(4), abs=1e-12)
-    assert report.ndcg_at[5] == pytest.approx(loops.ndcg_at(5), abs=1e-12)
+    assert report["mrr"] == pytest.approx(loops.mean_reciprocal_rank, abs=1e-12)
+    assert report["precision@3"] == pytest.approx(loops.precision_at(3), abs=1e-12)
+    assert report["ir_recall@4"] == pytest.approx(loops.ir_recall_at(4), abs=1e-12)
+    assert report["ndcg@5"] == pytest.approx(loops.ndcg_at(5), abs=1e-12)
     for k, divisor in ((5, "min"), (10, "found"), (3, "relevant")):
         expected = loops.average_precision_at(k, divisor)
         assert report.metrics()[f"map@{k}_{divisor}"] == pytest.approx(expected, abs=1e-12)
     of_classes = report.per_class["mAP"]
     assert set(of_classes) == set(labels.tolist())
-    assert report.macro["mAP"] == pytest.approx(sum(of_classes.values()) / len(of_classes), abs=1e-12)
+    assert report["macro_mAP"] == pytest.approx(sum(of_classes.values()) / len(of_classes), abs=1e-12)
 
 
 class TestPooledRates:
@@ -352,13 +342,13 @@ class TestPooledRates:
     def test_equal_scikit_learn(self, noise):
         embeddings, labels = made(300, 20, 12, noise=noise)
         report = evaluate_retrieval(
-            embeddings, labels, group_size=None, false_match_rates=(0.001, 0.01, 0.2), equal_error_rate=True
+            embeddings, labels, label_groups=None, metrics=(*DEFAULT_METRICS, "fnmr@fmr0.001", "fnmr@fmr0.01", "fnmr@fmr0.2", "eer")
         )
         scores, relevant = self.pairs(embeddings, labels)
         area = average_precision_score(relevant, scores)
         assert report.auc_pr.low - 1e-9 <= area <= report.auc_pr.high + 1e-9
         assert report.auc_pr.error < 0.01
-        exact = evaluate_retrieval(embeddings, labels, group_size=None, auc_pr=True)
+        exact = evaluate_retrieval(embeddings, labels, label_groups=None, metrics=(*DEFAULT_METRICS, "auc_pr"))
         assert exact.auc_pr.error < 1e-12
         assert exact.metrics()["auc_pr"] == pytest.approx(area, abs=1e-9)
         assert "auc_pr" not in report.metrics()
@@ -376,13 +366,13 @@ class TestPooledRates:
     def test_a_single_class_has_no_error_rates(self):
         embeddings, _ = made(20, 2, 4)
         report = evaluate_retrieval(
-            embeddings, torch.zeros(20, dtype=torch.int64), false_match_rates=(0.1,), equal_error_rate=True
+            embeddings, torch.zeros(20, dtype=torch.int64), metrics=(*DEFAULT_METRICS, "fnmr@fmr0.1", "eer")
         )
         assert math.isnan(report.metrics()["fnmr@fmr0.1"])
         assert math.isnan(report.equal_error_rate)
 
     def test_the_curve_is_a_thinned_one(self):
-        report = evaluate_retrieval(*made(300, 20, 12, noise=2.0), group_size=None)
+        report = evaluate_retrieval(*made(300, 20, 12, noise=2.0), label_groups=None)
         recalls = [recall for _, _, recall in report.curve]
         assert recalls == sorted(recalls)
         assert recalls[-1] == 1.0
@@ -393,15 +383,15 @@ class TestPooledRates:
 class TestSample:
     def test_a_sample_is_near_the_whole_and_says_what_it_is(self):
         embeddings, labels = made(2000, 40, 16, noise=2.0)
-        whole = evaluate_retrieval(embeddings, labels, group_size=None)
-        part = evaluate_retrieval(embeddings, labels, group_size=None, max_queries=500)
+        whole = evaluate_retrieval(embeddings, labels, label_groups=None)
+        part = evaluate_retrieval(embeddings, labels, label_groups=None, max_queries=500)
         assert (part.queries, part.gallery, part.is_estimate, whole.is_estimate) == (500, 2000, True, False)
         low, high = part.intervals["mAP"]
         margin = high - low
         assert low - margin < whole.mAP < high + margin
         assert "500 of 2,000 queries were drawn (seed 0)" in part.notes[0]
-        assert evaluate_retrieval(embeddings, labels, group_size=None, max_queries=500) == part
-        assert evaluate_retrieval(embeddings, labels, group_size=None, max_queries=500, query_seed=1) != part
+        assert evaluate_retrieval(embeddings, labels, label_groups=None, max_queries=500) == part
+        assert evaluate_retrieval(embeddings, labels, label_groups=None, max_queries=500, seed=1) != part
 
     def test_each_class_gives_its_share(self):
         labels = torch.tensor([0] * 100 + [1] * 300 + [2] * 600)
@@ -415,8 +405,8 @@ class TestSample:
 
     def test_a_drawn_query_is_no_candidate_of_itself(self):
         embeddings, labels = made(60, 20, 8, noise=50.0)
-        whole = evaluate_retrieval(embeddings, labels, group_size=None, per_class=True)
-        part = evaluate_retrieval(embeddings, labels, group_size=None, per_class=True, max_queries=59)
+        whole = evaluate_retrieval(embeddings, labels, label_groups=None, per_class=True)
+        part = evaluate_retrieval(embeddings, labels, label_groups=None, per_class=True, max_queries=59)
         same = [label for label, value in whole.per_class["mAP"].items() if part.per_class["mAP"].get(label) == value]
         assert len(same) >= 19  # all but the class that lost a query
 
@@ -448,9 +438,9 @@ class TestDevice:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"map_k": ((0, "min"),)}, r"map_k=\(\(0, 'min'\),\) must hold ranks.*'min', 'relevant', 'found'"),
-        ({"ndcg_k": (0,)}, r"ndcg_k=\(0,\) must hold positive"),
-        ({"false_match_rates": (1.0,)}, r"false_match_rates=\(1.0,\) must lie between 0 and 1"),
+        ({"metrics": (*DEFAULT_METRICS, "map@0_min")}, r"map_k=\(\(0, 'min'\),\) must hold ranks.*'min', 'relevant', 'found'"),
+        ({"metrics": (*DEFAULT_METRICS, "ndcg@0")}, r"ndcg_k=\(0,\) must hold positive"),
+        ({"metrics": (*DEFAULT_METRICS, "fnmr@fmr1")}, r"false_match_rates=\(1.0,\) must lie between 0 and 1"),
         ({"max_queries": 0}, r"max_queries=0 must be positive; None evaluates all"),
     ],
 )
@@ -466,10 +456,10 @@ def test_the_order_of_the_data_does_not_change_a_bit_of_the_report(seed, items, 
     labels = torch.randint(0, 12, (items,), generator=generator).repeat(2) * 5 - 2**40
     embeddings = (labels[:, None] % 7 + noise * torch.randn(2 * items, 4, generator=generator)).round(decimals=1)
     order, other = (torch.randperm(len(labels), generator=generator) for _ in range(2))
-    options = {"macro": True, "per_class": True, "group_size": 3, "grouped_k": (1, 2), "recall_k": (1, 2)}
-    options |= {"similarity": "euclidean", "ndcg_k": (5,)}
+    options = {"metrics": ("mAP", "recall@1", "recall@2", "macro_mAP", "grouped_recall@1", "grouped_recall@2"), "per_class": True, "label_groups": 3, "grouped_k": (1, 2)}
+    options |= {"similarity": "euclidean", "metrics": (*DEFAULT_METRICS, "ndcg@5")}
     if len(labels.unique()) < 3:
-        options |= {"group_size": None}
+        options |= {"label_groups": None}
     sets, permuted = (embeddings, labels), (embeddings[order], labels[order])
     if two_sets:
         sets, permuted = (*sets, *sets), (*permuted, embeddings[other], labels[other])
@@ -499,7 +489,7 @@ def test_progress_ends_at_the_total():
 def test_progress_never_falls_back(memory_mb):
     """Where all pairs are counted once more, the total was doubled, and the bar fell from 100 to 50 %."""
     seen = []
-    options = {"precisions": (0.05, 0.06), "memory_mb": memory_mb, "progress": lambda *now: seen.append(now)}
+    options = {"metrics": (*DEFAULT_METRICS, "recall@precision0.05", "recall@precision0.06"), "memory_mb": memory_mb, "progress": lambda *now: seen.append(now)}
     evaluate_retrieval(torch.randn(1000, 8), torch.arange(1000) % 20, **options)
     assert {total for _, total in seen} == {10**6}
     assert seen == sorted(seen)
@@ -509,8 +499,8 @@ def test_progress_never_falls_back(memory_mb):
 @pytest.mark.parametrize("memory_mb", [3.0, 0.4, 1e-6])
 def test_small_budgets_change_no_number_and_one_that_cannot_be_kept_is_told(memory_mb):
     embeddings, labels = made(600, 20, 6, noise=2.0)
-    report = evaluate_retrieval(embeddings, labels, memory_mb=memory_mb, group_size=5)
-    assert report == evaluate_retrieval(embeddings, labels, group_size=5)
+    report = evaluate_retrieval(embeddings, labels, memory_mb=memory_mb, label_groups=5)
+    assert report == evaluate_retrieval(embeddings, labels, label_groups=5)
     told = report.memory_note
     assert (told is not None) == (memory_mb < 1)
     if told is not None:
@@ -522,7 +512,7 @@ def test_small_budgets_change_no_number_and_one_that_cannot_be_kept_is_told(memo
 
 def test_no_k_of_grouped_recall_leaves_it_out() -> None:
     embeddings, labels = torch.randn(60, 4), torch.arange(60) % 20  # classes enough for two groups of 10
-    report = evaluate_retrieval(embeddings, labels, grouped_k=())
+    report = evaluate_retrieval(embeddings, labels)
     assert report.grouped is None
     assert report.notes == ()
-    assert report.mAP == evaluate_retrieval(embeddings, labels, group_size=None).mAP
+    assert report.mAP == evaluate_retrieval(embeddings, labels, label_groups=None).mAP

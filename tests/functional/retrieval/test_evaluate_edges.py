@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.functional import evaluate_retrieval
 
 ONE = torch.tensor([[1.0, 0.0]])
@@ -22,9 +23,9 @@ FAR = torch.tensor([[-0.5, math.sqrt(0.75)], [-1.0, 0.0]])  # its match, and beh
     ],
 )
 def test_every_threshold_may_be_chosen_unless_bounds_are_given(settings, recall):
-    report = evaluate_retrieval(ONE, torch.tensor([0]), FAR, torch.tensor([0, 1]), group_size=None, **settings)
+    report = evaluate_retrieval(ONE, torch.tensor([0]), FAR, torch.tensor([0, 1]), label_groups=None, **settings)
     assert report.mAP == 1.0
-    assert report.recall_at_precision[0.95] == recall
+    assert report["recall@precision0.95"] == recall
 
 
 def test_labels_that_occur_once_are_what_is_wrong_whatever_the_groups():
@@ -52,10 +53,10 @@ def test_a_cosine_does_not_see_the_length_of_an_embedding():
     embeddings, labels = torch.randn(60, 8, generator=generator), torch.arange(60) % 6
     lengths = 2.0 ** torch.randint(-20, 20, (60, 1), generator=generator)  # powers of two round nothing
     report, other = (
-        evaluate_retrieval(rows, labels, group_size=3, equal_error_rate=True)
+        evaluate_retrieval(rows, labels, label_groups=3, metrics=(*DEFAULT_METRICS, "eer"))
         for rows in (embeddings, lengths * embeddings)
     )
     assert report.mean == other.mean
     assert report.decision == other.decision
-    dot = evaluate_retrieval(lengths * embeddings, labels, group_size=3, similarity="dot")
+    dot = evaluate_retrieval(lengths * embeddings, labels, label_groups=3, similarity="dot")
     assert dot.mAP != report.mAP

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.functional import evaluate_retrieval, generalization_gap, grouped_recall
 
 
@@ -16,7 +17,7 @@ def embedded(classes, noise, seed=0, per_class=6):
 
 
 def report(classes, noise, seed=0, **settings):
-    return evaluate_retrieval(*embedded(classes, noise, seed), **({"grouped_k": (1, 5), "recall_k": (1, 5)} | settings))
+    return evaluate_retrieval(*embedded(classes, noise, seed), **({"metrics": ("mAP", "recall@1", "recall@5", "grouped_recall@1", "grouped_recall@5")} | settings))
 
 
 def test_differences_and_their_intervals_by_hand():
@@ -60,6 +61,6 @@ def test_without_groups_there_is_nothing_to_compare():
     ):
         generalization_gap(report(60, 1.0), report(15, 1.0))
     with pytest.raises(ValueError, match=r"share no K: Grouped Recall at \[1\] and \[5\]"):
-        generalization_gap(report(60, 1.0, grouped_k=(1,)), report(60, 1.0, grouped_k=(5,)))
+        generalization_gap(report(60, 1.0), report(60, 1.0, metrics=(*DEFAULT_METRICS, "grouped_recall@5")))
     with pytest.raises(ValueError, match=r"groups of 10 labels .* cannot be compared with groups of 5"):
-        generalization_gap(report(60, 1.0), report(60, 1.0, group_size=5, grouped_k=(1,)))
+        generalization_gap(report(60, 1.0), report(60, 1.0, label_groups=5))

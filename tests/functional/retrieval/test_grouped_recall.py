@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional.retrieval.compare import compare_reports
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
@@ -74,7 +75,7 @@ def test_equals_loops_over_groups(drawn):
     def run():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Grouped recall over 1 group")
-            return grouped_recall(queries, k=ks, group_size=group_size, seed=seed, repeats=repeats, **arguments)
+            return grouped_recall(queries, k=ks, label_groups=group_size, seed=seed, repeats=repeats, **arguments)
 
     if distinct < group_size:
         with pytest.raises(ValueError, match=f"{distinct} labels are too few for a group of {group_size}"):
@@ -140,7 +141,7 @@ def test_given_groups_equal_loops_over_them(drawn, data):
     def grouped():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a single group
-            return grouped_recall(*sets, groups=groups, unmatched=unmatched, **options)
+            return grouped_recall(*sets, label_groups=groups, unmatched=unmatched, **options)
 
     if None in loops or (unmatched == "miss" and not any_match(arrays[1], list(itertools.chain(*groups)), *arrays[3:])):
         with pytest.raises(ValueError, match="has a match"):
@@ -159,7 +160,7 @@ def test_given_groups_equal_loops_over_them(drawn, data):
     assert result.labels == (tuple(map(tuple, groups)),)
     if len(groups) > 1:
         assert result.intervals[1] == mean_interval(result.per_group[1][0])
-        report = evaluate_retrieval(*sets, label_groups=groups, grouped_unmatched=unmatched, group_size=None, **options)
+        report = evaluate_retrieval(*sets, label_groups=groups, grouped_unmatched=unmatched, label_groups=None, **options)
         assert report.grouped == result
         assert report.to_dict()["grouped"]["unmatched"] == unmatched
 
@@ -171,13 +172,13 @@ class TestGivenGroups:
 
     def test_groups_that_were_drawn_and_are_given_back_have_the_same_value(self):
         embeddings, labels = self.items()
-        drawn = grouped_recall(embeddings, labels, group_size=3, seed=4)
-        given = grouped_recall(embeddings, labels, groups=[list(group) for group in drawn.labels[0]])
+        drawn = grouped_recall(embeddings, labels, label_groups=3, seed=4)
+        given = grouped_recall(embeddings, labels, label_groups=[list(group) for group in drawn.labels[0]])
         assert (given.at, given.intervals, given.group_size) == (drawn.at, drawn.intervals, 3)
 
     def test_without_a_miss_each_group_is_one_observation(self):
         labels = torch.arange(60) % 6
-        for how, parts in (({"groups": [[0, 1, 2], [3, 4, 5]]}, 1), ({"group_size": 3}, 3)):
+        for how, parts in (({"groups": [[0, 1, 2], [3, 4, 5]]}, 1), ({"label_groups": 3}, 3)):
             found = grouped_recall(torch.eye(6)[labels], labels, **how)
             assert found.intervals[1] == mean_interval(torch.ones(2), parts=parts)
 
@@ -194,20 +195,20 @@ class TestGivenGroups:
     )
     def test_refusals(self, groups, message, as_users_run_it):
         with pytest.raises(ValueError, match=message):
-            grouped_recall(*self.items(), groups=groups)
+            grouped_recall(*self.items(), label_groups=groups)
 
     def test_what_does_not_go_with_given_groups(self, as_users_run_it):
         with pytest.raises(ValueError, match=r"repeats=2 is for random groups"):
-            grouped_recall(*self.items(), groups=[[0, 1], [2, 3]], repeats=2)
+            grouped_recall(*self.items(), label_groups=[[0, 1], [2, 3]], repeats=2)
         with pytest.raises(ValueError, match=r"k=\(2,\) must hold ranks below 2, the labels of the smallest group"):
-            grouped_recall(*self.items(), groups=[[0, 1], [2, 3, 4]], k=2)
+            grouped_recall(*self.items(), label_groups=[[0, 1], [2, 3, 4]], k=2)
 
     def test_differences_are_of_groups_that_can_be_compared(self):
         given, other = (
-            grouped_recall(*self.items(), groups=groups) for groups in ([[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3, 4]])
+            grouped_recall(*self.items(), label_groups=groups) for groups in ([[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3, 4]])
         )
         assert given.minus(given)[1].value == 0
-        for one, two in ((given, other), (other, other), (given, grouped_recall(*self.items(), group_size=3))):
+        for one, two in ((given, other), (other, other), (given, grouped_recall(*self.items(), label_groups=3))):
             with pytest.raises(ValueError, match="cannot be compared, nor groups that were given"):
                 one.minus(two)
 
@@ -222,9 +223,9 @@ class TestGivenGroups:
             with pytest.raises(ValueError, match=message):
                 evaluate_retrieval(*self.items(), label_groups=groups)
         with pytest.raises(ValueError, match="must hold ranks below 2, the labels of the smallest group"):
-            evaluate_retrieval(*self.items(), label_groups=[[0, 1], [2, 3]], grouped_k=(2,))
+            evaluate_retrieval(*self.items(), label_groups=[[0, 1], [2, 3]], metrics=(*DEFAULT_METRICS, "grouped_recall@2"))
         with pytest.raises(ValueError, match=r"evaluate_retrieval: there is no grouped_unmatched='zero'"):
-            evaluate_retrieval(*self.items(), grouped_unmatched="zero")
+            evaluate_retrieval(*self.items())
 
     def test_other_groups_are_not_compared_group_by_group(self):
         embeddings, labels = self.items()
@@ -237,7 +238,7 @@ class TestGivenGroups:
 def test_a_gallery_of_other_labels_alone_is_refused():
     with pytest.raises(ValueError, match=r"none of the 4 queries of group 0 \(labels \[\d, \d\]\) has a match"):
         grouped_recall(
-            torch.randn(8, 3), torch.arange(4).repeat(2), torch.randn(2, 3), torch.tensor([7, 8]), group_size=2
+            torch.randn(8, 3), torch.arange(4).repeat(2), torch.randn(2, 3), torch.tensor([7, 8]), label_groups=2
         )
 
 
@@ -249,7 +250,7 @@ def made(classes=40, per_class=6, dim=16, noise=1.5, seed=0):
 
 
 def plain_recall(embeddings, labels):
-    return evaluate_retrieval(embeddings, labels, recall_k=(1,), group_size=None).recall_at[1]
+    return evaluate_retrieval(embeddings, labels, metrics=("mAP", "recall@1"), label_groups=None)["recall@1"]
 
 
 class TestSplit:
@@ -295,22 +296,22 @@ class TestSplit:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"group_size": 12}, r"11 labels are too few for a group of 12. Use group_size <= 11"),
-            ({"group_size": 1}, r"group_size=1: .* needs at least 2 labels"),
+            ({"label_groups": 12}, r"11 labels are too few for a group of 12. Use group_size <= 11"),
+            ({"label_groups": 1}, r"group_size=1: .* needs at least 2 labels"),
             ({"repeats": 0}, r"repeats=0: at least one split is needed"),
         ],
     )
     def test_refusals(self, change, message):
         with pytest.raises(ValueError, match=message):
-            label_groups(**({"labels": torch.arange(11), "group_size": 5} | change))
+            label_groups(**({"labels": torch.arange(11), "label_groups": 5} | change))
 
 
 class TestValue:
     def test_one_group_of_all_labels_is_plain_recall(self):
         embeddings, labels = made()
-        plain = evaluate_retrieval(embeddings, labels, recall_k=(1, 5), group_size=None).recall_at
+        plain = evaluate_retrieval(embeddings, labels, metrics=("mAP", "recall@1", "recall@5"), label_groups=None).at("recall@{k}")
         with pytest.warns(UserWarning, match="Grouped recall over 1 group of 40 labels has no interval") as caught:
-            result = grouped_recall(embeddings, labels, k=(1, 5), group_size=40)
+            result = grouped_recall(embeddings, labels, k=(1, 5), label_groups=40)
         assert len(caught) == 1
         assert result.at == pytest.approx(plain, abs=1e-12)
         assert (result.groups, result.dropped_labels) == (1, 0)
@@ -334,21 +335,21 @@ class TestValue:
         queries, labels = torch.arange(8.0).view(8, 1) * 10, torch.arange(8)
         gallery = torch.cat([queries + 1, torch.tensor([[0.1]])])
         gallery_labels = torch.cat([labels, torch.tensor([9])])
-        result = grouped_recall(queries, labels, gallery, gallery_labels, group_size=2, similarity="euclidean")
+        result = grouped_recall(queries, labels, gallery, gallery_labels, label_groups=2, similarity="euclidean")
         assert result.at[1] == 1.0  # the distractor belongs to no group
         plain = evaluate_retrieval(
-            queries, labels, gallery, gallery_labels, similarity="euclidean", group_size=None, recall_k=(1,)
+            queries, labels, gallery, gallery_labels, similarity="euclidean", label_groups=None, metrics=("mAP", "recall@1")
         )
-        assert plain.recall_at[1] == 7 / 8
+        assert plain["recall@1"] == 7 / 8
 
     def test_a_query_without_a_match_is_left_out_of_its_group(self):
         # three labels of two items each are found, the single item of label 3 is nobody's neighbour
         embeddings = torch.tensor([[0.0], [0.1], [10.0], [10.1], [20.0], [20.1], [90.0]])
         labels = torch.tensor([0, 0, 1, 1, 2, 2, 3])
-        result = grouped_recall(embeddings, labels, group_size=2, similarity="euclidean")
+        result = grouped_recall(embeddings, labels, label_groups=2, similarity="euclidean")
         assert result.at[1] == 1.0
         # the groups are pairs of labels: in that of label 3 one query of three has nothing to find
-        counted = grouped_recall(embeddings, labels, group_size=2, similarity="euclidean", unmatched="miss")
+        counted = grouped_recall(embeddings, labels, label_groups=2, similarity="euclidean", unmatched="miss")
         assert counted.at[1] == pytest.approx((1 + 2 / 3) / 2)
         assert (result.unmatched, counted.unmatched) == ("exclude", "miss")
         with pytest.raises(ValueError, match=r"unmatched='miss' cannot be compared with unmatched='exclude'"):
@@ -359,12 +360,12 @@ class TestValue:
         seed = next(s for s in range(99) if {2, 3} in [set(g) for g in label_groups(labels, 2, seed=s)[0].tolist()])
         embeddings = torch.nn.functional.one_hot(labels).float()
         with pytest.raises(ValueError, match="none of the 2 queries of group"):
-            grouped_recall(embeddings, labels, group_size=2, seed=seed)
-        assert grouped_recall(embeddings, labels, group_size=2, seed=seed, unmatched="miss").at[1] == 0.5
+            grouped_recall(embeddings, labels, label_groups=2, seed=seed)
+        assert grouped_recall(embeddings, labels, label_groups=2, seed=seed, unmatched="miss").at[1] == 0.5
 
     def test_repeats_average_and_tighten_nothing_but_the_split(self):
         embeddings, labels = made()
-        once = [grouped_recall(embeddings, labels, group_size=10, repeats=n) for n in (1, 2)]
+        once = [grouped_recall(embeddings, labels, label_groups=10, repeats=n) for n in (1, 2)]
         splits = label_groups(labels, 10, repeats=2)
         values = np.array([by_loops(embeddings.numpy(), labels.numpy(), split, 1) for split in splits])
         assert once[0].at[1] == pytest.approx(values[0].mean(), abs=1e-12)
@@ -433,18 +434,18 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"group_size": 9}, r"8 labels are too few for a group of 9. Use group_size <= 8"),
+            ({"label_groups": 9}, r"8 labels are too few for a group of 9. Use group_size <= 8"),
             ({"k": 0}, r"grouped_recall: k=\(0,\) must hold positive whole numbers"),
             (
                 {"k": ()},
                 r"grouped_recall: k=\(\) and group_size=4 request no metric. Pass, for instance, k=1, group_size=10",
             ),
             ({"k": (1, 4)}, r"grouped_recall: k=\(1, 4\) must hold ranks below group_size=4"),
-            ({"group_size": 1}, r"grouped_recall: group_size=1 must be a whole number of at least 2 labels"),
-            ({"group_size": None}, r"grouped_recall: k=\(1,\) and group_size=None request no metric"),
+            ({"label_groups": 1}, r"grouped_recall: group_size=1 must be a whole number of at least 2 labels"),
+            ({"label_groups": None}, r"grouped_recall: k=\(1,\) and group_size=None request no metric"),
             ({"seed": None}, r"grouped_recall: seed=None must be a whole number"),
             (
-                {"recall_k": 1},
+                {"metrics": ("mAP", "recall@1")},
                 r"grouped_recall: there is no setting 'recall_k'. The settings are similarity, k, group_size",
             ),
             ({"group_sise": 3}, r"there is no setting 'group_sise'. Did you mean 'group_size'\?"),
@@ -467,19 +468,19 @@ class TestRefusals:
     def test_says_what_is_wrong(self, change, message):
         embeddings, labels = made(8, 5, 4)
         with pytest.raises(ValueError, match=message):
-            grouped_recall(**({"embeddings": embeddings, "labels": labels, "group_size": 4} | change))
+            grouped_recall(**({"embeddings": embeddings, "labels": labels, "label_groups": 4} | change))
 
     def test_an_unknown_setting_of_unmatched_queries(self):
         with pytest.raises(
             ValueError, match=r"grouped_recall: there is no unmatched='zero'. Pass 'exclude' .* 'miss' to"
         ):
-            grouped_recall(*made(8, 5, 4), group_size=4, unmatched="zero")
+            grouped_recall(*made(8, 5, 4), label_groups=4, unmatched="zero")
 
     def test_a_group_without_any_match(self):
         labels = torch.arange(4)
         for unmatched in ("exclude", "miss"):
             with pytest.raises(ValueError, match=r"none of the 2 queries of group 0 \(labels \[\d, \d\]\) has a match"):
-                grouped_recall(torch.randn(4, 3), labels, group_size=2, unmatched=unmatched)
+                grouped_recall(torch.randn(4, 3), labels, label_groups=2, unmatched=unmatched)
 
     def test_a_group_without_any_gallery_item(self):
         queries, labels = torch.randn(20, 3), torch.arange(20)
@@ -487,8 +488,8 @@ class TestRefusals:
         with pytest.raises(
             ValueError, match=r"has a match. Use a larger group_size than 5 \(or larger groups\), or drop the labels"
         ):
-            grouped_recall(queries, labels, gallery, gallery_labels, group_size=5)
-        report = evaluate_retrieval(queries, labels, gallery, gallery_labels, group_size=5)
+            grouped_recall(queries, labels, gallery, gallery_labels, label_groups=5)
+        report = evaluate_retrieval(queries, labels, gallery, gallery_labels, label_groups=5)
         assert report.grouped is None
         assert any("has a match" in note for note in report.notes)
 
@@ -497,16 +498,16 @@ def test_ids_and_groups_exclude_in_the_groups_too():
     labels = torch.arange(60) % 20
     embeddings = torch.randn(60, 8)
     ids = torch.arange(60)
-    alone = grouped_recall(embeddings, labels, group_size=5)
+    alone = grouped_recall(embeddings, labels, label_groups=5)
     copies = grouped_recall(
-        embeddings, labels, embeddings.clone(), labels, group_size=5, query_ids=ids, gallery_ids=ids
+        embeddings, labels, embeddings.clone(), labels, label_groups=5, query_ids=ids, gallery_ids=ids
     )
     assert copies.at == alone.at
     report = evaluate_retrieval(
-        embeddings, labels, embeddings.clone(), labels, group_size=5, query_ids=ids, gallery_ids=ids
+        embeddings, labels, embeddings.clone(), labels, label_groups=5, query_ids=ids, gallery_ids=ids
     )
-    assert report.grouped_recall_at == alone.at
-    pairs = grouped_recall(embeddings, labels, group_size=5, query_groups=ids % 40)  # one of two matches is excluded
+    assert report.at("grouped_recall@{k}") == alone.at
+    pairs = grouped_recall(embeddings, labels, label_groups=5, query_groups=ids % 40)  # one of two matches is excluded
     assert pairs.at != alone.at
 
 
@@ -535,11 +536,11 @@ def test_an_evaluation_finds_the_same(form, similarity):
         case |= {"query_ids": torch.arange(115) % 60, "gallery_ids": torch.arange(115) % 70}
     elif form == "distractors":
         case["gallery_labels"] = torch.where(torch.arange(115) % 6 == 0, 99, labels[1::2])
-    grouped = grouped_recall(**case, similarity=similarity, group_size=5, k=(1, 3), seed=4)
+    grouped = grouped_recall(**case, similarity=similarity, label_groups=5, k=(1, 3), seed=4)
     for plain in (False, True):
         with engine_options(plain=plain):
             report = evaluate_retrieval(
-                **case, similarity=similarity, group_size=5, grouped_k=(1, 3), group_seed=4, **extra
+                **case, similarity=similarity, label_groups=5, metrics=(*DEFAULT_METRICS, "grouped_recall@3"), seed=4, **extra
             )
         assert report.grouped == grouped
         assert grouped.dropped_labels == 3

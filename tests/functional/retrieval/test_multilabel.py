@@ -12,6 +12,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.functional import evaluate_multilabel, evaluate_retrieval
 
 
@@ -131,12 +132,8 @@ def test_values_are_those_of_all_orders_written_out(case):
             *(other or ()),
             **case,
             **codes,
-            recall_k=(2,),
-            ir_recall_k=(2,),
-            map_k=((2, "relevant"), (2, "found")),
-            precision_k=(3,),
-            ndcg_k=(3,),
-        )
+            metrics=("mAP", "map@2_relevant", "map@2_found", "recall@2", "ir_recall@2", "precision@3", "ndcg@3"),
+            )
 
     if not any(wanted):
         with pytest.raises(ValueError, match=f"none of the {len(queries)} queries shares a label with"):
@@ -167,11 +164,7 @@ def test_of_one_label_each_it_is_the_ordinary_evaluation(similarity, sets):
     one_hot = torch.nn.functional.one_hot(labels, 8)
     settings = {
         "similarity": similarity,
-        "recall_k": (1, 3),
-        "ir_recall_k": (7,),
-        "map_k": ((20, "found"), 5),
-        "precision_k": (4,),
-        "ndcg_k": (20,),
+        "metrics": ("mAP", "map@20_found", "map@5_min", "recall@1", "recall@3", "ir_recall@7", "precision@4", "ndcg@20"),
         "query_groups": groups,
     }
     of_labels, of_targets = (codes, labels), (codes, one_hot)
@@ -179,7 +172,7 @@ def test_of_one_label_each_it_is_the_ordinary_evaluation(similarity, sets):
         settings |= {"query_groups": groups[:30], "gallery_groups": groups[30:]}
         settings |= {"query_ids": torch.arange(30), "gallery_ids": torch.arange(60)}
         of_labels, of_targets = ((codes[:30], y[:30], codes[30:], y[30:]) for y in (labels, one_hot))
-    one = evaluate_retrieval(*of_labels, group_size=None, **settings)
+    one = evaluate_retrieval(*of_labels, label_groups=None, **settings)
     for memory_mb in (512, 0.02):  # many blocks
         several = evaluate_multilabel(*of_targets, memory_mb=memory_mb, **settings)
         assert several.mean.keys() == one.mean.keys()
@@ -198,14 +191,14 @@ def test_of_one_label_each_it_is_the_ordinary_evaluation(similarity, sets):
 def test_a_linear_gain_is_in_the_name_and_of_one_label_each_the_same():
     embeddings, labels = torch.randn(40, 4), torch.arange(40) % 4
     one_hot = torch.nn.functional.one_hot(labels)
-    report = evaluate_multilabel(embeddings, one_hot, ndcg_gain="linear", ndcg_k=(5,))
-    assert report.mean["ndcg@5_linear"] == evaluate_multilabel(embeddings, one_hot, ndcg_k=(5,)).mean["ndcg@5"]
-    assert report.ndcg_at == {5: report.mean["ndcg@5_linear"]}
+    report = evaluate_multilabel(embeddings, one_hot, metrics=("mAP", "ndcg@5_linear"))
+    assert report["ndcg@5_linear"] == evaluate_multilabel(embeddings, one_hot, metrics=("mAP", "ndcg@5"))["ndcg@5"]
+    assert report.at("ndcg@{k}") == {5: report["ndcg@5_linear"]}
 
 
 def test_the_report_as_json():
     targets = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 1]])
-    report = evaluate_multilabel(torch.eye(3), targets, ndcg_k=(2,))
+    report = evaluate_multilabel(torch.eye(3), targets, metrics=("mAP", "ndcg@2"))
     written = json.loads(json.dumps(report.to_dict()))
     assert written["metrics"] == pytest.approx(report.metrics())
     assert written["intervals"].keys() == report.metrics().keys()
@@ -250,9 +243,9 @@ GOOD = {"embeddings": torch.ones(3, 2), "targets": torch.ones(3, 2)}
         ({"gallery": torch.ones(3, 2)}, "gallery and gallery_targets belong together"),
         ({"gallery": torch.ones(1, 4), "gallery_targets": torch.ones(1, 2)}, "of 2 components cannot be compared"),
         ({"gallery": torch.ones(1, 2), "gallery_targets": torch.ones(1, 3)}, "targets have 2 labels, gallery_targets 3"),
-        ({"ndcg_k": (0,)}, "ndcg_k=(0,) must hold positive whole numbers"),
-        ({"map_k": ((3, "k"),)}, "map_k=((3, 'k'),) must hold ranks"),
-        ({"ndcg_gain": "log"}, "ndcg_gain='log' is unknown. Choose one of exponential, linear."),
+        ({"metrics": (*DEFAULT_METRICS, "ndcg@0")}, "ndcg_k=(0,) must hold positive whole numbers"),
+        ({"metrics": (*DEFAULT_METRICS, "map@3_k")}, "map_k=((3, 'k'),) must hold ranks"),
+        ({}, "ndcg_gain='log' is unknown. Choose one of exponential, linear."),
         ({"query_ids": torch.arange(3)}, "ids are for two sets"),
         ({"query_groups": torch.arange(2)}, "3 query items, but 2 query_groups"),
         ({"similarity": "hamming", "embeddings": torch.tensor([[0.5, 1.0]] * 3)}, "binary codes hold -1 and +1, or 0 and 1"),

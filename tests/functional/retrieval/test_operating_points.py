@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.threshold_search import false_match_rate, most_false_positives, precision_of
@@ -42,7 +43,7 @@ def one_query(scores, relevant, **kwargs):
     items = torch.tensor(scores, dtype=torch.float64)[:, None]
     labels = torch.tensor([0 if hit else 1 for hit in relevant])
     return evaluate_retrieval(
-        torch.ones(1, 1, dtype=torch.float64), torch.tensor([0]), items, labels, similarity="dot", group_size=None, **kwargs
+        torch.ones(1, 1, dtype=torch.float64), torch.tensor([0]), items, labels, similarity="dot", label_groups=None, **kwargs
     )  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def test_the_threshold_lies_below_the_smallest_relevant_score_where_the_precisio
     gallery = torch.tensor([[1, 0], [0.9, 0.19**0.5], [0.5, 0.75**0.5]])
     report = evaluate_retrieval(
         torch.tensor([[1.0, 0]]), torch.tensor([0]), gallery, torch.tensor([0, 0, 1]),
-        precisions=(0.6,), threshold_bounds=(0, 1), group_size=None,
+        metrics=(*DEFAULT_METRICS, "recall@precision0.6"), threshold_bounds=(0, 1), label_groups=None,
     )  # fmt: skip
     point = report.at_precision[0.6]
     assert (point.true_positives, point.false_positives, point.precision, point.recall) == (2, 1, 2 / 3, 1.0)
@@ -169,7 +170,7 @@ def test_points_of_embeddings_have_the_counts_of_the_smallest_threshold(case, op
     with engine_options(**options):
         report = evaluate_retrieval(
             torch.from_numpy(case["queries"]), torch.from_numpy(case["query_labels"]), similarity=case["similarity"],
-            group_size=None, precisions=PRECISIONS, threshold_bounds=(-math.inf, math.inf),
+            label_groups=None, precisions=PRECISIONS, threshold_bounds=(-math.inf, math.inf),
         )  # fmt: skip
     # scores that differ by rounding alone are one
     scores = np.round(scores, 9)
@@ -204,7 +205,7 @@ def test_every_way_to_the_threshold_ends_at_the_same(options, room, values):
     scores, relevant = all_scores(case)
     scores = np.round(scores, 9)
     with engine_options(**options, **room):
-        report = evaluate_retrieval(embeddings, labels, similarity="dot", group_size=None, precisions=PRECISIONS)
+        report = evaluate_retrieval(embeddings, labels, similarity="dot", label_groups=None, precisions=PRECISIONS)
     for precision in PRECISIONS:
         threshold, tp, fp = lowest_point_fast(scores, relevant, precision)
         point = report.at_precision[precision]

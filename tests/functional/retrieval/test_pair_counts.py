@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fewshot_callbacks import evaluate_retrieval
+from fewshot_callbacks import DEFAULT_METRICS, evaluate_retrieval
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 
@@ -53,7 +53,7 @@ def test_counts_are_those_of_all_pairs(similarity, plain):
 
 
 def test_operating_points_are_among_the_thresholds():
-    report = evaluate_retrieval(*embeddings(), precisions=(0.5, 0.9))
+    report = evaluate_retrieval(*embeddings(), metrics=(*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9"))
     for point in (report.decision, *report.at_precision.values()):
         at = int(np.flatnonzero(report.pair_counts.thresholds == point.threshold)[0])
         assert report.pair_counts.true_positives[at] == point.true_positives

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
@@ -35,7 +36,7 @@ DIVISORS = get_args(Divisor)
 def evaluate(scores, relevance, ties="expected", **kwargs):
     """One query of label 1 whose candidates have exactly these scores."""
     gallery = torch.tensor(scores, dtype=torch.float64).unsqueeze(1)
-    settings = {"similarity": "dot", "ties": ties, "group_size": None, "recall_k": (1, 2, 3), "precisions": ()} | kwargs
+    settings = {"similarity": "dot", "ties": ties, "label_groups": None, "metrics": ("mAP", "recall@1", "recall@2", "recall@3")} | kwargs
     return evaluate_retrieval(
         torch.ones(1, 1, dtype=torch.float64), torch.tensor([1]), gallery, torch.tensor(relevance), **settings
     )
@@ -44,12 +45,12 @@ def evaluate(scores, relevance, ties="expected", **kwargs):
 class TestWellKnownNumbers:
     @pytest.mark.parametrize("ties", TIES)
     def test_relevance_1_0_1_0_1_1(self, ties):
-        report = evaluate([6, 5, 4, 3, 2, 1], [1, 0, 1, 0, 1, 1], ties, ir_recall_k=(3, 5))
+        report = evaluate([6, 5, 4, 3, 2, 1], [1, 0, 1, 0, 1, 1], ties, metrics=(*DEFAULT_METRICS, "ir_recall@3", "ir_recall@5"))
         assert report.mAP == pytest.approx((1 + 2 / 3 + 3 / 5 + 4 / 6) / 4, abs=1e-15)  # 0.73333
-        assert report.map_at_r == pytest.approx((1 + 2 / 3) / 4, abs=1e-15)  # 0.41667
-        assert report.r_precision == 2 / 4
-        assert report.recall_at[3] == 1.0  # any hit
-        assert report.ir_recall_at == {3: 2 / 4, 5: 3 / 4}  # two, then three of the four relevant items
+        assert report["map@r"] == pytest.approx((1 + 2 / 3) / 4, abs=1e-15)  # 0.41667
+        assert report["r_precision"] == 2 / 4
+        assert report["recall@3"] == 1.0  # any hit
+        assert report.at("ir_recall@{k}") == {3: 2 / 4, 5: 3 / 4}  # two, then three of the four relevant items
         assert report.queries_with_ties == 0
 
     @pytest.mark.parametrize(
@@ -67,10 +68,10 @@ class TestWellKnownNumbers:
 
     def test_one_tie_other_metrics(self):
         report = evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0])
-        assert report.recall_at[1] == pytest.approx(3 / 6)
-        assert report.recall_at[2] == pytest.approx(1 - 3 / 6 * 2 / 5)
-        assert report.recall_at[3] == pytest.approx(1 - 3 / 6 * 2 / 5 * 1 / 4)
-        assert report.r_precision == pytest.approx(3 / 6)
+        assert report["recall@1"] == pytest.approx(3 / 6)
+        assert report["recall@2"] == pytest.approx(1 - 3 / 6 * 2 / 5)
+        assert report["recall@3"] == pytest.approx(1 - 3 / 6 * 2 / 5 * 1 / 4)
+        assert report["r_precision"] == pytest.approx(3 / 6)
         assert report.queries_with_ties == 1
         assert evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0], "optimistic").r_precision == 1.0
         assert evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0], "pessimistic").r_precision == 0.0
@@ -80,13 +81,13 @@ class TestWellKnownNumbers:
         scores = [score + shift for score in (0.5, 0.25, 0.0, -0.25, -0.5)]
         report = evaluate(scores, [0, 1, 0, 1, 1])
         assert report.mAP == pytest.approx((1 / 2 + 2 / 4 + 3 / 5) / 3, abs=1e-15)
-        assert report.recall_at == {1: 0.0, 2: 1.0, 3: 1.0}
+        assert report.at("recall@{k}") == {1: 0.0, 2: 1.0, 3: 1.0}
 
     def test_pooled_recall_at_precision_with_ties_merged(self):
         # four queries as in the documentation of torchmetrics: recall 0.25 at 0.6 for precision 0.8, 0.75 for 0.75.
         # One row of candidates pools them; their scores are the same decisions
         scores, relevance = [0.4, 0.01, 0.5, 0.6, 0.2, 0.3, 0.5], [1, 0, 0, 1, 1, 0, 1]
-        report = evaluate(scores, relevance, precisions=(0.8, 0.75))
+        report = evaluate(scores, relevance, metrics=(*DEFAULT_METRICS, "recall@precision0.8", "recall@precision0.75"))
         assert report.recall_at_precision == {0.8: 0.25, 0.75: 0.75}
         assert report.at_precision[0.8].threshold == 0.6
         assert report.at_precision[0.75].threshold == 0.4

@@ -7,6 +7,7 @@ from typing import get_type_hints
 import pytest
 
 from fewshot_callbacks import (
+    DEFAULT_METRICS,
     RetrievalEvaluation,
     RetrievalMonitor,
     evaluate_multilabel,
@@ -50,7 +51,7 @@ def test_without_sources_only_the_meanings_are_missing(monkeypatch):
         (evaluate_retrieval, RetrievalOptions, {}),
         (RetrievalMonitor, RetrievalOptions, {}),
         (RetrievalEvaluation, RetrievalOptions, {}),
-        (evaluate_multilabel, RankOptions, {"ndcg_k": (10,)}),
+        (evaluate_multilabel, RankOptions, {"metrics": (*DEFAULT_METRICS, "ndcg@10")}),
         (grouped_recall, GroupedOptions, {"k": 1}),
     ],
 )
@@ -87,7 +88,7 @@ def test_a_misspelt_argument_beside_the_settings_is_found_too():
     with pytest.raises(TypeError, match=r"no setting 'query_place'. Did you mean 'query_places'\?"):
         evaluate_retrieval([[1.0]], [0], query_place=[0])
     with pytest.raises(TypeError, match=r"evaluate_multilabel: there is no setting 'auc_pr'"):
-        evaluate_multilabel([[1.0]], [[1]], auc_pr=True)
+        evaluate_multilabel([[1.0]], [[1]], metrics=("mAP", "auc_pr"))
     with pytest.raises(
         ValueError, match=r"no setting 'zzz'. The settings are similarity, recall_k, .*device_memory_mb\."
     ):

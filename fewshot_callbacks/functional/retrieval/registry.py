@@ -1,0 +1,201 @@
+"""The metrics of an evaluation, each asked for by the key under which it is logged.
+
+Whoever adds a metric adds an entry to `METRICS`: keys, reports, tables, help and messages follow from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Literal, get_args
+
+from fewshot_callbacks.functional.retrieval import rank_metrics
+from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor
+
+# Ranks are compared as integers of 64 bits.
+LARGEST_RANK = 2**63 - 1
+
+MACRO = "macro_"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a metric is, and how it is computed.
+
+    Attributes:
+        pattern: Its key; `{k}` is a rank, `{p}` a share, `{divisor}` what AP@k is divided by.
+        source: What its value comes from: the `ranks` of a query, the `prototypes` of the classes, the `groups` of Grouped
+            Recall, or the `pairs` of all queries and candidates. The first two have a value for each query.
+        value: The value, from the ranks of some queries and the rule for ties, from a `GroupedRecall`, or from
+            `PooledDecisions`; the parameters of the key are passed by name. None for prototypes.
+        meaning: One sentence, with the parameters of the key.
+        range: The smallest and the largest value; None for a score, in the units of the data.
+        better: Which values are better; None where neither are.
+    """
+
+    pattern: str
+    source: Literal["ranks", "prototypes", "groups", "pairs"]
+    value: Callable[..., Any] | None
+    meaning: str
+    range: tuple[float, float] | None = (0.0, 1.0)
+    better: Literal["higher", "lower"] | None = "higher"
+
+    @functools.cached_property
+    def keys(self) -> re.Pattern[str]:
+        """The keys that name this metric; its parameters are groups of the match."""
+        return re.compile(re.sub(r"\\{(\w+)\\}", lambda found: _FIELDS[found[1]], re.escape(self.pattern)))
+
+
+_FIELDS = {
+    "k": r"(?P<k>[1-9]\d*)",
+    "p": r"(?P<p>\d*\.?\d+(?:e-?\d+)?)",
+    "divisor": f"(?P<divisor>{'|'.join(get_args(Divisor))})",
+}
+_READ: dict[str, Callable[[str], Any]] = {"k": int, "p": float, "divisor": str}
+
+METRICS = (
+    Metric("mAP", "ranks", rank_metrics.average_precision, "Mean over queries of the precision at each relevant rank."),
+    Metric("map@r", "ranks", rank_metrics.map_at_r, "The same as mAP, up to rank R, the number of relevant items."),
+    Metric("r_precision", "ranks", rank_metrics.r_precision, "Share of relevant items among the first R."),
+    Metric("mrr", "ranks", rank_metrics.reciprocal_rank, "One over the rank of the first relevant item."),
+    Metric(
+        "map@{k}_{divisor}",
+        "ranks",
+        rank_metrics.average_precision_at_k,
+        "Precision at the relevant ranks up to {k}; min divides by min(R, {k}), relevant by R, found by those found.",
+    ),
+    Metric("recall@{k}", "ranks", rank_metrics.recall_at_k, "Queries with a relevant item among the first {k}."),
+    Metric("ir_recall@{k}", "ranks", rank_metrics.ir_recall_at_k, "Share of the relevant items among the first {k}."),
+    Metric("precision@{k}", "ranks", rank_metrics.precision_at_k, "Share of the first {k} that is relevant."),
+    Metric("ndcg@{k}", "ranks", rank_metrics.ndcg, "Discounted gain of the first {k}, over the best possible."),
+    # With one label for each item the relevance is 0 or 1, and both gains are the same.
+    Metric("ndcg@{k}_linear", "ranks", rank_metrics.ndcg, "The same as ndcg@{k}; n shared labels gain n, not 2^n - 1."),
+    Metric("prototype_accuracy", "prototypes", None, "Share of queries nearest to the mean of their own class."),
+    Metric(
+        "grouped_recall@{k}",
+        "groups",
+        lambda grouped, k: grouped.at[k],
+        "recall@{k} inside groups of classes; queries without a match are left out.",
+    ),
+    Metric(
+        "grouped_recall@{k}_miss",
+        "groups",
+        lambda grouped, k: grouped.at[k],
+        "recall@{k} inside groups of classes; queries without a match are misses.",
+    ),
+    Metric("precision", "pairs", attrgetter("decision.precision"), "Share of the accepted pairs that is relevant."),
+    Metric("recall", "pairs", attrgetter("decision.recall"), "Share of the relevant pairs that is accepted."),
+    Metric(
+        "f1", "pairs", attrgetter("decision.f1"), "Harmonic mean of these two; the best, unless threshold is given."
+    ),
+    Metric(
+        "threshold",
+        "pairs",
+        attrgetter("decision.threshold"),
+        "Score from which a pair is accepted for these.",
+        range=None,
+        better=None,
+    ),
+    Metric("auc_pr", "pairs", attrgetter("average_precision.value"), "Area under the pooled precision-recall curve."),
+    Metric(
+        "recall@precision{p}",
+        "pairs",
+        lambda pooled, p: pooled.at_precision[p].recall,
+        "Pooled recall at the smallest threshold with precision {p}.",
+    ),
+    Metric(
+        "fnmr@fmr{p}",
+        "pairs",
+        lambda pooled, p: pooled.at_false_match_rate[p].false_non_match_rate,
+        "Relevant pairs rejected where at most {p} of the irrelevant ones are accepted.",
+        better="lower",
+    ),
+    Metric(
+        "eer",
+        "pairs",
+        attrgetter("equal_error_rate"),
+        "Rate at which as many relevant pairs are rejected as irrelevant ones accepted.",
+        better="lower",
+    ),
+)
+
+DEFAULT_METRICS = (
+    *("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "grouped_recall@1"),
+    *("precision", "recall", "f1", "threshold", "recall@precision0.95"),
+)
+"""What is reported unless `metrics` says otherwise: `metrics=(*DEFAULT_METRICS, "eer")` asks for one more."""
+
+MULTILABEL_METRICS = ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "ndcg@10")
+"""The same for items with several labels each."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A metric that was asked for."""
+
+    key: str
+    metric: Metric
+    parameters: Mapping[str, Any]
+
+    @property
+    def is_macro(self) -> bool:
+        """Whether the mean over classes is asked for, rather than that over queries."""
+        return self.key.startswith(MACRO)
+
+    @property
+    def of_queries(self) -> str:
+        """The key of the same metric as a mean over queries."""
+        return self.key.removeprefix(MACRO)
+
+    @property
+    def meaning(self) -> str:
+        """One sentence."""
+        if self.is_macro:
+            return f"Mean over classes of {self.of_queries}, so that large classes do not dominate."
+        return self.metric.meaning.format(**self.parameters)
+
+
+def asked_metric(key: object) -> Asked:
+    """Read the key of a metric, as it is logged.
+
+    Raises:
+        ValueError: If there is no such metric, with the one that is near.
+
+    Examples:
+        >>> asked_metric("recall@5").meaning
+        'Queries with a relevant item among the first 5.'
+        >>> asked_metric("recal@5")
+        Traceback (most recent call last):
+        ValueError: there is no metric 'recal@5'; did you mean 'recall@5'?
+    """
+    if not isinstance(key, str):
+        raise ValueError(f"metrics hold {key!r}. Each is the key under which it is logged, such as 'recall@1'.")
+    of_queries = key.removeprefix(MACRO)
+    for metric in METRICS:
+        if found := metric.keys.fullmatch(of_queries):
+            if key != of_queries and metric.source not in ("ranks", "prototypes"):
+                raise ValueError(
+                    f"there is no metric {key!r}: {of_queries} has no value for each query, and so no mean over classes. "
+                    f"Ask for {of_queries!r}."
+                )
+            parameters = {name: _READ[name](word) for name, word in found.groupdict().items()}
+            if parameters.get("k", 1) > LARGEST_RANK:
+                raise ValueError(
+                    f"metrics hold {key!r}, and ranks end at 2**63 - 1. From the number of gallery items on, all "
+                    "candidates count: pass that number."
+                )
+            if not 0 < parameters.get("p", 1) <= 1:
+                raise ValueError(f"metrics hold {key!r}, but a rate lies in (0, 1], such as 0.95.")
+            return Asked(key, metric, parameters)
+    rank, rate = re.search(r"[1-9]\d*", of_queries), re.search(r"\d*\.\d+", of_queries)
+    example = {"k": rank[0] if rank else "1", "p": rate[0] if rate else "0.95", "divisor": "min"}
+    near = difflib.get_close_matches(of_queries, [metric.pattern.format(**example) for metric in METRICS], n=1)
+    if near:
+        start = MACRO if key != of_queries else ""
+        raise ValueError(f"there is no metric {key!r}; did you mean {start + near[0]!r}?")
+    patterns = ", ".join(metric.pattern for metric in METRICS)
+    raise ValueError(f"there is no metric {key!r}. There are {patterns}, and macro_ before those of single queries.")
