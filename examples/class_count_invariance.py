@@ -261,7 +261,7 @@ for fraction in fractions:
     by_fraction[fraction] = subsets
     console.print(
         f"{subsets[0].classes} classes, mean of {len(subsets)}: Recall@1 "
-        f"{percent(mean(part["recall@1"] for part in subsets))}, "
+        f"{percent(mean(part['recall@1'] for part in subsets))}, "
         f"Grouped Recall@1 {percent(mean(part.grouped.at[1] for part in subsets))}"
     )
 whole = by_fraction[1][0]

@@ -42,7 +42,20 @@ names = data.images("val").class_names  # the name of a class is its character
 trainer = Trainer(
     max_epochs=options.epochs,
     callbacks=[
-        RetrievalMonitor(metrics=("mAP", "recall@1", "recall@2", "recall@5", "recall@10", "recall@20", "recall@50", "recall@precision0.9", "fnmr@fmr0.001"), precisions=(0.9,)),
+        RetrievalMonitor(
+            metrics=(
+                "mAP",
+                "recall@1",
+                "recall@2",
+                "recall@5",
+                "recall@10",
+                "recall@20",
+                "recall@50",
+                "recall@precision0.9",
+                "fnmr@fmr0.001",
+            ),
+            precisions=(0.9,),
+        ),
         RetrievalPanels(worst=3, mistakes=3, sample=3, names=names, max_share=None),
         EmbeddingMap(classes=8, names=names, max_share=None),
         ScorePlots(names=names, max_share=None),

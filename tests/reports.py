@@ -8,6 +8,7 @@ def shown(report):
     left_out = ("seconds", "memory_note", "curve", "pair_counts")
     values = {field.name: getattr(report, field.name) for field in fields(report) if field.name not in left_out}
     area = values.pop("auc_pr")
+    values["values"] = {name: value for name, value in report.values.items() if name != "auc_pr"}
     values["per_query"] = {name: per_query.tolist() for name, per_query in report.per_query.items()}
     values["query_labels"] = report.query_labels.tolist()
     return repr(values), area

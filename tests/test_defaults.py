@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 import fewshot_callbacks
-from fewshot_callbacks import DEFAULT_METRICS, functional
+from fewshot_callbacks import functional
 from fewshot_callbacks.functional.retrieval.settings import RetrievalSettings
 
 RETRIEVAL = {
     "similarity": "cosine",
-    "metrics": ("mAP", "recall@1", "recall@5", "recall@10", "grouped_recall@1", "recall@precision0.95"),
-    "per_class": False,
+    "metrics": (
+        *("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "grouped_recall@1"),
+        *("precision", "recall", "f1", "threshold", "recall@precision0.95"),
+    ),
     "threshold": None,
     "threshold_bounds": None,
     "label_groups": 10,
-    "seed": 0,
-    "label_groups": None,
     "ties": "expected",
     "query_ids": None,
     "gallery_ids": None,
@@ -26,15 +26,16 @@ RETRIEVAL = {
     "max_queries": None,
     "seed": 0,
     "confidence": 0.95,
-    "memory_mb": 512,
-    "device": "cpu",
     "memory_mb": None,
+    "device": "cpu",
 }
 """Of every function and callback that has a setting of that name."""
 
 OTHERS = {
-    "evaluate_multilabel": {"metrics": (*DEFAULT_METRICS, "ndcg@10")},
-    "grouped_recall": {"k": 1, "groups": None, "unmatched": "exclude", "repeats": 1, "seed": 0},
+    "evaluate_multilabel": {
+        "metrics": ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "ndcg@10"),
+    },
+    "grouped_recall": {"k": 1, "unmatched": "exclude", "repeats": 1},
     "label_groups": {"seed": 0, "repeats": 1},
     "class_subset": {"seed": 0},
     "plan_evaluation": {"relevant": 64},

@@ -142,7 +142,10 @@ def random_case(seed: int) -> tuple[list[Any], dict[str, Any]]:
             rows = rows + 100
         return rows.to(dtype), labels
 
-    options: dict[str, Any] = {"similarity": similarity, "metrics": (*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9", "eer")}
+    options: dict[str, Any] = {
+        "similarity": similarity,
+        "metrics": (*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9", "eer"),
+    }
     options |= {"label_groups": 2 if classes > 3 else None, "metrics": (*DEFAULT_METRICS, "fnmr@fmr0.01")}
     arguments: list[Any] = [*side(items)]
     if chance.random() < 0.4:

@@ -43,6 +43,6 @@ for query in range(queries):
         precisions.append(np.mean(np.arange(1, len(found) + 1) / (found + 1)))
         hits.append(found[0] == 0)
 print(f"mAP {report.mAP:.6f}, usual loop {np.mean(precisions):.6f}")
-print(f"rank-1 {report["recall@1"]:.6f}, usual loop {np.mean(hits):.6f}")
+print(f"rank-1 {report['recall@1']:.6f}, usual loop {np.mean(hits):.6f}")
 assert abs(report.mAP - np.mean(precisions)) < 1e-9
 assert report["recall@1"] == np.mean(hits)

@@ -25,4 +25,4 @@ with torch.inference_mode():
     embeddings = torch.cat([encoder(points) for points, _ in loader])
 report = evaluate_retrieval(embeddings, labels)
 low, high = report.intervals["mAP"].low, report.intervals["mAP"].high
-print(f"mAP {report.mAP:.3f} (95 % interval {low:.3f} to {high:.3f}), Recall@1 {report["recall@1"]:.3f}")
+print(f"mAP {report.mAP:.3f} (95 % interval {low:.3f} to {high:.3f}), Recall@1 {report['recall@1']:.3f}")

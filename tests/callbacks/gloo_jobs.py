@@ -153,7 +153,7 @@ def exact(net: Net, loaders: Any, *, owns_sampler: bool = False, **settings: Any
     monitor = retrieval(label_groups=2, metrics=(*DEFAULT_METRICS, "macro_mAP", "recall@precision0.5"), **settings)
     seen = validate(net, loaders, monitor, DiscriminantRatioMonitor(), use_distributed_sampler=not owns_sampler)
     report = monitor.report
-    values = None if report is None else {"mean": report.mean, "macro": report.macro, "f1": str(report.decision)}
+    values = None if report is None else {"values": report.values, "f1": str(report.decision)}
     if report is not None and values is not None and report.grouped is not None:
         values |= {"grouped": report.grouped.at[1], "at": str(report.at_precision), "notes": list(report.notes)}
     return {"said": seen["said"], "report": values, "logged": {k: v for k, v in seen.items() if k != "said"}}

@@ -99,8 +99,10 @@ def test_processes_agree_on_labels_that_are_words(several: list[dict[str, Any]])
 
 def reported(points: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
     """What one process reports, to the last bit."""
-    report = evaluate_retrieval(points, labels, label_groups=2, metrics=(*DEFAULT_METRICS, "macro_mAP", "recall@precision0.5"))
-    values = {"mean": report.mean, "macro": report.macro, "f1": str(report.decision)}
+    report = evaluate_retrieval(
+        points, labels, label_groups=2, metrics=(*DEFAULT_METRICS, "macro_mAP", "recall@precision0.5")
+    )
+    values = {"values": report.values, "f1": str(report.decision)}
     assert report.grouped is not None
     return values | {"grouped": report.grouped.at[1], "at": str(report.at_precision), "notes": list(report.notes)}
 
@@ -202,7 +204,9 @@ def test_the_generalization_gap(ranks: list[dict[str, Any]]) -> None:
     reports = []
     for data, chosen in ((TRAINING, some), (uneven(), some_val)):
         embeddings, labels = net.by_hand(data)
-        reports.append(evaluate_retrieval(embeddings[chosen], labels[chosen], metrics=("mAP", "recall@1"), label_groups=2))
+        reports.append(
+            evaluate_retrieval(embeddings[chosen], labels[chosen], metrics=("mAP", "recall@1"), label_groups=2)
+        )
     expected = {f"gap/{name}": value for name, value in generalization_gap(*reports).metrics().items()}
     for seen in ranks:
         assert seen["gap"]["said"] == []

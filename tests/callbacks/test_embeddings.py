@@ -556,7 +556,7 @@ class Points(LightningModule):
     def validation_step(self, batch, batch_idx):
         return {"embeddings": batch, "labels": torch.tensor([0, 0, 0, 1])}
 
-trainer = Trainer(logger=False, enable_progress_bar=False, accelerator="cpu", callbacks=RetrievalMonitor(group_size=None))
+trainer = Trainer(logger=False, enable_progress_bar=False, accelerator="cpu", callbacks=RetrievalMonitor(label_groups=None))
 trainer.validate(Points(), torch.utils.data.DataLoader(torch.rand(4, 2), 4), verbose=False)
 """
 

@@ -40,7 +40,8 @@ def validated(monitor: GeneralizationGapMonitor, net: LightningModule, loaders: 
 def expected(net: Net, some: Any = slice(None), some_val: Any = slice(None), **settings: Any) -> dict[str, float]:
     reports = [
         evaluate_retrieval(
-            *(part[chosen] for part in net.by_hand(data)), **({"label_groups": 3, "metrics": ("mAP", "recall@1")} | settings)
+            *(part[chosen] for part in net.by_hand(data)),
+            **({"label_groups": 3, "metrics": ("mAP", "recall@1")} | settings),
         )
         for data, chosen in ((TRAINING, some), (VALIDATION, some_val))
     ]

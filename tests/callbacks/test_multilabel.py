@@ -116,7 +116,10 @@ def test_items_that_come_twice_are_found_by_their_ids() -> None:
             {"label_groups": 5, "threshold": 0.5, "label_groups": [[0, 1], [2, 3]]},
             "threshold, group_size, label_groups cannot",
         ),
-        ({"metrics": (*DEFAULT_METRICS, "prototype_accuracy"), "max_queries": 9}, "prototype_accuracy, max_queries cannot be computed"),
+        (
+            {"metrics": (*DEFAULT_METRICS, "prototype_accuracy"), "max_queries": 9},
+            "prototype_accuracy, max_queries cannot be computed",
+        ),
     ],
 )
 def test_settings_for_one_label_each_end_the_fit_at_the_sanity_check(settings: dict[str, Any], names: str) -> None:

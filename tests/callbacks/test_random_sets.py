@@ -48,7 +48,7 @@ def test_order_batches_and_precision(
         data = TensorDataset(points[order], labels[order])
         (logged,) = run.validate(AsGiven(), DataLoader(data, batch_size=batch_size), verbose=False)
     assert monitor.report is not None
-    assert monitor.report.mean == expected.mean
+    assert monitor.report.values == expected.values
     assert repr(monitor.report.decision) == repr(expected.decision)
     assert repr(monitor.report.at_precision) == repr(expected.at_precision)
     assert monitor.report.intervals.keys() == expected.intervals.keys()

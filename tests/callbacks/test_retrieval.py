@@ -56,7 +56,11 @@ def close(values: dict[str, float]) -> Any:
     [
         {},
         {"similarity": "euclidean"},
-        {"similarity": "dot", "metrics": ("mAP", "recall@2", "recall@precision0.2", "recall@precision0.5"), "threshold": 0.1},
+        {
+            "similarity": "dot",
+            "metrics": ("mAP", "recall@2", "recall@precision0.2", "recall@precision0.5"),
+            "threshold": 0.1,
+        },
         {"label_groups": 3, "metrics": (*DEFAULT_METRICS, "grouped_recall@2"), "seed": 7},
         {"label_groups": 2, "memory_mb": 2},
         {"metrics": (*DEFAULT_METRICS, "recall@precision0.2"), "threshold_bounds": (0.3, 1)},
@@ -100,7 +104,11 @@ def test_recall_at_a_precision_may_choose_a_threshold_below_zero_unless_bounds_a
 
     points = TensorDataset(torch.zeros(8, 12), torch.arange(2).repeat_interleave(4) * 20)
     logged, within = (
-        validated(RetrievalMonitor(metrics=(*DEFAULT_METRICS, "recall@precision0.4"), label_groups=None, **bounds), Apart(), loader(points))
+        validated(
+            RetrievalMonitor(metrics=(*DEFAULT_METRICS, "recall@precision0.4"), label_groups=None, **bounds),
+            Apart(),
+            loader(points),
+        )
         for bounds in ({}, {"threshold_bounds": (0, 1)})
     )
     assert logged["val/recall@precision0.4"] == 1.0  # 12 of 28 pairs are relevant: accept all, at cosine -1
@@ -114,7 +122,15 @@ def test_a_test_logs_under_its_own_name() -> None:
 
 
 def test_the_keys_are_the_ones_that_are_promised() -> None:
-    assert set(validated(retrieval(metrics=("mAP", "recall@1", "recall@5", "recall@precision0.95", "recall@precision0.9"), label_groups=2), Net(), loader())) == {
+    assert set(
+        validated(
+            retrieval(
+                metrics=("mAP", "recall@1", "recall@5", "recall@precision0.95", "recall@precision0.9"), label_groups=2
+            ),
+            Net(),
+            loader(),
+        )
+    ) == {
         *("val/mAP", "val/map@r", "val/r_precision", "val/mrr", "val/recall@1", "val/recall@5", "val/grouped_recall@1"),
         *("val/precision", "val/recall", "val/f1", "val/threshold", "val/queries_without_match"),
         *("val/recall@precision0.95", "val/recall@precision0.9"),
@@ -123,7 +139,19 @@ def test_the_keys_are_the_ones_that_are_promised() -> None:
 
 def test_every_setting_of_the_evaluation_reaches_it() -> None:
     settings = {
-        "metrics": (*DEFAULT_METRICS, "map@3_found", "ir_recall@2", "ir_recall@3", "precision@2", "ndcg@4", "prototype_accuracy", "macro_mAP", "auc_pr", "fnmr@fmr0.01", "eer"),
+        "metrics": (
+            *DEFAULT_METRICS,
+            "map@3_found",
+            "ir_recall@2",
+            "ir_recall@3",
+            "precision@2",
+            "ndcg@4",
+            "prototype_accuracy",
+            "macro_mAP",
+            "auc_pr",
+            "fnmr@fmr0.01",
+            "eer",
+        ),
         "device": "auto",
     }
     net = Net()

@@ -59,7 +59,9 @@ def test_settings_that_are_off_by_default(stored, capsys, monkeypatch):
     words += ["--label_groups", "[[0, 1, 99], [2, 3, 4, 5]]", "--grouped_unmatched", "miss"]
     assert main([*words, "--json"]) == 0
     groups = [[0, 1, 99], [2, 3, 4, 5]]
-    report = evaluate_retrieval(embeddings, labels, metrics=("mAP", "ir_recall@3", "grouped_recall@1_miss"), label_groups=groups)
+    report = evaluate_retrieval(
+        embeddings, labels, metrics=("mAP", "ir_recall@3", "grouped_recall@1_miss"), label_groups=groups
+    )
     printed = json.loads(capsys.readouterr().out)
     assert printed["metrics"]["ir_recall@3"] == report["ir_recall@3"]
     assert printed["metrics"]["grouped_recall@1"] == report["grouped_recall@1"]

@@ -113,7 +113,7 @@ def test_values_do_not_depend_on_the_budget(similarity):
         "similarity": similarity,
         "metrics": (*DEFAULT_METRICS, "auc_pr", "recall@precision0.1", "recall@precision0.3", "eer"),
         "label_groups": 5,
-        }
+    }
     whole = evaluate_retrieval(embeddings, labels, **options, memory_mb=512)
     for memory_mb in (8, 2, 1.4, 1, 0.1, float("inf")):
         assert_same(whole, evaluate_retrieval(embeddings, labels, **options, memory_mb=memory_mb))

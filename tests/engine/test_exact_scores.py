@@ -300,7 +300,9 @@ def test_metrics_are_those_of_rational_scores(data, similarity):
     if similarity == "hamming":
         embeddings = (embeddings > embeddings.median()).float()
     reference = InRationalNumbers(embeddings.double().numpy(), labels.numpy(), similarity=similarity)
-    report = evaluate_retrieval(embeddings, labels, similarity=similarity, metrics=("mAP", "recall@1", "recall@3"), label_groups=None)
+    report = evaluate_retrieval(
+        embeddings, labels, similarity=similarity, metrics=("mAP", "recall@1", "recall@3"), label_groups=None
+    )
     assert report.mAP == pytest.approx(reference.mean_average_precision, abs=1e-12)
     assert report.metrics()["map@r"] == pytest.approx(reference.map_at_r, abs=1e-12)
     assert report["recall@3"] == pytest.approx(reference.recall_at(3), abs=1e-12)
@@ -325,7 +327,9 @@ def test_a_threshold_given_back_decides_alike(similarity):
     for seed in range(20):
         embeddings, labels = made(40, 5, 9, noise=3, seed=seed)
         best = evaluate_retrieval(embeddings, labels, similarity=similarity, label_groups=None)
-        again = evaluate_retrieval(embeddings, labels, similarity=similarity, label_groups=None, threshold=best.threshold)
+        again = evaluate_retrieval(
+            embeddings, labels, similarity=similarity, label_groups=None, threshold=best.threshold
+        )
         assert again.decision == best.decision
 
 

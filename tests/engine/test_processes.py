@@ -88,8 +88,12 @@ OPTIONS = st.fixed_dictionaries(
         "ties": st.sampled_from(["expected", "optimistic", "pessimistic"]),
         "memory_mb": st.sampled_from([512, 0.5]),
         "threshold": st.sampled_from([None, 0.5]),
-        "prototype_accuracy": st.booleans(),
-        "grouped_unmatched": st.sampled_from(["exclude", "miss"]),
+        "metrics": st.sampled_from(
+            [
+                (*DEFAULT_METRICS, "prototype_accuracy"),
+                tuple(f"{key}_miss" if key.startswith("grouped") else key for key in DEFAULT_METRICS),
+            ]
+        ),
     }
 )
 FORMS = ("one set", "groups", "two sets", "ids", "one set twice", "drawn", "drawn of two")
@@ -172,7 +176,12 @@ def test_many_groups_of_labels(similarity, two, max_queries):
     sets = {"embeddings": torch.randn(300, 6) + 0.1 * labels[:, None], "labels": labels}
     if two:  # with labels that no query has
         sets |= {"gallery": torch.randn(200, 6), "gallery_labels": torch.arange(200) % 95}
-    options = {"similarity": similarity, "label_groups": 3, "metrics": (*DEFAULT_METRICS, "grouped_recall@2"), "max_queries": max_queries}
+    options = {
+        "similarity": similarity,
+        "label_groups": 3,
+        "metrics": (*DEFAULT_METRICS, "grouped_recall@2"),
+        "max_queries": max_queries,
+    }
     for count in (2, 3):
         alone = assert_like_one(spread(300, count, 5), sets, spread(200, count, 6), **options)
         assert alone.grouped is not None or two
@@ -468,18 +477,23 @@ WRONG = [
         "gallery is left out in process 0, given in process 1",
     ),
     ({"similarity": "dot"}, "similarity is cosine in process 0, dot in process 1"),
-    ({"metrics": ("mAP", "recall@1", "recall@2")}, r"metrics is .* in process 0, \('mAP', 'recall@1', 'recall@2'\) in process 1"),
+    (
+        {"metrics": ("mAP", "recall@1", "recall@2")},
+        r"metrics is .* in process 0, \('mAP', 'recall@1', 'recall@2'\) in process 1",
+    ),
     ({"query_groups": torch.arange(8)}, "query_groups is left out in process 0, given in process 1"),
     ({"memory_mb": -1}, "memory_mb=-1 must be positive"),
-    ({"query_places": torch.arange(8)}, "places of embeddings must be 0 to 15, each once over all processes"),
+    ({"share": torch.arange(8)}, "places of embeddings must be 0 to 15, each once over all processes"),
 ]
 
 
 @pytest.mark.parametrize(("change", "words"), WRONG)
 def test_what_is_wrong_in_one_process_is_named_in_all(change, words):
-    for error in in_threads(
-        2, lambda processes: evaluate_retrieval(**SET | (change if processes.rank else {}), processes=processes)
-    ):
+    def evaluate(processes):
+        given = SET | (change if processes.rank else {})
+        return evaluate_retrieval(**given | {"share": Share(processes, given.get("share"))})
+
+    for error in in_threads(2, evaluate):
         assert type(error) is ValueError
         assert re.search(words, str(error)), error
 

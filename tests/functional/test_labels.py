@@ -1,7 +1,6 @@
 """Labels, ids and groups as words, columns, lists and arrays: the results are those of the numbers behind them."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest

@@ -50,7 +50,18 @@ IDS = torch.arange(80) // 2
 FIRST, SECOND = (evaluate_retrieval(items, LABELS, label_groups=5) for items in (EMBEDDINGS, OTHERS))
 EPISODES = sample_episodes(LABELS, queries=3, episodes=9)
 EVERYTHING = {
-    "metrics": (*DEFAULT_METRICS, "map@5_min", "ir_recall@5", "precision@5", "ndcg@5", "prototype_accuracy", "macro_mAP", "auc_pr", "fnmr@fmr0.01", "eer"),
+    "metrics": (
+        *DEFAULT_METRICS,
+        "map@5_min",
+        "ir_recall@5",
+        "precision@5",
+        "ndcg@5",
+        "prototype_accuracy",
+        "macro_mAP",
+        "auc_pr",
+        "fnmr@fmr0.01",
+        "eer",
+    ),
     "per_class": True,
     "label_groups": 5,
 }
@@ -89,7 +100,9 @@ CALLS = {
         EMBEDDINGS, LABELS, OTHERS, LABELS, query_ids=IDS, gallery_ids=IDS, similarity="dot", **EVERYTHING
     ),
     "of a sample": lambda: evaluate_retrieval(EMBEDDINGS, LABELS, max_queries=30, **EVERYTHING),
-    "of codes": lambda: evaluate_retrieval(CODES, LABELS, similarity="hamming", metrics=(*DEFAULT_METRICS, "auc_pr"), label_groups=5),
+    "of codes": lambda: evaluate_retrieval(
+        CODES, LABELS, similarity="hamming", metrics=(*DEFAULT_METRICS, "auc_pr"), label_groups=5
+    ),
     "evaluate_multilabel": lambda: evaluate_multilabel(EMBEDDINGS, TARGETS, metrics=("mAP", "ndcg@5")),
     "multilabel, codes": lambda: evaluate_multilabel(CODES, TARGETS, CODES, TARGETS, similarity="hamming"),
     "grouped_recall": lambda: grouped_recall(EMBEDDINGS, LABELS, label_groups=5, repeats=2),

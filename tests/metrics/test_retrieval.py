@@ -105,7 +105,9 @@ def test_settings_are_handed_on():
 
 
 def test_keywords_of_torchmetrics_stand_beside_the_settings():
-    metric = RetrievalEvaluation(metrics=("mAP", "recall@2"), label_groups=None, sync_on_compute=False, compute_with_cache=False)
+    metric = RetrievalEvaluation(
+        metrics=("mAP", "recall@2"), label_groups=None, sync_on_compute=False, compute_with_cache=False
+    )
     assert not metric.sync_on_compute
     assert not metric.compute_with_cache
     assert "recall@2" in fill(metric, *made(), 10).compute()

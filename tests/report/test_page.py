@@ -66,9 +66,15 @@ def example(tmp_path_factory):
     files[8].write_bytes(b"no image")
     names = [file.name for file in files]
     items = Items(embeddings, labels, "items", pictures_of_files(files, 96), names)
-    report = evaluate_retrieval(embeddings, labels, metrics=(*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9"))
+    report = evaluate_retrieval(
+        embeddings, labels, metrics=(*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9")
+    )
     weaker = embeddings + 0.6 * torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(2))
-    other = Model(evaluate_retrieval(weaker, labels, metrics=(*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9")), Items(weaker, labels), name="weaker")
+    other = Model(
+        evaluate_retrieval(weaker, labels, metrics=(*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9")),
+        Items(weaker, labels),
+        name="weaker",
+    )
     written = write_report(
         folder / "report.html",
         report,

@@ -42,7 +42,10 @@ class TestReports:
 
     def test_compare_each_query_with_itself(self):
         (good, bad), labels = models([1.0, 1.1])
-        first, second = (evaluate_retrieval(some, labels, label_groups=5, metrics=(*DEFAULT_METRICS, "macro_mAP")) for some in (good, bad))
+        first, second = (
+            evaluate_retrieval(some, labels, label_groups=5, metrics=(*DEFAULT_METRICS, "macro_mAP"))
+            for some in (good, bad)
+        )
         found = compare_reports(first, second)
         assert set(found) == set(first.metrics())
         for name in ("mAP", "map@r", "recall@1"):

@@ -69,7 +69,7 @@ def test_one_row_among_zeros_is_not_called_long():
 def test_false_match_rates_below_one_irrelevant_pair_are_named():
     embeddings = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))  # 12 queries, 8 irrelevant items each
     for rates, told in (((1 / 96, 0.1), None), ((0.1, 0.0104), "0.0104"), ((1e-3, 1 / 96, 1e-6), "0.001, 1e-06")):
-        report = evaluate_retrieval(embeddings, LABELS, label_groups=None, false_match_rates=rates)
+        report = evaluate_retrieval(embeddings, LABELS, metrics=[f"fnmr@fmr{rate!r}" for rate in rates])
         assert report.pair_counts.irrelevant == 96
         assert report.notes == (() if told is None else (
             "A false match rate below 0.0104 (1 / 96) cannot be measured with 96 irrelevant pairs: at "
@@ -78,7 +78,9 @@ def test_false_match_rates_below_one_irrelevant_pair_are_named():
 
 
 def test_a_false_match_rate_of_a_single_class_needs_no_note():
-    report = evaluate_retrieval(torch.randn(6, 4), [0] * 6, label_groups=None, metrics=(*DEFAULT_METRICS, "fnmr@fmr0.1"))
+    report = evaluate_retrieval(
+        torch.randn(6, 4), [0] * 6, label_groups=None, metrics=(*DEFAULT_METRICS, "fnmr@fmr0.1")
+    )
     assert not [note for note in report.notes if "false match" in note]
 
 

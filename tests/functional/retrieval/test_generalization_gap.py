@@ -17,7 +17,10 @@ def embedded(classes, noise, seed=0, per_class=6):
 
 
 def report(classes, noise, seed=0, **settings):
-    return evaluate_retrieval(*embedded(classes, noise, seed), **({"metrics": ("mAP", "recall@1", "recall@5", "grouped_recall@1", "grouped_recall@5")} | settings))
+    return evaluate_retrieval(
+        *embedded(classes, noise, seed),
+        **({"metrics": ("mAP", "recall@1", "recall@5", "grouped_recall@1", "grouped_recall@5")} | settings),
+    )
 
 
 def test_differences_and_their_intervals_by_hand():

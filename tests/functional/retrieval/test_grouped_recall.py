@@ -160,7 +160,9 @@ def test_given_groups_equal_loops_over_them(drawn, data):
     assert result.labels == (tuple(map(tuple, groups)),)
     if len(groups) > 1:
         assert result.intervals[1] == mean_interval(result.per_group[1][0])
-        report = evaluate_retrieval(*sets, label_groups=groups, grouped_unmatched=unmatched, label_groups=None, **options)
+        report = evaluate_retrieval(
+            *sets, label_groups=groups, metrics=f"grouped_recall@1{'_miss' * (unmatched == 'miss')}", **options
+        )
         assert report.grouped == result
         assert report.to_dict()["grouped"]["unmatched"] == unmatched
 
@@ -178,19 +180,19 @@ class TestGivenGroups:
 
     def test_without_a_miss_each_group_is_one_observation(self):
         labels = torch.arange(60) % 6
-        for how, parts in (({"groups": [[0, 1, 2], [3, 4, 5]]}, 1), ({"label_groups": 3}, 3)):
+        for how, parts in (({"label_groups": [[0, 1, 2], [3, 4, 5]]}, 1), ({"label_groups": 3}, 3)):
             found = grouped_recall(torch.eye(6)[labels], labels, **how)
             assert found.intervals[1] == mean_interval(torch.ones(2), parts=parts)
 
     @pytest.mark.parametrize(
         ("groups", "message"),
         [
-            ([], r"groups must hold the labels of each group, such as groups=\[\[0, 1, 2\]"),
-            ("ab", r"groups must hold the labels of each group"),
-            ([[0, 1], [2]], r"group 1 of groups holds 1 labels; Recall@K inside a group needs at least 2"),
-            ([[0, 1], [1, 2]], r"label 1 comes more than once in groups"),
-            ([[0, 1], [2, 77]], r"1 of the 4 labels in groups are those of no query, the first is 77"),
-            ([[0.5, 1.5], [2, 3]], r"needs integer groups"),
+            ([], r"groups must hold the labels of each group, such as label_groups=\[\[0, 1, 2\]"),
+            ("ab", r"label_groups='ab' must be a whole number of at least 2 labels, or the labels of each group"),
+            ([[0, 1], [2]], r"group 1 of label_groups holds 1 labels; Recall@K inside a group needs at least 2"),
+            ([[0, 1], [1, 2]], r"label 1 comes more than once in label_groups"),
+            ([[0, 1], [2, 77]], r"1 of the 4 labels in label_groups are those of no query, the first is 77"),
+            ([[0.5, 1.5], [2, 3]], r"needs integer label_groups"),
         ],
     )
     def test_refusals(self, groups, message, as_users_run_it):
@@ -200,12 +202,15 @@ class TestGivenGroups:
     def test_what_does_not_go_with_given_groups(self, as_users_run_it):
         with pytest.raises(ValueError, match=r"repeats=2 is for random groups"):
             grouped_recall(*self.items(), label_groups=[[0, 1], [2, 3]], repeats=2)
-        with pytest.raises(ValueError, match=r"k=\(2,\) must hold ranks below 2, the labels of the smallest group"):
+        with pytest.raises(
+            ValueError, match=r"the ranks of Grouped Recall, \(2,\), must lie below 2, the labels of the smallest group"
+        ):
             grouped_recall(*self.items(), label_groups=[[0, 1], [2, 3, 4]], k=2)
 
     def test_differences_are_of_groups_that_can_be_compared(self):
         given, other = (
-            grouped_recall(*self.items(), label_groups=groups) for groups in ([[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3, 4]])
+            grouped_recall(*self.items(), label_groups=groups)
+            for groups in ([[0, 1, 2], [3, 4, 5]], [[0, 1], [2, 3, 4]])
         )
         assert given.minus(given)[1].value == 0
         for one, two in ((given, other), (other, other), (given, grouped_recall(*self.items(), label_groups=3))):
@@ -222,10 +227,10 @@ class TestGivenGroups:
         ):
             with pytest.raises(ValueError, match=message):
                 evaluate_retrieval(*self.items(), label_groups=groups)
-        with pytest.raises(ValueError, match="must hold ranks below 2, the labels of the smallest group"):
-            evaluate_retrieval(*self.items(), label_groups=[[0, 1], [2, 3]], metrics=(*DEFAULT_METRICS, "grouped_recall@2"))
-        with pytest.raises(ValueError, match=r"evaluate_retrieval: there is no grouped_unmatched='zero'"):
-            evaluate_retrieval(*self.items())
+        with pytest.raises(ValueError, match="must lie below 2, the labels of the smallest group"):
+            evaluate_retrieval(
+                *self.items(), label_groups=[[0, 1], [2, 3]], metrics=(*DEFAULT_METRICS, "grouped_recall@2")
+            )
 
     def test_other_groups_are_not_compared_group_by_group(self):
         embeddings, labels = self.items()
@@ -296,20 +301,22 @@ class TestSplit:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"label_groups": 12}, r"11 labels are too few for a group of 12. Use group_size <= 11"),
-            ({"label_groups": 1}, r"group_size=1: .* needs at least 2 labels"),
+            ({"group_size": 12}, r"11 labels are too few for a group of 12. Use group_size <= 11"),
+            ({"group_size": 1}, r"group_size=1: .* needs at least 2 labels"),
             ({"repeats": 0}, r"repeats=0: at least one split is needed"),
         ],
     )
     def test_refusals(self, change, message):
         with pytest.raises(ValueError, match=message):
-            label_groups(**({"labels": torch.arange(11), "label_groups": 5} | change))
+            label_groups(**({"labels": torch.arange(11), "group_size": 5} | change))
 
 
 class TestValue:
     def test_one_group_of_all_labels_is_plain_recall(self):
         embeddings, labels = made()
-        plain = evaluate_retrieval(embeddings, labels, metrics=("mAP", "recall@1", "recall@5"), label_groups=None).at("recall@{k}")
+        plain = evaluate_retrieval(embeddings, labels, metrics=("mAP", "recall@1", "recall@5"), label_groups=None).at(
+            "recall@{k}"
+        )
         with pytest.warns(UserWarning, match="Grouped recall over 1 group of 40 labels has no interval") as caught:
             result = grouped_recall(embeddings, labels, k=(1, 5), label_groups=40)
         assert len(caught) == 1
@@ -338,7 +345,13 @@ class TestValue:
         result = grouped_recall(queries, labels, gallery, gallery_labels, label_groups=2, similarity="euclidean")
         assert result.at[1] == 1.0  # the distractor belongs to no group
         plain = evaluate_retrieval(
-            queries, labels, gallery, gallery_labels, similarity="euclidean", label_groups=None, metrics=("mAP", "recall@1")
+            queries,
+            labels,
+            gallery,
+            gallery_labels,
+            similarity="euclidean",
+            label_groups=None,
+            metrics=("mAP", "recall@1"),
         )
         assert plain["recall@1"] == 7 / 8
 
@@ -435,20 +448,21 @@ class TestRefusals:
         ("change", "message"),
         [
             ({"label_groups": 9}, r"8 labels are too few for a group of 9. Use group_size <= 8"),
-            ({"k": 0}, r"grouped_recall: k=\(0,\) must hold positive whole numbers"),
+            ({"k": 0}, r"grouped_recall: there is no metric 'grouped_recall@0'; did you mean 'grouped_recall@1'"),
             (
                 {"k": ()},
-                r"grouped_recall: k=\(\) and group_size=4 request no metric. Pass, for instance, k=1, group_size=10",
+                r"grouped_recall: metrics are empty",
             ),
-            ({"k": (1, 4)}, r"grouped_recall: k=\(1, 4\) must hold ranks below group_size=4"),
-            ({"label_groups": 1}, r"grouped_recall: group_size=1 must be a whole number of at least 2 labels"),
-            ({"label_groups": None}, r"grouped_recall: k=\(1,\) and group_size=None request no metric"),
+            ({"k": (1, 4)}, r"grouped_recall: the ranks of Grouped Recall, \(1, 4\), must lie below label_groups=4"),
+            ({"label_groups": 1}, r"grouped_recall: label_groups=1 must be a whole number of at least 2 labels"),
+            ({"label_groups": None}, r"grouped_recall: .*label_groups=None leaves Grouped Recall out"),
             ({"seed": None}, r"grouped_recall: seed=None must be a whole number"),
             (
                 {"metrics": ("mAP", "recall@1")},
-                r"grouped_recall: there is no setting 'recall_k'. The settings are similarity, k, group_size",
+                r"grouped_recall: there is no setting 'metrics'",
             ),
-            ({"group_sise": 3}, r"there is no setting 'group_sise'. Did you mean 'group_size'\?"),
+            ({"label_group": 3}, r"there is no setting 'label_group'. Did you mean 'label_groups'\?"),
+            ({"group_size": 3}, r"grouped_recall: group_size is gone. Write label_groups=10"),
             ({"confidence": 95}, r"confidence=95 is not between 0 and 1"),
             ({"memory_mb": 0}, r"memory_mb=0 must be positive"),
             ({"labels": torch.arange(7)}, r"grouped_recall: 40 embeddings, but 7 labels"),
@@ -486,7 +500,7 @@ class TestRefusals:
         queries, labels = torch.randn(20, 3), torch.arange(20)
         gallery, gallery_labels = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
         with pytest.raises(
-            ValueError, match=r"has a match. Use a larger group_size than 5 \(or larger groups\), or drop the labels"
+            ValueError, match=r"has a match. Use a larger label_groups than 5 \(or larger groups\), or drop the labels"
         ):
             grouped_recall(queries, labels, gallery, gallery_labels, label_groups=5)
         report = evaluate_retrieval(queries, labels, gallery, gallery_labels, label_groups=5)
@@ -540,7 +554,12 @@ def test_an_evaluation_finds_the_same(form, similarity):
     for plain in (False, True):
         with engine_options(plain=plain):
             report = evaluate_retrieval(
-                **case, similarity=similarity, label_groups=5, metrics=(*DEFAULT_METRICS, "grouped_recall@3"), seed=4, **extra
+                **case,
+                similarity=similarity,
+                label_groups=5,
+                metrics=(*DEFAULT_METRICS, "grouped_recall@3"),
+                seed=4,
+                **extra,
             )
         assert report.grouped == grouped
         assert grouped.dropped_labels == 3

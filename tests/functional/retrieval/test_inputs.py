@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fewshot_callbacks.distributed.processes import ALONE
-from fewshot_callbacks.functional.retrieval.inputs import collect_inputs
+from fewshot_callbacks.functional.retrieval.inputs import EVERYTHING, Share, collect_inputs
 
 
 def made(items: int, seed: int, *, as_codes: bool = False) -> tuple[torch.Tensor, list[str]]:
@@ -12,8 +11,8 @@ def made(items: int, seed: int, *, as_codes: bool = False) -> tuple[torch.Tensor
     return vectors > 0 if as_codes else vectors, [f"class {number % 7}" for number in range(items)]
 
 
-def collected(*sets, **options):
-    return collect_inputs("test", ALONE, *sets, **options)
+def collected(*sets, share=EVERYTHING, **options):
+    return collect_inputs("test", share, *sets, **options)
 
 
 @pytest.mark.parametrize("as_codes", [False, True])
@@ -29,8 +28,7 @@ def test_places_bring_items_of_one_process_in_order(as_codes: bool, two: bool) -
         mixed[2:] = [gallery[other], [gallery_labels[place] for place in other]]
         groups["gallery_groups"] = groups["gallery_groups"][other]
     groups["query_groups"] = groups["query_groups"][order]
-    places = {"query_places": order, "gallery_places": other if two else None}
-    found = collected(*mixed, as_codes=as_codes, **groups, **places)
+    found = collected(*mixed, as_codes=as_codes, **groups, share=Share(query_places=order, gallery_places=other))
     for name in ("queries", "gallery"):
         assert torch.equal(getattr(wanted, name), getattr(found, name))
     assert torch.equal(wanted.query_labels, found.query_labels)
@@ -43,7 +41,7 @@ def test_places_bring_items_of_one_process_in_order(as_codes: bool, two: bool) -
 @pytest.mark.parametrize("places", [None, torch.arange(40)])
 def test_one_set_in_order_is_not_copied(places: torch.Tensor | None) -> None:
     queries, labels = made(40, 0)
-    inputs = collected(queries, labels, None, None, query_places=places)
+    inputs = collected(queries, labels, None, None, share=Share(query_places=places))
     assert inputs.queries is inputs.gallery
     assert inputs.queries.data_ptr() == queries.data_ptr()
 

@@ -15,6 +15,7 @@ from fewshot_callbacks.functional.retrieval.threshold_search import false_match_
 from tests.functional.brute_force import BruteForce
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
+AT_PRECISIONS = tuple(f"recall@precision{precision!r}" for precision in PRECISIONS)
 
 
 def lowest_point(scores, relevant, precision, low=-math.inf, high=math.inf):
@@ -76,12 +77,11 @@ def test_recall_at_precision_is_that_of_the_smallest_of_all_thresholds(options, 
     if not any(relevant):
         return
     with engine_options(**options):
-        report = one_query(scores, relevant, precisions=PRECISIONS, threshold_bounds=(low, high))
+        report = one_query(scores, relevant, metrics=AT_PRECISIONS, threshold_bounds=(low, high))
     for precision in PRECISIONS:
         expected = lowest_point(scores, relevant, precision, low, high)
         assert same(triple(report.at_precision[precision]), expected), precision
-        recall = report.recall_at_precision[precision]
-        assert recall == expected[1] / sum(relevant)
+        assert report[f"recall@precision{precision!r}"] == expected[1] / sum(relevant)
 
 
 @settings(max_examples=40, deadline=None)
@@ -96,7 +96,7 @@ def test_false_match_rates_are_compared_as_they_are_reported(pairs, rates, optio
         return
     rates = tuple(float(rate) for rate in rates)
     with engine_options(**options):
-        report = one_query(scores, relevant, false_match_rates=rates)
+        report = one_query(scores, relevant, metrics=["mAP", *(f"fnmr@fmr{rate!r}" for rate in rates)])
     for rate in rates:
         threshold, reached = lowest_relevant(scores, relevant, rate)
         point = report.at_false_match_rate[rate]
@@ -122,8 +122,9 @@ def test_a_precision_that_is_reached_exactly_is_reached(tp, fp, precision):
     scores = np.linspace(5, 6, tp + fp)
     relevant = np.arange(tp + fp) < tp
     for bounds in ((0.0, 2.0), (5.0, 6.0), (-math.inf, math.inf), (-math.inf, 2.0), (0.0, math.inf)):
-        report = one_query(scores.tolist(), relevant, precisions=(precision,), threshold_bounds=bounds)
-        assert report.recall_at_precision[precision] == 1.0, bounds
+        key = f"recall@precision{precision}"
+        report = one_query(scores.tolist(), relevant, metrics=key, threshold_bounds=bounds)
+        assert report[key] == 1.0, bounds
         lowest = bounds[0] if math.isfinite(bounds[0]) else min(5.0, bounds[1])
         assert triple(report.at_precision[precision]) == (lowest, tp, fp)
 
@@ -170,7 +171,7 @@ def test_points_of_embeddings_have_the_counts_of_the_smallest_threshold(case, op
     with engine_options(**options):
         report = evaluate_retrieval(
             torch.from_numpy(case["queries"]), torch.from_numpy(case["query_labels"]), similarity=case["similarity"],
-            label_groups=None, precisions=PRECISIONS, threshold_bounds=(-math.inf, math.inf),
+            metrics=AT_PRECISIONS, threshold_bounds=(-math.inf, math.inf),
         )  # fmt: skip
     # scores that differ by rounding alone are one
     scores = np.round(scores, 9)
@@ -205,7 +206,7 @@ def test_every_way_to_the_threshold_ends_at_the_same(options, room, values):
     scores, relevant = all_scores(case)
     scores = np.round(scores, 9)
     with engine_options(**options, **room):
-        report = evaluate_retrieval(embeddings, labels, similarity="dot", label_groups=None, precisions=PRECISIONS)
+        report = evaluate_retrieval(embeddings, labels, similarity="dot", metrics=AT_PRECISIONS)
     for precision in PRECISIONS:
         threshold, tp, fp = lowest_point_fast(scores, relevant, precision)
         point = report.at_precision[precision]

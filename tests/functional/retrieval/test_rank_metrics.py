@@ -36,7 +36,12 @@ DIVISORS = get_args(Divisor)
 def evaluate(scores, relevance, ties="expected", **kwargs):
     """One query of label 1 whose candidates have exactly these scores."""
     gallery = torch.tensor(scores, dtype=torch.float64).unsqueeze(1)
-    settings = {"similarity": "dot", "ties": ties, "label_groups": None, "metrics": ("mAP", "recall@1", "recall@2", "recall@3")} | kwargs
+    settings = {
+        "similarity": "dot",
+        "ties": ties,
+        "label_groups": None,
+        "metrics": ("mAP", "recall@1", "recall@2", "recall@3"),
+    } | kwargs
     return evaluate_retrieval(
         torch.ones(1, 1, dtype=torch.float64), torch.tensor([1]), gallery, torch.tensor(relevance), **settings
     )
@@ -45,7 +50,9 @@ def evaluate(scores, relevance, ties="expected", **kwargs):
 class TestWellKnownNumbers:
     @pytest.mark.parametrize("ties", TIES)
     def test_relevance_1_0_1_0_1_1(self, ties):
-        report = evaluate([6, 5, 4, 3, 2, 1], [1, 0, 1, 0, 1, 1], ties, metrics=(*DEFAULT_METRICS, "ir_recall@3", "ir_recall@5"))
+        report = evaluate(
+            [6, 5, 4, 3, 2, 1], [1, 0, 1, 0, 1, 1], ties, metrics=(*DEFAULT_METRICS, "ir_recall@3", "ir_recall@5")
+        )
         assert report.mAP == pytest.approx((1 + 2 / 3 + 3 / 5 + 4 / 6) / 4, abs=1e-15)  # 0.73333
         assert report["map@r"] == pytest.approx((1 + 2 / 3) / 4, abs=1e-15)  # 0.41667
         assert report["r_precision"] == 2 / 4

@@ -1,13 +1,13 @@
 """The settings of an evaluation are named once: signatures, docstrings, types and command-line options follow."""
 
 import inspect
+import re
 from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
 
 from fewshot_callbacks import (
-    DEFAULT_METRICS,
     RetrievalEvaluation,
     RetrievalMonitor,
     evaluate_multilabel,
@@ -15,8 +15,9 @@ from fewshot_callbacks import (
     grouped_recall,
 )
 from fewshot_callbacks.cli.evaluate import parser
+from fewshot_callbacks.functional import MULTILABEL_METRICS
 from fewshot_callbacks.functional.retrieval.settings import (
-    GROUPED_NAMES,
+    GONE,
     GroupedOptions,
     RankOptions,
     RetrievalOptions,
@@ -51,19 +52,23 @@ def test_without_sources_only_the_meanings_are_missing(monkeypatch):
         (evaluate_retrieval, RetrievalOptions, {}),
         (RetrievalMonitor, RetrievalOptions, {}),
         (RetrievalEvaluation, RetrievalOptions, {}),
-        (evaluate_multilabel, RankOptions, {"metrics": (*DEFAULT_METRICS, "ndcg@10")}),
-        (grouped_recall, GroupedOptions, {"k": 1}),
+        (evaluate_multilabel, RankOptions, {"metrics": MULTILABEL_METRICS}),
+        (grouped_recall, GroupedOptions, {}),
     ],
 )
 def test_signature_and_docstring_show_each_setting(target, options, others):
     parameters, described = inspect.signature(target).parameters, described_settings()
     for name, hint in get_type_hints(options).items():
-        setting = described[GROUPED_NAMES.get(name, name) if options is GroupedOptions else name]
-        assert parameters[name].default == others.get(name, setting.default)
+        assert parameters[name].default == others.get(name, described[name].default)
         assert parameters[name].annotation == hint
-        assert f"        {name}: {setting.meaning.split()[0]} " in target.__doc__
+        assert f"        {name}: {described[name].meaning.split()[0]} " in target.__doc__
     assert "settings" not in parameters
     assert "**settings" not in target.__doc__
+
+
+def test_evaluations_have_few_arguments():
+    assert len(inspect.signature(evaluate_retrieval).parameters) <= 21
+    assert len(inspect.signature(RetrievalMonitor).parameters) <= 20
 
 
 def test_the_command_line_has_each_setting_but_the_confidence_of_its_tables():
@@ -71,25 +76,27 @@ def test_the_command_line_has_each_setting_but_the_confidence_of_its_tables():
     assert {action.dest for action in options._actions} & NAMES == NAMES - {"confidence"}
     text = " ".join(options.format_help().split())
     assert all(f"--{name}" in text for name in NAMES - {"confidence"})
-    assert "Number of labels in a group for Grouped Recall" in text
+    assert "Groups of labels for Grouped Recall: the number" in text
 
 
 @pytest.mark.parametrize("call", [evaluate_retrieval, RetrievalMonitor, evaluate_multilabel])
 @pytest.mark.parametrize("kind", [TypeError, ValueError])
-def test_a_misspelt_setting_is_named_with_the_one_that_is_near(call, kind):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("metric", r"there is no setting 'metric'. Did you mean 'metrics'\?"),
+        ("zzz", r"there is no setting 'zzz'. The settings are similarity, metrics, .*memory_mb.*\."),
+        *((name, re.escape(f"{name} is gone. Write {instead}.")) for name, instead in GONE.items()),
+    ],
+)
+def test_an_unknown_setting_is_named_with_the_one_that_is_meant(call, kind, name, words):
     arguments = ([[1.0]], [0]) if call is not RetrievalMonitor else ()
-    with pytest.raises(kind, match=rf"^{call.__name__}: there is no setting 'recal_k'. Did you mean 'recall_k'\?"):
-        call(*arguments, recal_k=(1,))
+    with pytest.raises(kind, match=f"^{call.__name__}: {words}"):
+        call(*arguments, **{name: (1,)})
 
 
 def test_a_misspelt_argument_beside_the_settings_is_found_too():
     with pytest.raises(TypeError, match=r"no setting 'gallery_ladder'. Did you mean 'gallery_loader'\?"):
         RetrievalMonitor(gallery_ladder=1)
-    with pytest.raises(TypeError, match=r"no setting 'query_place'. Did you mean 'query_places'\?"):
-        evaluate_retrieval([[1.0]], [0], query_place=[0])
-    with pytest.raises(TypeError, match=r"evaluate_multilabel: there is no setting 'auc_pr'"):
-        evaluate_multilabel([[1.0]], [[1]], metrics=("mAP", "auc_pr"))
-    with pytest.raises(
-        ValueError, match=r"no setting 'zzz'. The settings are similarity, recall_k, .*device_memory_mb\."
-    ):
-        RetrievalEvaluation(zzz=1)
+    with pytest.raises(TypeError, match=r"no setting 'query_id'. Did you mean 'query_ids'\?"):
+        evaluate_retrieval([[1.0]], [0], query_id=[0])
