@@ -54,7 +54,6 @@ trainer = Trainer(
                 "recall@precision0.9",
                 "fnmr@fmr0.001",
             ),
-            precisions=(0.9,),
         ),
         RetrievalPanels(worst=3, mistakes=3, sample=3, names=names, max_share=None),
         EmbeddingMap(classes=8, names=names, max_share=None),

@@ -144,9 +144,9 @@ def random_case(seed: int) -> tuple[list[Any], dict[str, Any]]:
 
     options: dict[str, Any] = {
         "similarity": similarity,
-        "metrics": (*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9", "eer"),
+        "metrics": (*DEFAULT_METRICS, "recall@precision0.5", "recall@precision0.9", "fnmr@fmr0.01", "eer"),
+        "label_groups": 2 if classes > 3 else None,
     }
-    options |= {"label_groups": 2 if classes > 3 else None, "metrics": (*DEFAULT_METRICS, "fnmr@fmr0.01")}
     arguments: list[Any] = [*side(items)]
     if chance.random() < 0.4:
         arguments += side(chance.choice((1, 30, 257)))

@@ -67,7 +67,6 @@ WHOLE = Parsed("number", _whole)
 WHOLE_OR_NONE = Parsed("number or none", _none_or(_whole))
 # With inf, which jsonargparse does not read as a float.
 NUMBER_OR_NONE = Parsed("number or none", _none_or(_number))
-WHOLE_LIST = Parsed("numbers with commas between them", lambda words: [_whole(word) for word in split(words)])
 NUMBER_LIST = Parsed("numbers with commas between them", lambda words: [_number(word) for word in split(words)])
 
 

@@ -28,6 +28,7 @@ from fewshot_callbacks.cli._options import (
     WHOLE_OR_NONE,
     OneLineErrors,
     Parsed,
+    split,
 )
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.retrieval import (
@@ -143,7 +144,7 @@ def run(arguments: Sequence[str]) -> None:
             other = evaluate_arrays(others, options, progress)
         differences = compare_reports(report, other)
         if options.json:
-            print(json.dumps(_as_json(report, other, differences), indent=2))
+            print(json.dumps(_as_json(report, other, differences, options), indent=2))
             return
         console.print(comparison_table(differences, str(options.file), str(options.against)))
         for name, of_one in ((options.file, report), (options.against, other)):
@@ -152,8 +153,7 @@ def run(arguments: Sequence[str]) -> None:
         return
     j = discriminant_ratio_of(arrays)
     if options.json:
-        classes = {"per_class": _classes_as_json(report)} if options.per_class else {}
-        print(json.dumps(report.to_dict() | {"J": j} | classes, indent=2))
+        print(json.dumps(_report_as_json(report, options) | {"J": j}, indent=2))
         return
     console.print(report_table(report, j, title=str(options.file)))
     for table in class_tables(report, console.width) if options.per_class else ():
@@ -166,6 +166,8 @@ def evaluate_arrays(
     arrays: dict[str, NDArray[Any]], options: Any, progress: Callable[[int, int], None] | None
 ) -> RetrievalReport:
     """Evaluate the arrays of a file with the settings among the options of a command."""
+    settings = {name: options[name] for name in described_settings() if name in options}
+    settings["metrics"] = [key for word in options.metrics for key in split(word)]  # commas between them, too
     return evaluate_retrieval(
         arrays["embeddings"],
         arrays["labels"],
@@ -176,7 +178,7 @@ def evaluate_arrays(
         query_groups=arrays.get("query_groups"),
         gallery_groups=arrays.get("gallery_groups"),
         progress=progress,
-        **cast(RetrievalOptions, {name: options[name] for name in described_settings() if name in options}),
+        **cast(RetrievalOptions, settings),
     )
 
 
@@ -304,13 +306,15 @@ def comparison_table(differences: dict[str, Difference], first: str, second: str
     return table
 
 
-def _as_json(first: RetrievalReport, second: RetrievalReport, differences: dict[str, Difference]) -> dict[str, Any]:
+def _as_json(
+    first: RetrievalReport, second: RetrievalReport, differences: dict[str, Difference], options: Any
+) -> dict[str, Any]:
     def plain(value: float) -> float | None:
         return None if math.isnan(value) else value
 
     return {
-        "first": first.to_dict(),
-        "second": second.to_dict(),
+        "first": _report_as_json(first, options),
+        "second": _report_as_json(second, options),
         "differences": {
             name: {
                 "value": plain(difference.value),
@@ -322,9 +326,12 @@ def _as_json(first: RetrievalReport, second: RetrievalReport, differences: dict[
     }
 
 
-def _classes_as_json(report: RetrievalReport) -> dict[str, dict[str, float]]:
-    """Write the means of each class."""
-    return {name: {str(label): mean for label, mean in of.items()} for name, of in report.per_class().items()}
+def _report_as_json(report: RetrievalReport, options: Any) -> dict[str, Any]:
+    """Write a report, with the means of its classes if they are wanted."""
+    if not options.per_class:
+        return report.to_dict()
+    classes = {name: {str(label): mean for label, mean in of.items()} for name, of in report.per_class().items()}
+    return report.to_dict() | {"per_class": classes}
 
 
 def _meaning(name: str, report: RetrievalReport) -> str:

@@ -235,7 +235,7 @@ def test_a_single_class_is_reported_as_far_as_it_is_defined() -> None:
     of_set, of_ratio, of_gap = sorted(words, reverse=True)
     assert of_ratio.startswith("val/variance_ratio is NaN. The set has a single class.")
     assert of_set.startswith(
-        "val: Grouped Recall is left out: two groups of group_size=10 labels need 20, and the queries"
+        "val: Grouped Recall is left out: two groups of label_groups=10 labels need 20, and the queries"
     )
     assert of_gap.startswith(
         "gap/grouped_recall@1 and the other values of the gap are NaN. generalization_gap: the validation report"

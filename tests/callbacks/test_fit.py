@@ -491,7 +491,7 @@ def test_a_metric_that_needs_more_classes_has_no_key_and_one_notice() -> None:
     with pytest.warns(UserWarning, match="Grouped|other values") as caught:
         run.fit(net, loader(), loader())
     [notice] = [words for words in said(caught) if "Grouped" in words]
-    assert notice.startswith("val: Grouped Recall is left out: two groups of group_size=10 labels need 20")
+    assert notice.startswith("val: Grouped Recall is left out: two groups of label_groups=10 labels need 20")
     assert not [key for key in run.callback_metrics if "grouped" in key]
     assert math.isnan(run.callback_metrics["val/mAP"])
 

@@ -436,13 +436,13 @@ def test_the_sanity_check_finds_what_is_missing() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"classes": 15}, "classes=15 make fewer than two groups of group_size=10"),
+        ({"classes": 15}, "classes=15 make fewer than two groups of label_groups=10"),
         ({"items_per_class": 0}, "items_per_class=0) must be at least 1"),
         ({"every_n_epochs": 0}, "every_n_epochs=0) must be at least 1"),
         ({"max_share": 1.5}, "max_share=1.5) is not a share between 0 and 1"),
         ({"prefix": ""}, "the keys need a first part"),
         ({"k": ()}, "must hold at least one rank"),
-        ({"k": (10,)}, "must hold ranks below group_size=10"),
+        ({"k": (10,)}, r"the ranks of Grouped Recall, \(10,\), must lie below label_groups=10"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:

@@ -173,7 +173,10 @@ def test_given_groups_of_labels_and_what_counts_in_them(unmatched: str) -> None:
     lone = TensorDataset(
         torch.cat([items().tensors[0], torch.ones(1, FEATURES)]), torch.cat([items().tensors[1], torch.tensor([99])])
     )
-    settings = {"label_groups": [[-7, 3, 99], [13, 23, 33, 43]], "grouped_unmatched": unmatched}
+    settings = {
+        "label_groups": [[-7, 3, 99], [13, 23, 33, 43]],
+        "metrics": ("mAP", f"grouped_recall@1{'_miss' * (unmatched == 'miss')}"),
+    }
     net, monitor = Net(), retrieval(**settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the query without a match
@@ -394,8 +397,11 @@ def test_double_precision_is_kept() -> None:
     ("settings", "words"),
     [
         ({"gallery_loader": 1, "gallery_flag": "g"}, "both choose the gallery. Pass one of them"),
-        ({"metrics": ("mAP", "recall@0")}, "RetrievalMonitor.*recall_k"),
-        ({"metrics": (*DEFAULT_METRICS, "recall@precision1.5")}, "RetrievalMonitor.*precisions"),
+        ({"metrics": ("mAP", "recall@0")}, "RetrievalMonitor: there is no metric 'recall@0'"),
+        (
+            {"metrics": (*DEFAULT_METRICS, "recall@precision1.5")},
+            "RetrievalMonitor: metrics hold 'recall@precision1.5'",
+        ),
         ({"threshold": math.nan}, "RetrievalMonitor.*threshold"),
         ({"threshold_bounds": (1.0, 0.0)}, r"RetrievalMonitor: threshold_bounds=\(1.0, 0.0\) must hold the smallest"),
         ({"label_groups": 1}, "RetrievalMonitor.*group_size"),

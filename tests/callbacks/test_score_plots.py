@@ -19,7 +19,6 @@ from tests.callbacks.pictured import AsGiven, brute_force
 DATA = items()
 ASKED = {
     "metrics": ("mAP", "recall@1", "recall@3", "recall@5", "recall@precision0.5", "fnmr@fmr0.1"),
-    "precisions": (0.5,),
 }
 
 

@@ -22,7 +22,7 @@ MONITORS = """
 trainer:
   callbacks:
     - class_path: fewshot_callbacks.callbacks.RetrievalMonitor
-      init_args: {group_size: null}
+      init_args: {label_groups: null}
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint
       init_args: {monitor: val/mAP, mode: max, filename: best}
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint
@@ -86,14 +86,9 @@ def last_line(capsys):
         ("evaluate a.npz --similarity cosin", "--similarity: cosin is not one of 'cosine', 'dot', 'euclidean', 'hamming'."),
         ("evaluate", "file must be given."),
         ("evaluate a.npz b.npz", "there is an unexpected word 'b.npz'."),
-        ("evaluate a.npz --recall_k many", "--recall_k: many is not a number."),
-        ("evaluate a.npz --recall_k 1.5", "--recall_k: 1.5 is not a whole number, such as 5 or 1e6."),
-        ("evaluate a.npz --recall_k 1e30", "--recall_k: 1e30 is too large; whole numbers go up to 2^63 - 1."),
+        ("evaluate a.npz --seed many", "--seed: many is not a number."),
+        ("evaluate a.npz --label_groups 1.5", "--label_groups: 1.5 is not a whole number, such as 5 or 1e6."),
         ("plan --queries 1e30 --dim 3", "--queries: 1e30 is too large; whole numbers go up to 2^63 - 1."),
-        ("evaluate a.npz --map_k 5:bogus", "--map_k: ['5:bogus'] must hold ranks, alone or with a divisor (min, relevant, "
-                                          "found), such as [10, '10:found']."),
-        ("evaluate a.npz --map_k 5:", "--map_k: ['5:'] must hold ranks, alone or with a divisor (min, relevant, "
-                                     "found), such as [10, '10:found']."),
         ("evaluate a.npz --threshold high", "--threshold: high is not a number."),
         ("plan --queries 5", "--dim must be given."),
         ("plan --querys 5 --dim 3", "there is no option --querys. Did you mean --queries?"),

@@ -23,7 +23,7 @@ from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.engine.visits import CHUNKS, everyone
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.functional.retrieval.inputs import collect_inputs
+from fewshot_callbacks.functional.retrieval.inputs import Share, collect_inputs
 from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
 from tests.cases import sampled_product
 from tests.engine.cases import engines
@@ -32,7 +32,8 @@ from tests.reports import assert_same
 from tests.thread_processes import in_threads
 
 EVERYTHING = {
-    "metrics": (*DEFAULT_METRICS, "map@3_min", "ndcg@4", "macro_mAP", "auc_pr", "recall@precision0.5", "fnmr@fmr0.1", "eer"), "per_class": True, "label_groups": 2,
+    "metrics": (*DEFAULT_METRICS, "map@3_min", "ndcg@4", "macro_mAP", "auc_pr", "recall@precision0.5", "fnmr@fmr0.1", "eer"),
+    "label_groups": 2,
 }  # fmt: skip
 
 

@@ -15,8 +15,13 @@ from tests.engine.oracles import counted, evaluated, prepared, scores_of, truth_
 from tests.reports import assert_same
 
 EVERYTHING = {
-    "metrics": (*DEFAULT_METRICS, "auc_pr", "recall@precision0.05", "recall@precision0.3", "fnmr@fmr0.01", "fnmr@fmr0.1", "eer"), "label_groups": 3, "threshold": 0.5,
-}  # fmt: skip
+    "metrics": (
+        *(*DEFAULT_METRICS, "auc_pr", "recall@precision0.05", "recall@precision0.3"),
+        *("fnmr@fmr0.01", "fnmr@fmr0.1", "eer"),
+    ),
+    "label_groups": 3,
+    "threshold": 0.5,
+}
 
 
 def rows_of(kind, n, seed=0):

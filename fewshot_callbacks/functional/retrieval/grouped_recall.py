@@ -192,6 +192,10 @@ def grouped_recall(
         metrics=tuple(f"grouped_recall@{rank}{end}" for rank in several(k)),
     )
     check_settings(_CALL, checked)
+    if checked.label_groups is None:
+        raise ValueError(
+            f"{_CALL}: label_groups=None requests nothing. Pass the number of labels in a group, such as 10."
+        )
     if not isinstance(checked.label_groups, int) and repeats != 1:
         raise ValueError(f"{_CALL}: repeats={repeats} is for random groups, but groups are given. Leave out repeats.")
     with default_mode():

@@ -339,13 +339,8 @@ def _check_groups(call: str, settings: RetrievalSettings) -> None:
             f"{call}: metrics ask for Grouped Recall with and without queries that have no match. Ask for one of them, and "
             "evaluate twice for both."
         )
-    groups, given = settings.label_groups, [key for key in settings.metrics if key.startswith("grouped_recall")]
+    groups = settings.label_groups
     if groups is None:
-        if given and settings.metrics != DEFAULT_METRICS:
-            raise ValueError(
-                f"{call}: {given[0]!r} is asked for, but label_groups=None leaves Grouped Recall out. Pass "
-                "label_groups=10, the number of labels in a group."
-            )
         return
     if isinstance(groups, Sequence | torch.Tensor) and not isinstance(groups, str):
         checked = checked_groups(call, groups)

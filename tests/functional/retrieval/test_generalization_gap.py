@@ -31,9 +31,9 @@ def test_differences_and_their_intervals_by_hand():
         assert gap.grouped[k].value == pytest.approx(sides[0].at[k] - sides[1].at[k])
         assert gap.grouped[k] == sides[0].minus(sides[1])[k]
         name = f"recall@{k}"
-        assert gap.recall[k].value == pytest.approx(training.mean[name] - validation.mean[name])
+        assert gap.recall[k].value == pytest.approx(training[name] - validation[name])
         of_training, of_validation = (part.intervals[name] for part in (training, validation))
-        below = math.hypot(training.mean[name] - of_training.low, of_validation.high - validation.mean[name])
+        below = math.hypot(training[name] - of_training.low, of_validation.high - validation[name])
         assert gap.recall[k].interval.low == pytest.approx(gap.recall[k].value - below)
     assert gap.classes == (60, 40)
     assert gap.items_per_class == (6, 6)
@@ -60,7 +60,7 @@ def test_more_validation_classes_alone_make_no_gap():
 def test_without_groups_there_is_nothing_to_compare():
     with pytest.raises(
         ValueError,
-        match=r"the validation report has no Grouped Recall.*labels need 20.*use a smaller group_size",
+        match=r"the validation report has no Grouped Recall.*labels need 20.*use a smaller label_groups",
     ):
         generalization_gap(report(60, 1.0), report(15, 1.0))
     with pytest.raises(ValueError, match=r"share no K: Grouped Recall at \[1\] and \[5\]"):

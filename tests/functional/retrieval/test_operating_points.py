@@ -44,7 +44,7 @@ def one_query(scores, relevant, **kwargs):
     items = torch.tensor(scores, dtype=torch.float64)[:, None]
     labels = torch.tensor([0 if hit else 1 for hit in relevant])
     return evaluate_retrieval(
-        torch.ones(1, 1, dtype=torch.float64), torch.tensor([0]), items, labels, similarity="dot", label_groups=None, **kwargs
+        torch.ones(1, 1, dtype=torch.float64), torch.tensor([0]), items, labels, similarity="dot", **kwargs
     )  # fmt: skip
 
 

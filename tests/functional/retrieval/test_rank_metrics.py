@@ -40,7 +40,7 @@ def evaluate(scores, relevance, ties="expected", **kwargs):
         "similarity": "dot",
         "ties": ties,
         "label_groups": None,
-        "metrics": ("mAP", "recall@1", "recall@2", "recall@3"),
+        "metrics": ("mAP", "map@r", "r_precision", "recall@1", "recall@2", "recall@3"),
     } | kwargs
     return evaluate_retrieval(
         torch.ones(1, 1, dtype=torch.float64), torch.tensor([1]), gallery, torch.tensor(relevance), **settings
@@ -51,7 +51,10 @@ class TestWellKnownNumbers:
     @pytest.mark.parametrize("ties", TIES)
     def test_relevance_1_0_1_0_1_1(self, ties):
         report = evaluate(
-            [6, 5, 4, 3, 2, 1], [1, 0, 1, 0, 1, 1], ties, metrics=(*DEFAULT_METRICS, "ir_recall@3", "ir_recall@5")
+            [6, 5, 4, 3, 2, 1],
+            [1, 0, 1, 0, 1, 1],
+            ties,
+            metrics=("mAP", "map@r", "r_precision", "recall@3", "ir_recall@3", "ir_recall@5"),
         )
         assert report.mAP == pytest.approx((1 + 2 / 3 + 3 / 5 + 4 / 6) / 4, abs=1e-15)  # 0.73333
         assert report["map@r"] == pytest.approx((1 + 2 / 3) / 4, abs=1e-15)  # 0.41667
@@ -95,7 +98,7 @@ class TestWellKnownNumbers:
         # One row of candidates pools them; their scores are the same decisions
         scores, relevance = [0.4, 0.01, 0.5, 0.6, 0.2, 0.3, 0.5], [1, 0, 0, 1, 1, 0, 1]
         report = evaluate(scores, relevance, metrics=(*DEFAULT_METRICS, "recall@precision0.8", "recall@precision0.75"))
-        assert report.recall_at_precision == {0.8: 0.25, 0.75: 0.75}
+        assert (report["recall@precision0.8"], report["recall@precision0.75"]) == (0.25, 0.75)
         assert report.at_precision[0.8].threshold == 0.6
         assert report.at_precision[0.75].threshold == 0.4
 

@@ -146,10 +146,6 @@ def test_neighbours_beyond_any_gallery():
             {"metrics": ("grouped_recall@1", "grouped_recall@1_miss")},
             r"metrics ask for Grouped Recall with and without queries that have no match",
         ),
-        (
-            {"metrics": ("mAP", "grouped_recall@1"), "label_groups": None},
-            r"'grouped_recall@1' is asked for, but label_groups=None leaves Grouped Recall out",
-        ),
         ({"metrics": "grouped_recall@10"}, r"the ranks of Grouped Recall, \(10,\), must lie below label_groups=10"),
         ({"label_groups": "10"}, r"label_groups='10' must be a whole number of at least 2 labels"),
         ({"label_groups": 1}, r"label_groups=1 must be a whole number of at least 2 labels"),
