@@ -50,12 +50,13 @@ data = TensorDataset(images + 0.1 * torch.randn(images.shape), labels)
 episodes = few.EpisodicBatchSampler(labels, ways=4, shots=1, queries=2, episodes=4)
 protocol = few.EpisodeProtocol(ways=4, shots=1, queries=2, episodes=5)
 module = few.ProtoNet("conv4", "dr", in_channels=1, evaluation=protocol)
-monitors = [few.RetrievalMonitor(group_size=4), few.DiscriminantRatioMonitor(), few.TrainingDynamicsMonitor(every_n_steps=1)]
+monitors = [few.RetrievalMonitor(label_groups=4), few.DiscriminantRatioMonitor()]
+monitors += [few.TrainingDynamicsMonitor(every_n_steps=1)]
 quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, "logger": False}
 trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=monitors, **quiet)
 trainer.fit(module, DataLoader(data, batch_sampler=episodes), DataLoader(data, batch_size=40))
 assert {"val/mAP", "val/f1"} <= set(trainer.callback_metrics), sorted(trainer.callback_metrics)
-print(few.evaluate_retrieval(images.flatten(1), labels, group_size=4))
+print(few.evaluate_retrieval(images.flatten(1), labels, label_groups=4))
 few.nearest(images.flatten(1), labels, k=3)
 few.plan_evaluation(10_000, 10_000, 64)
 """

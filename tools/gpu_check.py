@@ -36,6 +36,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fewshot_callbacks import DEFAULT_METRICS, DiscriminantRatioMonitor, RetrievalMonitor, evaluate_retrieval
 from fewshot_callbacks.distributed.torch_distributed import TorchProcesses, cpu_group
 from fewshot_callbacks.engine.options import engine_options
+from fewshot_callbacks.functional import Share
 
 ROOT = Path(__file__).parents[1]
 SETS = 200
@@ -210,7 +211,7 @@ def memory(setting: Setting) -> str:
             too_much.append(f"{found[budget]} of {budget} MB")
     setting.out["memory"] = found
     if too_much:
-        raise RuntimeError(f"More memory than device_memory_mb: {', '.join(too_much)}")
+        raise RuntimeError(f"More memory than memory_mb: {', '.join(too_much)}")
     return ", ".join(f"{taken} of {budget} MB" for budget, taken in found.items()) or "a device is needed to measure it"
 
 

@@ -404,7 +404,7 @@ def test_double_precision_is_kept() -> None:
         ),
         ({"threshold": math.nan}, "RetrievalMonitor.*threshold"),
         ({"threshold_bounds": (1.0, 0.0)}, r"RetrievalMonitor: threshold_bounds=\(1.0, 0.0\) must hold the smallest"),
-        ({"label_groups": 1}, "RetrievalMonitor.*group_size"),
+        ({"label_groups": 1}, "RetrievalMonitor: label_groups=1 must"),
         ({"memory_mb": 0}, "RetrievalMonitor.*memory_mb"),
         ({"name": ""}, r"RetrievalMonitor\(name=''\) names nothing. Leave out name for val/mAP and test/mAP"),
         ({"prefix": "t2i"}, "no setting 'prefix' any more. Pass name='t2i' for val/t2i/mAP"),

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from fewshot_callbacks.cli._options import NUMBER_LIST, WHOLE, WHOLE_LIST, WHOLE_OR_NONE
-from fewshot_callbacks.cli.evaluate import AP_LIST
+from fewshot_callbacks.cli._options import NUMBER_LIST, WHOLE, WHOLE_OR_NONE
 from fewshot_callbacks.cli.main import BROKEN_PIPE, DEBUG, INTERRUPTED, TERMINATED, main, one_line
 from fewshot_callbacks.protonet import ProtoNet
 from tests.cli.words import CONFIGS, QUIET
@@ -149,14 +148,12 @@ def test_whole_numbers_as_people_write_them(pair):
 def test_lists_as_people_write_them(numbers, between, brackets):
     word = between.join(map(str, numbers))
     word = f"[{word}]" if brackets else word
-    assert WHOLE_LIST(word) == NUMBER_LIST(word) == numbers == WHOLE_LIST(numbers)
-    assert AP_LIST(word) == tuple((number, "min") for number in numbers)
+    assert NUMBER_LIST(word) == numbers == NUMBER_LIST(numbers)
 
 
 def test_numbers_in_other_forms():
     assert (WHOLE("1e6"), WHOLE("-3"), WHOLE_OR_NONE("none"), WHOLE_OR_NONE(None)) == (10**6, -3, None, None)
     assert NUMBER_LIST("-0.5,1e-3") == [-0.5, 0.001]
-    assert AP_LIST("[10, '10:found']") == ((10, "min"), (10, "found"))
 
 
 # -------------------------------------------------------------------------------------------------------------- the data

@@ -251,8 +251,8 @@ def test_what_is_switched_on_around_a_call_changes_nothing(name, road, similarit
     rows, labels = made(120, 12, 8, noise=2.0)
     if similarity == "hamming":
         rows = rows.sign()
-    options = {"similarity": similarity, "metrics": (*DEFAULT_METRICS, "auc_pr", "eer"), "label_groups": 3}
-    options |= {} if similarity == "hamming" else {"metrics": (*DEFAULT_METRICS, "prototype_accuracy")}
+    means = () if similarity == "hamming" else ("prototype_accuracy",)
+    options = {"similarity": similarity, "metrics": (*DEFAULT_METRICS, *means, "auc_pr", "eer"), "label_groups": 3}
     with engine_options(**road):
         plain, list_of = evaluate_retrieval(rows, labels, **options), nearest(rows, k=3, similarity=similarity)
         with AROUND[name]():
@@ -266,6 +266,7 @@ FLUSHING = """
 import json, sys
 import numpy as np, torch
 from fewshot_callbacks.engine.options import engine_options
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 
 flush, threads = json.loads(sys.argv[1])
@@ -281,8 +282,8 @@ for tiny, rows in data:
     for similarity in ("cosine", "dot", "euclidean"):
         with engine_options(threads=threads):
             report = evaluate_retrieval(
-                rows, torch.arange(40) % 8, similarity=similarity, group_size=3, auc_pr=True, equal_error_rate=True,
-                threshold=0.0, prototype_accuracy=True,
+                rows, torch.arange(40) % 8, similarity=similarity, label_groups=3, threshold=0.0,
+                metrics=(*DEFAULT_METRICS, "prototype_accuracy", "auc_pr", "eer"),
             )
         found.append([tiny, similarity, report.metrics(), report.per_query["mAP"].tolist(), report["threshold"]])
 tiniest = np.array([5e-324])

@@ -12,6 +12,7 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.data import EpisodicBatchSampler
 from fewshot_callbacks.functional import (
     ClassMoments,
+    Share,
     class_subset,
     clustered_mean_interval,
     compare_reports,

@@ -176,6 +176,7 @@ FLUSHED = """
 import sys
 import torch
 from fewshot_callbacks.engine.options import engine_options
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.functional import evaluate_multilabel, evaluate_retrieval, grouped_recall, near_duplicates, nearest
 
 plain, similarity = sys.argv[1:]
@@ -190,11 +191,12 @@ wide = normal.double() * 1e-310
 def results():
     for items in (tiny, mixed, wide):
         report = evaluate_retrieval(
-            items, labels, similarity=similarity, auc_pr=True, equal_error_rate=True, prototype_accuracy=True, group_size=5
+            items, labels, similarity=similarity, metrics=(*DEFAULT_METRICS, "prototype_accuracy", "auc_pr", "eer"),
+            label_groups=5,
         )
         yield report.metrics()
         yield [values.tolist() for values in report.per_query.values()]
-        yield grouped_recall(items, labels, similarity=similarity, group_size=5).at
+        yield grouped_recall(items, labels, similarity=similarity, label_groups=5).at
         found = nearest(items, k=3, similarity=similarity)
         yield found.indices.tolist(), found.scores.tolist()
         yield near_duplicates(items, similarity=similarity, at_least=-0.1 if similarity == "euclidean" else 0.1).total

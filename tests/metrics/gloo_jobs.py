@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.functional import Share, evaluate_retrieval
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.metrics import (
     DiscriminantRatio,
@@ -143,21 +143,18 @@ def sharded(rank: int) -> dict[str, Any]:
         embeddings, labels = items(n) if n > 1 else (torch.ones(1, 5), torch.zeros(1, dtype=torch.int64))
         mine = own(n)
         try:
-            answers[n] = evaluate_retrieval(
-                embeddings[mine], labels[mine], query_places=mine, processes=processes, **MORE
-            )
+            answers[n] = evaluate_retrieval(embeddings[mine], labels[mine], share=Share(processes, mine), **MORE)
         except ValueError as error:
             answers[n] = str(error)
     queries, gallery = items(23), items(40)
     a, b = own(23), own(40)
     answers["gallery"] = evaluate_retrieval(
-        queries[0][a], queries[1][a], gallery[0][b], gallery[1][b], query_places=a, gallery_places=b,
-        processes=processes, **MORE,
+        queries[0][a], queries[1][a], gallery[0][b], gallery[1][b], share=Share(processes, a, b), **MORE,
     )  # fmt: skip
     for name in ("uneven", "first empty"):
         batches = shard(name, rank)
         embeddings, labels = (torch.cat(part) for part in zip(*batches, strict=True)) if batches else (items(0))
-        answers[name] = evaluate_retrieval(embeddings, labels, processes=processes, **MORE)
+        answers[name] = evaluate_retrieval(embeddings, labels, share=Share(processes), **MORE)
         moments = ClassMoments.of(embeddings, labels).shared(processes)
         answers[f"J of {name}"] = float(moments.discriminant_ratio(processes=processes))
     return answers
@@ -181,7 +178,7 @@ def failing(rank: int) -> dict[str, Any]:
         "work": {"labels": labels[mine], "progress": progress},
     }.items():
         try:
-            evaluate_retrieval(embeddings[mine], processes=all_processes(), **options)
+            evaluate_retrieval(embeddings[mine], share=Share(all_processes()), **options)
         except Exception as error:
             answers[name] = type(error).__name__, str(error)
     answers["afterwards"] = all_processes().gather(rank)  # they still understand each other

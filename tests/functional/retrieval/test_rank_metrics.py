@@ -54,7 +54,7 @@ class TestWellKnownNumbers:
             [6, 5, 4, 3, 2, 1],
             [1, 0, 1, 0, 1, 1],
             ties,
-            metrics=("mAP", "map@r", "r_precision", "recall@3", "ir_recall@3", "ir_recall@5"),
+            metrics=(*("mAP", "map@r", "r_precision"), *("recall@3", "ir_recall@3", "ir_recall@5")),
         )
         assert report.mAP == pytest.approx((1 + 2 / 3 + 3 / 5 + 4 / 6) / 4, abs=1e-15)  # 0.73333
         assert report["map@r"] == pytest.approx((1 + 2 / 3) / 4, abs=1e-15)  # 0.41667
