@@ -520,6 +520,7 @@ def lines(tried: list[Kind]) -> Iterator[str]:
 
 def embeddings_table(sets: int, truth_sets: int) -> Table:
     """One population of embeddings: 100 classes of 8 items around centres, each class with its own amount of noise."""
+    names = ("mAP", "recall@1", "macro_mAP", "grouped_recall@1")
 
     def report(seed: int) -> tuple[dict[str, float], dict[str, Interval], Interval]:
         generator = torch.Generator().manual_seed(seed)
@@ -527,10 +528,9 @@ def embeddings_table(sets: int, truth_sets: int) -> Table:
         centres = torch.randn(100, 16, generator=generator)
         noise = 1.3 * torch.randn(100, 1, generator=generator).mul(0.4).exp()
         embeddings = centres[labels] + noise[labels] * torch.randn(800, 16, generator=generator)
-        found = evaluate_retrieval(embeddings, labels, metrics=("mAP", "recall@1", "macro_mAP"), label_groups=5)
+        found = evaluate_retrieval(embeddings, labels, metrics=names, label_groups=5)
         return found.metrics(), found.intervals, mean_interval(found.per_query["mAP"])
 
-    names = ("mAP", "recall@1", "macro_mAP", "grouped_recall@1")
     draws = [report(seed)[0] for seed in track(range(sets, sets + truth_sets), "truth", transient=True)]
     truth = {name: sum(draw[name] for draw in draws) / truth_sets for name in names}
     held = dict.fromkeys((*names, "mAP, as if queries were independent"), 0)

@@ -168,7 +168,7 @@ def embed(module: Classifier) -> torch.Tensor:
 
 def measure(embeddings: torch.Tensor, chosen: torch.Tensor):
     return evaluate_retrieval(
-        embeddings[chosen], unseen.labels[chosen], metrics=("mAP", "recall@1"), label_groups=group_size
+        embeddings[chosen], unseen.labels[chosen], metrics=("recall@1", "grouped_recall@1"), label_groups=group_size
     )
 
 

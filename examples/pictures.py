@@ -43,17 +43,7 @@ trainer = Trainer(
     max_epochs=options.epochs,
     callbacks=[
         RetrievalMonitor(
-            metrics=(
-                "mAP",
-                "recall@1",
-                "recall@2",
-                "recall@5",
-                "recall@10",
-                "recall@20",
-                "recall@50",
-                "recall@precision0.9",
-                "fnmr@fmr0.001",
-            ),
+            metrics=("mAP", *(f"recall@{k}" for k in (1, 2, 5, 10, 20, 50)), "recall@precision0.9", "fnmr@fmr0.001"),
         ),
         RetrievalPanels(worst=3, mistakes=3, sample=3, names=names, max_share=None),
         EmbeddingMap(classes=8, names=names, max_share=None),

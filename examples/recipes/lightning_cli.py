@@ -17,8 +17,7 @@ trainer:
     - class_path: fewshot_callbacks.RetrievalMonitor
       init_args:
         source: encoder
-        recall_k: [1, 5]
-        map_k: [[10, found]]
+        metrics: [mAP, "recall@1", "recall@5", "map@10_found"]
     - class_path: fewshot_callbacks.DiscriminantRatioMonitor
       init_args:
         source: encoder

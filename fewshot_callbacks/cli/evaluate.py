@@ -103,6 +103,7 @@ def _groups(word: Any) -> Any:
 
 # Name of a setting -> how a word of the command line is read.
 AS_PEOPLE_WRITE = {
+    "threshold": NUMBER_OR_NONE,
     "threshold_bounds": Parsed("two numbers with a comma between them", lambda words: tuple(NUMBER_LIST(words))),
     "label_groups": Parsed("number, lists of labels, or none", _groups),
     "max_queries": WHOLE_OR_NONE,

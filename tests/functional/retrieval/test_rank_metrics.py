@@ -83,7 +83,7 @@ class TestWellKnownNumbers:
         assert report["recall@3"] == pytest.approx(1 - 3 / 6 * 2 / 5 * 1 / 4)
         assert report["r_precision"] == pytest.approx(3 / 6)
         assert report.queries_with_ties == 1
-        assert evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0], "optimistic").r_precision == 1.0
+        assert evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0], "optimistic")["r_precision"] == 1.0
         assert evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0], "pessimistic").r_precision == 0.0
 
     @pytest.mark.parametrize("shift", [-10.0, 0.0, 1e6])
