@@ -245,7 +245,7 @@ class RetrievalMonitor(EvaluationMonitor):
             sets = _query_sets(trainer, self._gallery_index(trainer))
         except UsageError:  # of which the validation says more
             return set()
-        names = {*self._settings.metrics, *target_metrics(self._settings), UNMATCHED}
+        names = {*self._settings.keys(), *target_metrics(self._settings), UNMATCHED}
         return {f"{self._prefix('val')}/{name}{suffix}" for name in names for suffix in sets.values()}
 
     def _gallery_index(self, trainer: Trainer) -> int | None:
@@ -318,7 +318,7 @@ class RetrievalMonitor(EvaluationMonitor):
         suffix: str,
         outcome: RetrievalReport | MultilabelReport | Exception,
     ) -> None:
-        names = target_metrics(self._settings) if self._has_targets else self._settings.metrics
+        names = target_metrics(self._settings) if self._has_targets else self._settings.keys()
         if isinstance(outcome, Exception):
             self._policy.handle(outcome, f"{prefix}/{names[0]}{suffix} and the other values of this set are NaN.")
             left_out = self._left_out.get(prefix + suffix, set())

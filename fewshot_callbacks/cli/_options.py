@@ -90,7 +90,7 @@ def explained(message: str, parser: ArgumentParser) -> str:
     options = [option for option in parser._option_string_actions if option.startswith("--") and option[-1] != "+"]
     message = _of_the_class(message)
     if found := re.search(r"class_path '([\w.]+)':\s+(?:unrecognized arguments: --|Option ')([\w.]+)", message):
-        text = f"{found[1].rpartition('.')[2]} has no argument {found[2]}.{_nearest(found[2], arguments_of(found[1]))}"
+        text = f"{found[1].rpartition('.')[2]} has no argument {found[2]}.{_instead(found[2], arguments_of(found[1]))}"
     elif found := re.search(r"unrecognized arguments: ([^\s=]+)", message):
         text = _unknown(found[1], options)
     elif found := re.search(r"[Oo]ption '([\w.]+)'", message):
@@ -168,6 +168,13 @@ def _unknown(option: str, options: Iterable[str]) -> str:
     if not option.startswith("-"):
         return f"there is an unexpected word '{option}'."
     return f"there is no option {option}.{_nearest(option, options)}"
+
+
+def _instead(name: str, known: Iterable[str]) -> str:
+    """Return what is written in place of an argument of an earlier version, or the one that is near."""
+    from fewshot_callbacks.functional.retrieval.settings import GONE  # noqa: PLC0415 - torch, after a mistake alone
+
+    return f" Write {GONE[name]}." if name in GONE else _nearest(name, known)
 
 
 def _nearest(word: str, words: Iterable[str]) -> str:

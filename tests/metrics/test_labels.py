@@ -14,7 +14,7 @@ from fewshot_callbacks.functional import discriminant_ratio, evaluate_retrieval
 from fewshot_callbacks.metrics import DiscriminantRatio, EmbeddingStore, RetrievalEvaluation, VarianceRatio
 from tests.metrics import gloo_jobs
 
-SETTINGS = {"label_groups": 2, "per_class": True}
+SETTINGS = {"label_groups": 2}
 
 
 def made(items=30, classes=5):
@@ -41,7 +41,7 @@ def test_the_evaluation_of_any_cut_is_that_of_all_words(cuts):
     assert metric.report == expected
     assert metric.report.label_names == expected.label_names
     assert values["mAP"] == expected.mAP
-    assert metric.report.per_class["mAP"].keys() == set(words.tolist())
+    assert metric.report.per_class()["mAP"].keys() == set(words.tolist())
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: m.clone()])

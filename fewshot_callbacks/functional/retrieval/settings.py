@@ -184,6 +184,10 @@ class RetrievalSettings:
         every = [asked_metric(key) for key in self.metrics]
         return [asked for asked in every if asked.metric.source != "groups" or self.label_groups is not None]
 
+    def keys(self) -> tuple[str, ...]:
+        """List the keys of the report, also where nothing could be computed."""
+        return tuple(asked.key for asked in self.asked())
+
     def parameters(self, pattern: str) -> tuple[Any, ...]:
         """Return the parameter of each metric of a pattern that is asked for: the ranks of `grouped_recall@{k}`."""
         every = [asked.parameters.values() for asked in self.asked() if asked.metric.pattern == pattern]
