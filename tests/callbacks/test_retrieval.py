@@ -135,17 +135,8 @@ def test_the_keys_are_the_ones_that_are_promised() -> None:
 def test_every_setting_of_the_evaluation_reaches_it() -> None:
     settings = {
         "metrics": (
-            *DEFAULT_METRICS,
-            "map@3_found",
-            "ir_recall@2",
-            "ir_recall@3",
-            "precision@2",
-            "ndcg@4",
-            "prototype_accuracy",
-            "macro_mAP",
-            "auc_pr",
-            "fnmr@fmr0.01",
-            "eer",
+            *(*DEFAULT_METRICS, "map@3_found", "ir_recall@2", "ir_recall@3", "precision@2", "ndcg@4"),
+            *("prototype_accuracy", "macro_mAP", "auc_pr", "fnmr@fmr0.01", "eer"),
         ),
         "device": "auto",
     }

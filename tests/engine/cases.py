@@ -115,14 +115,8 @@ def cases(draw):
 def report(case, **options):
     case = dict(case)
     asked = (
-        "mAP",
-        "map@r",
-        "recall@1",
-        "recall@2",
-        "recall@5",
-        "recall@precision0.3",
-        "recall@precision0.75",
-        "recall@precision1",
+        *("mAP", "map@r", "recall@1", "recall@2", "recall@5", "recall@precision0.3", "recall@precision0.75"),
+        *("recall@precision1",),
     )
     options = {"metrics": asked, "label_groups": None, "ties": "expected"} | options
     return evaluate_retrieval(case.pop("queries"), case.pop("query_labels"), **case, **options)

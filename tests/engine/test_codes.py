@@ -30,14 +30,8 @@ def both_roads(case, **options):
     """As codes, and as vectors of -1 and +1."""
     options = {
         "metrics": (
-            "mAP",
-            "recall@1",
-            "recall@2",
-            "recall@5",
-            "recall@precision0.2",
-            "recall@precision0.6",
-            "recall@precision0.95",
-            "eer",
+            *("mAP", "recall@1", "recall@2", "recall@5", "recall@precision0.2", "recall@precision0.6"),
+            *("recall@precision0.95", "eer"),
         ),
         "label_groups": 3,
     } | options

@@ -319,25 +319,9 @@ class TestInput:
 
 EVERYTHING = {
     "metrics": (
-        "mAP",
-        "mrr",
-        "map@5_min",
-        "map@10_found",
-        "map@3_relevant",
-        "recall@1",
-        "recall@7",
-        "ir_recall@4",
-        "precision@3",
-        "ndcg@5",
-        "prototype_accuracy",
-        "macro_mAP",
-        "grouped_recall@1",
-        "grouped_recall@2",
-        "auc_pr",
-        "recall@precision0.9",
-        "fnmr@fmr0.01",
-        "fnmr@fmr0.001",
-        "eer",
+        *("mAP", "mrr", "map@5_min", "map@10_found", "map@3_relevant", "recall@1", "recall@7", "ir_recall@4"),
+        *("precision@3", "ndcg@5", "prototype_accuracy", "macro_mAP", "grouped_recall@1", "grouped_recall@2"),
+        *("auc_pr", "recall@precision0.9", "fnmr@fmr0.01", "fnmr@fmr0.001", "eer"),
     ),
     "label_groups": 5,
 }
