@@ -131,8 +131,6 @@ TESTED_WITH = {
     "cli/_options": "cli/test_mistakes",
     "cli/curves": "cli/test_demo",
     "cli/plan": "cli/test_main",
-    "data/_augmentation": "data/test_glyphs",
-    "data/_cache": "data/test_glyphs",
     "data/_glyph_drawing": "data/test_glyphs",
     "data/batches": "data/test_data_module",
     "data/dataset": "data/test_data_module",

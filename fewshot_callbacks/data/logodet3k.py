@@ -3,7 +3,6 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,11 +128,13 @@ class LogoTransform(PhotoTransform):
     min_area: float = 0.6
     flip: float = 0.0
 
-    def _fitted(self) -> list[Callable[[Any], Any]]:
-        return _squeezed_to(self.image_size)
+    def steps(self, augment: bool) -> list[Any]:
+        """List the transforms that bring one box to `image_size`."""
+        from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
-    def _cropped_at_random(self) -> list[Callable[[Any], Any]]:
-        return [*_squeezed_to(self._resized()), *super()._cropped_at_random()]
+        side = self._resized() if augment else self.image_size
+        squeezed = transforms.Resize((side, side) if isinstance(side, int) else side)
+        return [squeezed, *super().steps(augment)] if augment else [squeezed]
 
 
 _TRANSFORM = LogoTransform()
@@ -242,10 +243,10 @@ class LogoDet3K(ImageSet):
         splits = [name for name in SPLITS if name != "val" or val_share > 0]
         items = {name: [item for item in kept if split_of[item.class_name] == name] for name in splits}
         check_no_split_is_empty(
-            {name: len(inside) for name, inside in items.items()},
+            items,
             folder,
             f"It has {counted(len(split_of), 'class')} with at least {min_boxes} boxes. Use a smaller min_boxes, other "
-            f"shares or another split_seed.",
+            "shares or another split_seed.",
         )
         self._margin = margin
         super().__init__(
@@ -313,15 +314,13 @@ def _read_brand(folder: Path, found: _Found) -> None:
         if jpg not in names:
             found.missing.append(folder / xml)
             continue
+        read = folder / xml
         try:
-            objects = ElementTree.parse(folder / xml).getroot().findall("object")
+            objects = ElementTree.parse(read).getroot().findall("object")
+            read = folder / jpg
+            size = image_size(read)
         except (ElementTree.ParseError, ValueError):
-            found.unreadable.append(folder / xml)
-            continue
-        try:
-            size = image_size(folder / jpg)
-        except ValueError:
-            found.unreadable.append(folder / jpg)
+            found.unreadable.append(read)
             continue
         for thing in objects:
             name, box = " ".join((thing.findtext("name") or "").split()), _box(thing, *size)
@@ -333,18 +332,10 @@ def _read_brand(folder: Path, found: _Found) -> None:
 
 def _box(thing: ElementTree.Element, width: int, height: int) -> tuple[int, int, int, int] | None:
     """Left, top, right and bottom of an object, cut to the image; None where nothing is left."""
+    sides = ("xmin", "ymin", "xmax", "ymax")
     try:
-        corners = [float(thing.findtext(f"bndbox/{side}") or "nan") for side in ("xmin", "ymin", "xmax", "ymax")]
-    except ValueError:
+        left, top, right, bottom = (round(float(thing.findtext(f"bndbox/{side}") or "nan")) for side in sides)
+    except (ValueError, OverflowError):  # no number, NaN; infinite
         return None
-    if not all(map(math.isfinite, corners)):
-        return None
-    left, top, right, bottom = map(round, corners)
     left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
     return (left, top, right, bottom) if left < right and top < bottom else None
-
-
-def _squeezed_to(side: Any) -> list[Callable[[Any], Any]]:
-    from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
-
-    return [transforms.Resize((side, side) if isinstance(side, int) else side)]
