@@ -352,12 +352,8 @@ def test_an_unknown_distance_is_refused() -> None:
         check_distance("cosine", "SoftmaxHead")
 
 
-def test_a_module_brings_its_own_distance() -> None:
-    assert repr(make_head("dr", "angular")) == "DistanceRatioHead(rho=7.389, distance='angular')"
-    with pytest.raises(
-        ValueError, match=r"distance='angular' cannot be set for a head that is a module \(SoftmaxHead\)"
-    ):
-        make_head(SoftmaxHead(), "angular")
+def test_a_head_shows_its_distance() -> None:
+    assert repr(DistanceRatioHead(distance="angular")) == "DistanceRatioHead(rho=7.389, distance='angular')"
 
 
 def test_prototypes_on_the_sphere_are_means_of_directions() -> None:
