@@ -247,19 +247,6 @@ def test_steps_hand_embeddings_to_callbacks() -> None:
     assert seen.equal(dataset().tensors[1])
 
 
-def test_the_same_seed_trains_the_same_weights() -> None:
-    def run(seed: int) -> tuple[dict[str, Tensor], EpisodeAccuracy]:
-        seed_everything(seed, verbose=False)
-        net = model()
-        trainer().fit(net, episodes_loader(fixed=False, episodes=4), images_loader())
-        return net.state_dict(), net.evaluation_results["val"]
-
-    (weights, result), (again, result_again), (other, _) = run(1), run(1), run(2)
-    assert all(weights[name].equal(again[name]) for name in weights)
-    assert result == result_again
-    assert not weights["backbone.last.0.weight"].equal(other["backbone.last.0.weight"])
-
-
 def test_a_training_batch_that_is_no_episode_is_refused() -> None:
     with pytest.raises(
         ValueError,
@@ -271,14 +258,6 @@ def test_a_training_batch_that_is_no_episode_is_refused() -> None:
 def test_a_backbone_that_gives_feature_maps_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Identity gave shape \(2, 1, 4, 4\) for 2 images; .* End the backbone with"):
         model(backbone=nn.Identity())(torch.zeros(2, 1, 4, 4))
-
-
-def test_optimizer_is_adam_over_backbone_and_head() -> None:
-    net = model(learning_rate=0.25)
-    optimizer = net.configure_optimizers()
-    assert isinstance(optimizer, torch.optim.Adam)
-    assert optimizer.param_groups[0]["lr"] == 0.25
-    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in net.parameters()}
 
 
 # --- evaluation
@@ -345,17 +324,6 @@ def test_whole_episodes_give_what_images_give() -> None:
     (logged,) = trainer().validate(net, episodes_loader(), verbose=False)
     assert net.evaluation_results["val"] == net.evaluation_results["test"]
     assert logged.keys() == {f"val/{key}" for key in KEYS}
-
-
-@pytest.mark.parametrize("batch_size", [1, 7, 36])
-def test_batches_do_not_matter(batch_size: int) -> None:
-    net = trained(model())
-    results = []
-    for size in (5, batch_size):
-        trainer().validate(net, images_loader(batch_size=size), verbose=False)
-        results.append(net.evaluation_results["val"])
-    assert results[0].mean == pytest.approx(results[1].mean, abs=1e-12)
-    assert results[0].episodes_hash == results[1].episodes_hash
 
 
 @pytest.mark.filterwarnings("ignore:.*sampler has shuffling enabled")
