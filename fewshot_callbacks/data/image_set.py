@@ -122,7 +122,8 @@ class ImageSet(FewShotDataset):
             raise ValueError(f"{file} cannot be read as an image: {error}. Replace the file or remove it.") from error
 
     def _read(self, item: ImageItem) -> Image.Image:
-        return read_image(item.file).convert(self._mode)
+        image = read_image(item.file)
+        return (image if item.box is None else image.crop(item.box)).convert(self._mode)
 
 
 def named(names: Sequence[str], noun: str) -> str:

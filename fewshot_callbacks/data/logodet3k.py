@@ -1,6 +1,5 @@
 """LogoDet-3K: the annotated boxes of 3,000 logos, with classes split by a seeded draw."""
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -11,10 +10,9 @@ from xml.etree import ElementTree
 import torch
 from jaxtyping import Int
 from lightning.pytorch.utilities import rank_zero_info
-from PIL import Image
 from torch import Tensor
 
-from fewshot_callbacks._image_files import image_size, read_image
+from fewshot_callbacks._image_files import image_size
 from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -161,7 +159,6 @@ class LogoDet3K(ImageSet):
         root: The folder that holds `LogoDet-3K`.
         split: "train", "val" or "test".
         transform: What the model sees of a box.
-        margin: Added to a box on each side, as a part of its width or height, as far as the image goes.
         min_boxes: A class with fewer boxes is left out. An episode needs shots + queries of each class.
         val_share: Share of the classes to validate on, on average (`logo_split`); 0 for no validation.
         test_share: Share of the classes to test on, on average.
@@ -208,7 +205,6 @@ class LogoDet3K(ImageSet):
         split: Split = "train",
         *,
         transform: LogoTransform = _TRANSFORM,
-        margin: float = 0.0,
         min_boxes: int = 20,
         val_share: float = 0.2,
         test_share: float = 0.2,
@@ -216,8 +212,6 @@ class LogoDet3K(ImageSet):
         partial: bool = False,
         cache_mb: float = 512,
     ) -> None:
-        if not 0 <= margin < math.inf:
-            raise ValueError(f"margin is {margin}; it is a part of the box's side. Use 0 for none, 0.1 for a tenth.")
         if min_boxes < 1:
             raise ValueError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
         check_shares(val_share, test_share)
@@ -248,7 +242,6 @@ class LogoDet3K(ImageSet):
             f"It has {counted(len(split_of), 'class')} with at least {min_boxes} boxes. Use a smaller min_boxes, other "
             "shares or another split_seed.",
         )
-        self._margin = margin
         super().__init__(
             items, split, transform, cache_mb=cache_mb, no_validation="val_share is 0. Use a positive share."
         )
@@ -257,19 +250,6 @@ class LogoDet3K(ImageSet):
     def boxes(self) -> Int[Tensor, "items 4"]:
         """Of each item: left, top, right and bottom in pixels, inside the image."""
         return torch.tensor([item.box for item in self.items])
-
-    def _read(self, item: ImageItem) -> Image.Image:
-        assert item.box is not None  # each item of this set has one
-        left, top, right, bottom = item.box
-        beside, above = round(self._margin * (right - left)), round(self._margin * (bottom - top))
-        image = read_image(item.file)
-        inside = (
-            max(left - beside, 0),
-            max(top - above, 0),
-            min(right + beside, image.width),
-            min(bottom + above, image.height),
-        )
-        return image.crop(inside).convert("RGB")
 
 
 @dataclass
