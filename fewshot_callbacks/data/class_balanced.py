@@ -81,6 +81,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         drawn = self.draw(epoch_seed(self.seed, self.epoch)).indices  # (batches, classes, items)
         self.epoch += 1
         for batch in drawn:
+            # whole classes, so that the items of a process have relevant ones among themselves, too
             yield batch[rank::world_size].flatten().tolist()
 
     def __len__(self) -> int:

@@ -130,6 +130,7 @@ def _drawn_splits(
     items: Sequence[ImageItem], root: Path, val_share: float, test_share: float, seed: int
 ) -> dict[Split, list[ImageItem]]:
     """Split the classes by their shares; a split that was asked for has at least one."""
+    # by a draw of each name alone: a class that is added or removed moves few of the others
     classes = sorted({item.class_name for item in items}, key=lambda name: seeded_draw(name, seed))
     test = max(1, round(test_share * len(classes)))
     val = max(1, round(val_share * len(classes))) if val_share else 0

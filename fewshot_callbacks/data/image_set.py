@@ -97,7 +97,7 @@ class ImageSet(FewShotDataset):
 
     def with_split(self: AnyImageSet, split: Split) -> AnyImageSet:
         """The images of another split; nothing is listed again, and decoded images are shared."""
-        other = copy.copy(self)
+        other = copy.copy(self)  # shallow: both hold the same lists and the same decoded images
         other._choose(split)
         return other
 
@@ -129,7 +129,7 @@ class ImageSet(FewShotDataset):
 def named(names: Sequence[str], noun: str) -> str:
     """`1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
     some = ", ".join(map(repr, names[:_NAMED_AT_MOST])) + (", ..." if len(names) > _NAMED_AT_MOST else "")
-    return f"{len(names)} {noun}{'es' if len(names) > 1 else ''} ({some})"
+    return f"{counted(len(names), noun)} ({some})"
 
 
 def counted(number: int, noun: str) -> str:

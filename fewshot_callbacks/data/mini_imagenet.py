@@ -85,7 +85,7 @@ class MiniImageNet(ImageSet):
 def _rows(file: Path) -> list[tuple[str, str]]:
     """File name and label of each image of a list."""
     with file.open(newline="", encoding="utf-8") as text:
-        header, *rows = list(csv.reader(text)) or [[]]
+        header, *rows = list(csv.reader(text)) or [[]]  # an empty file has no header either
     if header != ["filename", "label"]:
         raise ValueError(f"{file} begins with {header}, not with filename,label. Put {LISTS} there.")
     for position, row in enumerate(rows, start=2):

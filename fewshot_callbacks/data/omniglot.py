@@ -158,6 +158,7 @@ def _characters(parent: Path, name: str, *, partial: bool) -> dict[str, list[Pat
     """The drawings of each character, both in the order of their names."""
     fix = f"Unpack {SOURCE} into {parent}"
     folder = required(parent / name, f"{fix}, or pass download=True.")
+    # sorted, since a listing comes in the order of the file system
     found = {
         f"{alphabet.name}/{character.name}": sorted(character.glob("*.png"))
         for alphabet in sorted(entry for entry in folder.iterdir() if entry.is_dir())

@@ -122,6 +122,7 @@ def jitter_colours(images: Float[Tensor, "images 3 height width"], strength: flo
     low, high = max(0.0, 1 - strength), 1 + strength
     brightness, contrast, saturation = low + (high - low) * torch.rand(3, len(images), 1, 1, 1)
     images.mul_(brightness).clamp_(max=1)
+    # in place: a batch of 120 images of 84 x 84 takes 10 MB, and each copy as many
     mean_grey = _grey(images).mean(dim=(1, 2, 3), keepdim=True)
     images.sub_(mean_grey).mul_(contrast).add_(mean_grey).clamp_(0, 1)
     grey = _grey(images)

@@ -122,6 +122,7 @@ class ProtoNet(LightningModule):
         check_representation(representation, "ProtoNet")
         self.evaluation = EpisodeProtocol(**evaluation) if isinstance(evaluation, dict) else evaluation
         validation_episodes = self.evaluation.episodes if validation_episodes is None else validation_episodes
+        # validations may be shorter than the test, whose interval they need not have
         self.validation = replace(self.evaluation, episodes=validation_episodes)
         evaluation = asdict(self.evaluation)  # what a checkpoint holds: plain numbers, which any reader can load
         modules = [name for name, given in {"backbone": backbone, "head": head}.items() if isinstance(given, nn.Module)]
@@ -153,6 +154,7 @@ class ProtoNet(LightningModule):
         loss, hits = score_batch(
             embeddings, labels, self.head, self.representation, self.shots, self.episodes_per_batch, "training"
         )
+        # the mean of all ranks: each has episodes of its own
         logged = {"train/loss": loss, "train/accuracy": hits.mean()}
         self.log_dict(logged, prog_bar=True, sync_dist=True, batch_size=len(labels))
         if isinstance(self.head, DistanceRatioHead):

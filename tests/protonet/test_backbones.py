@@ -1,13 +1,13 @@
 """Backbones: their shapes, their initial weights, and names that build them."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
 from fewshot_callbacks.protonet import Conv4, make_backbone, resnet18
-from fewshot_callbacks.protonet.backbones import check_convolution_init
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,23 @@ def test_conv4_starts_by_default_as_pytorch_does() -> None:
         assert torch.equal(backbone().blocks[0][0].weight, expected)
 
 
-def test_conv4_refuses_what_it_cannot_embed() -> None:
-    with pytest.raises(ValueError, match=r"halves the image four times; 15x40 pixels are too few. Resize .* 16x16"):
-        Conv4()(torch.randn(1, 3, 15, 40))
-    with pytest.raises(ValueError, match="8x8 pixels are too few"):
-        Conv4().output_dim(8)
-    with pytest.raises(
-        ValueError, match=r"Conv4\(in_channels=3\) was given images of 1 channels, .* Use in_channels=1"
-    ):
-        Conv4()(torch.randn(1, 1, 32, 32))
-    with pytest.raises(ValueError, match="in_channels=0: images have at least one channel"):
-        Conv4(0)
-    with pytest.raises(ValueError, match="width=0: Conv4 needs at least one filter"):
-        Conv4(width=0)
-    with pytest.raises(ValueError, match=r"Conv4: there is no init='xavier'\. Choose 'pytorch' or 'he_fan_out'\."):
-        check_convolution_init("xavier")
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (lambda: Conv4()(torch.randn(1, 3, 15, 40)), r"halves the image four times; 15x40 pixels .* Resize .* 16x16"),
+        (lambda: Conv4().output_dim(8), "8x8 pixels are too few"),
+        (
+            lambda: Conv4()(torch.randn(1, 1, 32, 32)),
+            r"in_channels=3\) was given .* 1 channels, .* Use in_channels=1",
+        ),
+        (lambda: Conv4(0), "in_channels=0: images have at least one channel"),
+        (lambda: Conv4(width=0), "width=0: Conv4 needs at least one filter"),
+        (lambda: Conv4(init="xavier"), r"Conv4: there is no init='xavier'\. Choose 'pytorch' or 'he_fan_out'\."),
+    ],
+)
+def test_conv4_refuses_what_it_cannot_embed(as_users_run_it: None, refused: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        refused()
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -21,9 +21,7 @@ from icons.files import find_themes
 from PIL import Image
 
 from fewshot_callbacks.cli.main import main
-from fewshot_callbacks.data import Episodes, FewShotDataModule
 from fewshot_callbacks.data.dataset import split_of
-from fewshot_callbacks.protonet import EpisodeProtocol
 from tests.cli.words import QUIET
 from tests.cli.words import TINY as TINY_RUN
 from tests.examples.icon_trees import SVG, draw, many, picture, theme
@@ -445,27 +443,6 @@ def test_the_augmentation_depends_on_seed_and_positions_alone() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- in a training
-def module(tree: Path, augment: bool = True, **options: object) -> FewShotDataModule:
-    themes = IconThemes(**{**SMALL, "min_families": 4, "roots": [tree], **options})
-    protocol = EpisodeProtocol(ways=2, queries=1, episodes=3)
-    train = Episodes(ways=2, queries=1, episodes=2)
-    return FewShotDataModule(themes, train=train, evaluation=protocol, augment=augment, batch_size=7)
-
-
-def test_training_batches_are_augmented_and_others_are_not(tree: Path, cache: Path) -> None:
-    data = module(tree)
-    (images, _), *_ = list(data.train_dataloader())
-    again = next(iter(data.train_dataloader()))[0]
-    assert torch.equal(images, again)
-    plain = torch.cat([batch for batch, _ in data.training_data_for_evaluation()])
-    assert torch.equal(plain, data.dataset.batch(range(len(plain)))[0])
-    shown = {image.numpy().tobytes() for image in plain}
-    assert not any(image.numpy().tobytes() in shown for image in images)
-    unmoved = next(iter(module(tree, augment=False).train_dataloader()))[0]
-    assert all(image.numpy().tobytes() in shown for image in unmoved)
-
-
-# --------------------------------------------------------------------------------------------- themes of this machine
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
 def test_a_configuration_trains_and_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many(tmp_path / "usr" / "icons", names=120, families=6, side=16)
