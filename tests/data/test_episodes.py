@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -136,20 +136,12 @@ class Writer(LightningModule):
         (self.folder / f"{self.global_rank}.json").write_text(json.dumps(self.seen))
 
 
-class Data(LightningDataModule):
-    def train_dataloader(self):
-        return loader(episodes=7)
-
-    def val_dataloader(self):
-        return loader(episodes=6, fixed=True)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="torch survives a fork on Linux alone")
 def test_two_processes_of_a_trainer_split_the_episodes_and_repeat_none(tmp_path: Path) -> None:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     processes = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_fork"}
     Trainer(**quiet, **processes, enable_checkpointing=False, max_epochs=2, num_sanity_val_steps=0).fit(
-        Writer(tmp_path), Data()
+        Writer(tmp_path), loader(episodes=7), loader(episodes=6, fixed=True)
     )
     zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
 
