@@ -1,6 +1,5 @@
 """Draws the glyphs: which characters, in which faces, at which place, and which of them look alike."""
 
-import sys
 import unicodedata
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -12,38 +11,23 @@ import torch
 from jaxtyping import Int, UInt8
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
+from tqdm import tqdm
 
 Drawings = dict[str, UInt8[np.ndarray, "size size"]]  # of one face, by character
 
 VERSION = 1  # of the drawing: raise it with every change that moves a pixel or a class
 
-# The text faces among matplotlib's fonts; its display, size-variant and private-use fonts are not text.
-FACES = (
-    "DejaVuSans",
-    "DejaVuSans-Bold",
-    "DejaVuSans-Oblique",
-    "DejaVuSans-BoldOblique",
-    "DejaVuSerif",
-    "DejaVuSerif-Bold",
-    "DejaVuSerif-Italic",
-    "DejaVuSerif-BoldItalic",
-    "DejaVuSansMono",
-    "DejaVuSansMono-Bold",
-    "DejaVuSansMono-Oblique",
-    "DejaVuSansMono-BoldOblique",
-    "STIXGeneral",
-    "STIXGeneralBol",
-    "STIXGeneralItalic",
-    "STIXGeneralBolIta",
-)
-
-FACE_FAMILIES = ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono", "STIX General")
-# Of the faces: each family in each style; DejaVu calls its slanted sans faces oblique.
-FACE_STYLES = ("regular", "bold", "italic", "bold italic")
+# The text faces among matplotlib's fonts: each family, and how it calls its regular, bold, italic and bold italic face.
+# Its display, size-variant and private-use fonts are not text.
+FAMILIES = {
+    "DejaVuSans": ("", "-Bold", "-Oblique", "-BoldOblique"),
+    "DejaVuSerif": ("", "-Bold", "-Italic", "-BoldItalic"),
+    "DejaVuSansMono": ("", "-Bold", "-Oblique", "-BoldOblique"),
+    "STIXGeneral": ("", "Bol", "Italic", "BolIta"),
+}
+FACES = tuple(family + style for family, styles in FAMILIES.items() for style in styles)
 
 # In the order in which look-alikes are settled: the first script keeps the drawing.
 SCRIPTS = ("Latin", "symbols", "Greek", "Cyrillic", "Armenian", "Georgian")
@@ -96,20 +80,17 @@ def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
     terminal.
     """
     fonts = Path(mpl.get_data_path()) / "fonts" / "ttf"
-    held = [_held(fonts / f"{face}.ttf") for face in FACES]
+    # of each face: the characters with a glyph other than its missing-glyph box, which is number 0
+    maps = [FT2Font(str(fonts / f"{face}.ttf")).get_charmap() for face in FACES]
+    held = [{chr(code) for code, glyph in of_face.items() if glyph != 0} for of_face in maps]
     count = Counter(character for characters in held for character in characters)
-    candidates = [character for character, faces in count.items() if faces >= min_faces and _has_ink(character)]
+    # separators (Z), control and private-use codes (C) and combining marks (M) have no ink
+    candidates = [c for c, faces in count.items() if faces >= min_faces and unicodedata.category(c)[0] not in "ZCM"]
     candidates.sort(key=lambda character: (SCRIPTS.index(script_of(character)), character))
 
     drawings: list[Drawings] = []  # for each face
-    bar = Console(stderr=True)
-    for face, characters in track(
-        list(zip(FACES, held, strict=True)),
-        "Drawing the glyphs, once",
-        console=bar,
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ):
+    shown = tqdm(list(zip(FACES, held, strict=True)), "Drawing the glyphs, once", leave=False, disable=None)
+    for face, characters in shown:
         here = [character for character in candidates if character in characters]
         box, *drawn = _draw([MISSING, *here], fonts / f"{face}.ttf", size)
         pairs = zip(here, drawn, strict=True)
@@ -129,16 +110,6 @@ def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
         scripts=tuple(map(script_of, kept)),
         look_alikes=tuple(left_out[script] for script in SCRIPTS),
     )
-
-
-def _held(path: Path) -> set[str]:
-    """The characters that a font maps to a glyph other than its missing-glyph box, which is number 0."""
-    return {chr(code) for code, glyph in FT2Font(str(path)).get_charmap().items() if glyph != 0}
-
-
-def _has_ink(character: str) -> bool:
-    """Not a separator (Z), a control or private-use code (C) or a combining mark (M)."""
-    return unicodedata.category(character)[0] not in "ZCM"
 
 
 def _draw(characters: list[str], path: Path, size: int) -> UInt8[np.ndarray, "characters size size"]:

@@ -79,6 +79,7 @@ class FewShotDataset(Dataset[tuple[Tensor, int]]):
 
 def seeded_draw(name: str, seed: int) -> float:
     """Draw a number in [0, 1): the first 8 bytes of SHA-256 of "seed name", read as a fraction."""
+    # not Python's `hash`, which is another one in each process
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big") / 2**64
 
 

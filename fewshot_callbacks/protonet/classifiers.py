@@ -158,6 +158,7 @@ class SupportClassifier(nn.Module):
         self.classes, members = torch.unique(numbers.to(points.device), return_inverse=True)
         if self.representation == "mean":
             points = on_unit_sphere(points) if isinstance(self.head, DistanceHead) and self.head.on_sphere else points
+            # not `prototypes`: classes may have different numbers of items here
             sums = points.new_zeros(len(self.classes), points.shape[1]).index_add_(0, members, points)
             points = sums / members.bincount(minlength=len(self.classes))[:, None]
             members = torch.arange(len(self.classes), device=points.device)
@@ -253,6 +254,7 @@ class SupportClassifier(nn.Module):
 
 def _exact(embeddings: Tensor) -> Tensor:
     """Convert to float64, where the device has it."""
+    # MPS has no float64
     return embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
 
 

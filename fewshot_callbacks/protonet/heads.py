@@ -275,36 +275,30 @@ class DistanceRatioHead(DistanceHead):
         return ", ".join(filter(None, (f"rho={self.rho.item():.4g}", super().extra_repr())))
 
 
-def make_head(head: str | nn.Module, distance: Distance = "euclidean") -> nn.Module:
+def make_head(head: str | nn.Module) -> nn.Module:
     """Build a head from its name, or pass a module through.
 
     Args:
         head: `"softmax"` (`SoftmaxHead`), `"dr"` (`DistanceRatioHead`), or any module that maps
             `(query, prototypes)` of shapes (..., query, dim) and (..., way, dim) to logits (..., query, way),
-            larger is closer.
-        distance: See `squared_distances`; only for a head given by name, since a module has its own.
+            larger is closer, such as `DistanceRatioHead(distance="angular")`.
 
     Returns:
         The head.
 
     Raises:
-        ValueError: If the name is unknown, or a distance is given together with a module.
+        ValueError: If the name is unknown.
 
     Examples:
         >>> make_head("dr")
         DistanceRatioHead(rho=7.389)
     """
     if isinstance(head, nn.Module):
-        if distance != "euclidean":
-            raise ValueError(
-                f"distance={distance!r} cannot be set for a head that is a module ({type(head).__name__}). Give the "
-                f"distance to the head, as in DistanceRatioHead(distance={distance!r}), or name the head."
-            )
         return head
     if head == "softmax":
-        return SoftmaxHead(distance)
+        return SoftmaxHead()
     if head == "dr":
-        return DistanceRatioHead(distance=distance)
+        return DistanceRatioHead()
     raise ValueError(
         f"There is no head {head!r}. Choose 'softmax' or 'dr', or pass an nn.Module (query, prototypes) -> logits."
     )
