@@ -85,7 +85,6 @@ BEHAVIOURS = {
         ),
         "variance_ratio",
     ),
-    "cli": ("mistakes",),
     "metrics": ("labels",),
 }
 """Folder -> test files that are named after what all modules of the folder do, not after one of them."""
@@ -125,10 +124,7 @@ TESTED_WITH = {
     "callbacks/_training_classes": "callbacks/test_generalization_gap",
     "callbacks/_viewers": "callbacks/test_pictures",
     "callbacks/_watched": "callbacks/test_fit",
-    "cli/_checkpoint": "cli/test_mistakes",
-    "cli/_configuration": "cli/test_mistakes",
-    "cli/_demo_run": "cli/test_demo",
-    "cli/_options": "cli/test_mistakes",
+    "cli/options": "cli/test_mistakes",
     "cli/curves": "cli/test_demo",
     "cli/plan": "cli/test_main",
     "data/_augmentation": "data/test_glyphs",
