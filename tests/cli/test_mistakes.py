@@ -4,17 +4,15 @@ import os
 import signal
 import sys
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from fewshot_callbacks.cli.main import BROKEN_PIPE, DEBUG, INTERRUPTED, TERMINATED, main, one_line
 from fewshot_callbacks.cli.options import parse
 from fewshot_callbacks.protonet import ProtoNet
-from tests.cli.words import CONFIGS, QUIET
+from tests.cli.words import CONFIGS, QUIET, write_images
 
 FOLDER, GLYPHS = (str(CONFIGS / f"protonet_dr_{data}.yaml") for data in ("folder", "glyphs"))
 MONITORS = """
@@ -33,17 +31,6 @@ SMALL = [
     *("--data.evaluation.episodes=5", "--trainer.accelerator=cpu", *QUIET),
     "--trainer.max_epochs=1",
 ]
-
-
-def write_images(root, classes=5, images=4):
-    rng = np.random.default_rng(0)
-    for split in ("train", "val", "test"):
-        for number in range(classes):
-            folder = root / split / f"{split}{number}"
-            folder.mkdir(parents=True)
-            for i in range(images):
-                pixels = (40 * number + rng.integers(0, 40, (18, 18, 3))).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{i}.png")
 
 
 @pytest.fixture(scope="module")
@@ -292,15 +279,12 @@ def test_a_checkpoint_that_is_none_is_one_line(command, path, line, there, capsy
     assert line in last_line(capsys)
 
 
-@pytest.mark.parametrize(
-    "length", [0, 100, 5_000, 60_000, 300_000, -100]
-)  # torch.load raises an error of its own for each
+@pytest.mark.parametrize("length", [0, 5_000, -100])  # torch.load raises an error of its own for each
 def test_a_checkpoint_cut_short_is_named(length, there, tmp_path, capsys):
     cut = tmp_path / "cut.ckpt"
     cut.write_bytes((there / BEST).read_bytes()[:length])
-    for command in ("fit", "test"):
-        assert main([command, *RUN, "--ckpt_path", str(cut)]) == 1
-        assert f"{cut} is not a checkpoint of 'fewshot fit', or it is damaged" in last_line(capsys)
+    assert main(["test", *RUN, "--ckpt_path", str(cut)]) == 1
+    assert f"{cut} is not a checkpoint of 'fewshot fit', or it is damaged" in last_line(capsys)
 
 
 def test_the_checkpoint_of_another_network_is_named(there, tmp_path, capsys):
@@ -343,56 +327,33 @@ def test_compare_says_which_folder_is_no_run(there, capsys):
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_ctrl_c_in_a_training_says_what_is_kept(steps, trained, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("name", "status", "word"), [("SIGINT", INTERRUPTED, "Interrupted"), ("SIGTERM", TERMINATED, "Terminated")]
+)
+def test_ctrl_c_in_a_training_says_what_is_kept(name, status, word, steps, trained, tmp_path, monkeypatch, capsys):
+    """And SIGTERM, as Slurm, Kubernetes and `timeout` send it: with status 0 the run would pass for complete."""
     monkeypatch.chdir(tmp_path)
     step = ProtoNet.training_step
 
-    def interrupted(self, batch, batch_idx):
+    def stopped(self, batch, batch_idx):
         if self.trainer.global_step == steps:
-            raise KeyboardInterrupt
+            signal.raise_signal(getattr(signal, name))
         return step(self, batch, batch_idx)
 
-    monkeypatch.setattr(ProtoNet, "training_step", interrupted)
-    before = signal.getsignal(signal.SIGINT)  # Lightning ignores the signal from then on
-    try:
-        root = f"--data.dataset.root={trained / 'images'}"
-        config = ["--config", FOLDER, "--config", str(trained / "monitors.yaml")]
-        assert main(["fit", *config, root, *SMALL, "--trainer.max_epochs=3"]) == INTERRUPTED
-    finally:
-        signal.signal(signal.SIGINT, before)
-    last = "runs/version_0/checkpoints/last.ckpt"
-    kept = f"Kept: {BEST} and {last}; --ckpt_path {last} continues from there."
-    nothing = "No checkpoint was kept: the first is written when a validation ends."
-    assert last_line(capsys) == f"Interrupted. {kept if steps else nothing}"
-
-
-@pytest.mark.parametrize("steps", [0, 1])
-def test_sigterm_ends_a_training_with_the_status_of_the_signal(steps, trained, tmp_path, monkeypatch, capsys):
-    """As Slurm, Kubernetes and `timeout` send it: with status 0 the run would pass for complete."""
-    monkeypatch.chdir(tmp_path)
-    step, before = ProtoNet.training_step, signal.getsignal(signal.SIGTERM)
-
-    def terminated(self, batch, batch_idx):
-        if self.trainer.global_step == steps:
-            signal.raise_signal(signal.SIGTERM)
-        return step(self, batch, batch_idx)
-
-    monkeypatch.setattr(ProtoNet, "training_step", terminated)
-    config = [
-        "--config",
-        FOLDER,
-        "--config",
-        str(trained / "monitors.yaml"),
-        f"--data.dataset.root={trained / 'images'}",
-    ]
+    monkeypatch.setattr(ProtoNet, "training_step", stopped)
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    config = ["--config", FOLDER, "--config", str(trained / "monitors.yaml")]
     # Lightning stops after the step, or after the validation behind it
-    episodes = f"--data.train.episodes={1 if steps else 3}"
-    assert main(["fit", *config, *SMALL, "--trainer.max_epochs=3", episodes]) == TERMINATED
-    assert signal.getsignal(signal.SIGTERM) == before
+    sizes = ["--trainer.max_epochs=3", f"--data.train.episodes={1 if steps else 3}"]
+    try:
+        assert main(["fit", *config, f"--data.dataset.root={trained / 'images'}", *SMALL, *sizes]) == status
+        assert signal.getsignal(signal.SIGTERM) == before[1]
+    finally:
+        signal.signal(signal.SIGINT, before[0])  # which Lightning ignores from then on
     last = "runs/version_0/checkpoints/last.ckpt"
     kept = f"Kept: {BEST} and {last}; --ckpt_path {last} continues from there."
     nothing = "No checkpoint was kept: the first is written when a validation ends."
-    assert last_line(capsys) == f"Terminated. {kept if steps else nothing}"
+    assert last_line(capsys) == f"{word}. {kept if steps else nothing}"
 
 
 @pytest.mark.parametrize("words", [["plan", "--queries", "9", "--dim", "3", "--json"], []])
