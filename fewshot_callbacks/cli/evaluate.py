@@ -229,13 +229,7 @@ def comparison_table(differences: Mapping[str, Difference], names: Sequence[str]
     table.add_column("its 95 % interval", justify="right", overflow="fold")
     table.add_column("beyond\nchance", overflow="fold")
     for name, difference in differences.items():
-        values = f"{difference.first:.4f}", f"{difference.second:.4f}", f"{difference.value:+.4f}"
-        low, high = difference.interval
-        if math.isnan(low):  # of a pooled value
-            table.add_row(name, *values, "", "")
-        else:
-            verdict = "[bold]yes[/]" if difference.is_beyond_chance else "no"
-            table.add_row(name, *values, f"{low:+.4f} to {high:+.4f}", verdict)
+        table.add_row(name, *difference.in_words())
     return table
 
 
