@@ -6,13 +6,13 @@ import json
 import math
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
 import numpy as np
-from jsonargparse import ArgumentParser
 from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -20,22 +20,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks._terminal import as_text, note
-from fewshot_callbacks.cli._options import (
-    NUMBER_LIST,
-    NUMBER_OR_NONE,
-    WHOLE,
-    WHOLE_LIST,
-    WHOLE_OR_NONE,
-    OneLineErrors,
-    Parsed,
-    split,
-)
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.retrieval import (
     RetrievalOptions,
     RetrievalReport,
     compare_reports,
-    described_settings,
     evaluate_retrieval,
 )
 from fewshot_callbacks.functional.statistics import Difference
@@ -67,80 +56,15 @@ PER_ITEM = (
     *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
 )
 DIVISORS = {"min": "min(R, k)", "relevant": "R", "found": "the relevant items found"}
-
-
-def parser() -> ArgumentParser:
-    """Make the options of `fewshot evaluate`."""
-    options = OneLineErrors(
-        prog="fewshot evaluate",
-        description=(
-            "Compute exact retrieval metrics of embeddings in an .npz file: arrays 'embeddings' (items, dim) and "
-            "'labels' (items,); "
-            "optionally 'gallery' and 'gallery_labels'. Without a gallery each item is a query against all others. "
-            "Optional arrays: 'query_ids' and 'gallery_ids' (an item is not a candidate for itself), 'query_groups' "
-            "and 'gallery_groups'."
-        ),
-    )
-    options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
-    options.add_argument(
-        "--against",
-        type=Path | None,
-        default=None,
-        metavar="FILE",
-        help=(
-            "embeddings of the same items in the same order, for instance by another model: shows which "
-            "differences are beyond chance"
-        ),
-    )
-    options.add_argument("--json", action="store_true", help="print the report as JSON")
-    add_settings(options)
-    return options
-
-
-def add_settings(options: ArgumentParser, leave_out: Sequence[str] = ()) -> None:
-    """Add the settings of `evaluate_retrieval` to the options of a command, but for some."""
-    for name, setting in described_settings().items():
-        if name in ("confidence", *leave_out):
-            continue  # the tables name their intervals: 95 %
-        if setting.type is bool:
-            options.add_argument(f"--{name}", action="store_true", help=setting.meaning)
-        else:
-            kind = AS_PEOPLE_WRITE.get(setting.type, setting.type)
-            options.add_argument(f"--{name}", type=kind, default=setting.default, help=setting.meaning)
-
-
-def divisors(words: object) -> tuple[Any, ...]:
-    """`10` and `10:found` as `evaluate_retrieval` takes them."""
-    parts = [entry.partition(":") for entry in split(words)]
-    if any(not k.isdigit() or (colon and divisor not in DIVISORS) for k, colon, divisor in parts):
-        raise ValueError(
-            f"{split(words)} must hold ranks, alone or with a divisor ({', '.join(DIVISORS)}), such as [10, '10:found']."
-        )
-    return tuple((int(k), divisor or "min") for k, _, divisor in parts)
-
-
-AP_LIST = Parsed("k or k:divisor with commas between them", divisors)
 OPTIONS = get_type_hints(RetrievalOptions)
-# Type of a setting -> how a word of the command line is read.
-AS_PEOPLE_WRITE = {
-    OPTIONS["recall_k"]: WHOLE_LIST,
-    OPTIONS["precisions"]: NUMBER_LIST,
-    OPTIONS["threshold_bounds"]: Parsed(
-        "two numbers with a comma between them", lambda words: tuple(NUMBER_LIST(words))
-    ),
-    OPTIONS["map_k"]: AP_LIST,
-    OPTIONS["group_size"]: WHOLE_OR_NONE,
-    OPTIONS["group_seed"]: WHOLE,
-    OPTIONS["memory_mb"]: NUMBER_OR_NONE,
-}
+COMPARED = "Each query is compared with itself; the intervals are robust to the dependence of queries of one class."
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(options: Namespace) -> None:
     """Evaluate and print."""
-    options = parser().parse_args(list(arguments))
     console, errors = Console(), Console(stderr=True)
     hidden = options.json or not sys.stderr.isatty()
-    if options.per_class and options.against is not None and not options.json:
+    if "per_class" in options and options.against is not None and not options.json:
         raise ValueError(
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
@@ -158,9 +82,11 @@ def run(arguments: Sequence[str]) -> None:
             other = evaluate_arrays(others, options, progress)
         differences = compare_reports(report, other)
         if options.json:
-            print(json.dumps(_as_json(report, other, differences), indent=2))
+            both = {"first": report.to_dict(), "second": other.to_dict()}
+            print(json.dumps(both | {"differences": differences_as_dict(differences)}, indent=2))
             return
-        console.print(comparison_table(differences, str(options.file), str(options.against)))
+        title = f"{options.file} against {options.against}"
+        console.print(comparison_table(differences, ("first", "second"), title, COMPARED))
         for name, of_one in ((options.file, report), (options.against, other)):
             for message in of_one.messages:
                 console.print(note(f"{name}: {message}"))
@@ -170,14 +96,14 @@ def run(arguments: Sequence[str]) -> None:
         print(json.dumps(report.to_dict() | {"J": j}, indent=2))
         return
     console.print(report_table(report, j, title=str(options.file)))
-    for table in class_tables(report, console.width) if options.per_class else ():
+    for table in class_tables(report, console.width) if "per_class" in options else ():
         console.print(table)
     for message in report.messages:
         console.print(note(message))
 
 
 def evaluate_arrays(
-    arrays: dict[str, NDArray[Any]], options: Any, progress: Callable[[int, int], None] | None
+    arrays: dict[str, NDArray[Any]], options: Namespace, progress: Callable[[int, int], None] | None
 ) -> RetrievalReport:
     """Evaluate the arrays of a file with the settings among the options of a command."""
     return evaluate_retrieval(
@@ -190,7 +116,7 @@ def evaluate_arrays(
         query_groups=arrays.get("query_groups"),
         gallery_groups=arrays.get("gallery_groups"),
         progress=progress,
-        **cast(RetrievalOptions, {name: options[name] for name in OPTIONS if name in options}),
+        **cast(RetrievalOptions, {name: vars(options)[name] for name in OPTIONS if name in options}),
     )
 
 
@@ -286,11 +212,11 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
     return tables
 
 
-def comparison_table(differences: dict[str, Difference], first: str, second: str) -> Table:
-    """Make the table that compares two evaluations, for a screen."""
+def comparison_table(differences: Mapping[str, Difference], names: Sequence[str], title: str, caption: str) -> Table:
+    """Make the table that compares two evaluations, for a screen; the difference is that of the first minus the second."""
     table = Table(
-        title=as_text(f"{first} against {second}"),
-        caption="Each query is compared with itself; the intervals are robust to the dependence of queries of one class.",
+        title=as_text(title),
+        caption=as_text(caption),
         title_style="bold",
         caption_justify="left",
         box=SIMPLE_HEAD,
@@ -298,40 +224,24 @@ def comparison_table(differences: dict[str, Difference], first: str, second: str
         collapse_padding=True,  # all columns in 80 characters
     )
     table.add_column("metric", overflow="fold")
-    for name in ("first", "second", "difference"):
-        table.add_column(name, justify="right", style="bold" if name == "difference" else "", overflow="fold")
+    for name in (*names, "difference"):
+        table.add_column(as_text(name), justify="right", style="bold" if name == "difference" else "", overflow="fold")
     table.add_column("its 95 % interval", justify="right", overflow="fold")
     table.add_column("beyond\nchance", overflow="fold")
     for name, difference in differences.items():
-        low, high = difference.interval
-        known = not math.isnan(low)
-        verdict = ("[bold]yes[/]" if difference.is_beyond_chance else "no") if known else ""
-        table.add_row(
-            name,
-            f"{difference.first:.4f}",
-            f"{difference.second:.4f}",
-            f"{difference.value:+.4f}",
-            f"{low:+.4f} to {high:+.4f}" if known else "",
-            verdict,
-        )
+        table.add_row(name, *difference.in_words())
     return table
 
 
-def _as_json(first: RetrievalReport, second: RetrievalReport, differences: dict[str, Difference]) -> dict[str, Any]:
-    def plain(value: float) -> float | None:
-        return None if math.isnan(value) else value
-
+def differences_as_dict(differences: Mapping[str, Difference]) -> dict[str, Any]:
+    """Plain values for JSON; a number that is none is null."""
     return {
-        "first": first.to_dict(),
-        "second": second.to_dict(),
-        "differences": {
-            name: {
-                "value": plain(difference.value),
-                "interval": [plain(end) for end in difference.interval],
-                "is_beyond_chance": difference.is_beyond_chance if not math.isnan(difference.interval.low) else None,
-            }
-            for name, difference in differences.items()
-        },
+        name: {
+            "value": None if math.isnan(difference.value) else difference.value,
+            "interval": [None if math.isnan(end) else end for end in difference.interval],
+            "is_beyond_chance": None if math.isnan(difference.interval.low) else difference.is_beyond_chance,
+        }
+        for name, difference in differences.items()
     }
 
 

@@ -16,7 +16,7 @@ from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.report.findings import Findings, Model, Neighbour
 from fewshot_callbacks.report.items import Items
 from fewshot_callbacks.report.settings import ReportSettings
-from fewshot_callbacks.report.thumbnails import Key, Thumbnails, name_of
+from fewshot_callbacks.report.thumbnails import Key, name_of
 
 HEADLINES = {
     "mAP": "Average over queries of the precision at each relevant rank: 1 if every query lists its whole class first.",
@@ -102,35 +102,9 @@ def meaning(name: str) -> str:
     return MEANINGS_AT.get(start, "").format(end.partition("_")[0].removeprefix("fmr"))
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A metric of two models, as texts."""
-
-    name: str
-    first: str
-    second: str
-    difference: str
-    interval: str
-    verdict: str
-
-
-def comparison(first: RetrievalReport, second: RetrievalReport) -> list[Compared]:
+def comparison(first: RetrievalReport, second: RetrievalReport) -> list[tuple[str, ...]]:
     """Write the differences of two models, query by query."""
-    rows = []
-    for name, difference in compare_reports(first, second).items():
-        low, high = difference.interval
-        known = not math.isnan(low)
-        rows.append(
-            Compared(
-                name,
-                f"{difference.first:.4f}",
-                f"{difference.second:.4f}",
-                f"{difference.value:+.4f}",
-                f"{low:+.4f} to {high:+.4f}" if known else "",
-                ("yes" if difference.is_beyond_chance else "no") if known else "",
-            )
-        )
-    return rows
+    return [(name, *difference.in_words()) for name, difference in compare_reports(first, second).items()]
 
 
 def pair_counts(counts: PairCounts, report: RetrievalReport) -> dict[str, Any]:
@@ -240,8 +214,8 @@ class PageData:
 
 def page_data(
     model: Model, other: Model | None, findings: Findings, sets: Sequence[Items], settings: ReportSettings
-) -> PageContent:
-    """Write everything that the script of the page shows; the most important items come first."""
+) -> tuple[dict[str, Any], list[Key]]:
+    """Write everything that the script of the page shows, but the pictures, and list the items; important ones first."""
     data = PageData(sets, model)
     panels = {query: data.panel(query, findings.neighbours[query], model.report) for query in findings.worst}
     suspected = list(_suspects(data, findings, settings))
@@ -279,24 +253,7 @@ def page_data(
         "changed": changed,
         "items": data.items,
     }
-    return PageContent(content, data.wanted)
-
-
-@dataclass(frozen=True, eq=False)
-class PageContent:
-    """What the script of the page is given.
-
-    Attributes:
-        data: What JSON can hold.
-        wanted: Items that are shown, the most important ones first.
-    """
-
-    data: dict[str, Any]
-    wanted: list[Key]
-
-    def with_pictures(self, thumbnails: Thumbnails) -> dict[str, Any]:
-        """Add the pictures of the items."""
-        return self.data | {"images": thumbnails.images, "texts": thumbnails.texts}
+    return content, data.wanted
 
 
 def _suspects(data: PageData, findings: Findings, settings: ReportSettings) -> Iterable[dict[str, Any]]:

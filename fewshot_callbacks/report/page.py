@@ -95,13 +95,14 @@ def write_report(
     model = Model(report, queries, gallery, name)
     sets = [items for items in (queries, gallery, train) if items is not None]
     findings = find(model, other, train, settings, sets)
-    shown = content.page_data(model, other, findings, sets, settings)
-    bare = len(_json(shown.data))
+    shown, wanted = content.page_data(model, other, findings, sets, settings)
+    bare = len(_json(shown))
     most = bytes_of(settings.max_mb)
     thumbnails = Thumbnails(sets, settings.thumbnail, most - bare - 120_000)
-    thumbnails.add(shown.wanted)
+    thumbnails.add(wanted)
+    shown |= {"images": thumbnails.images, "texts": thumbnails.texts}
     left_out = _left_out(model, findings, thumbnails, settings)
-    page = _render(model, other, findings, shown.with_pictures(thumbnails), left_out, title)
+    page = _render(model, other, findings, shown, left_out, title)
     if len(page) > most:
         left_out.append(
             f"The file takes {len(page) / 1e6:.1f} MB, more than the {settings.max_mb:g} MB allowed, even without "
