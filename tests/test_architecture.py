@@ -114,11 +114,9 @@ def test_every_test_file_is_named_after_a_module():
 TESTED_WITH = {
     "_terminal": "cli/test_evaluate",
     "_trainer": "callbacks/test_training_dynamics",
-    "callbacks/_chosen_queries": "callbacks/test_panels",
     "callbacks/_embedder": "callbacks/test_generalization_gap",
     "callbacks/_evaluation": "callbacks/test_situations",
     "callbacks/_failures": "callbacks/test_embeddings",
-    "callbacks/_panel_rows": "callbacks/test_panels",
     "callbacks/_progress": "callbacks/test_retrieval",
     "callbacks/_schedule": "callbacks/test_generalization_gap",
     "callbacks/_targets": "callbacks/test_multilabel",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.functional.retrieval import Gain, RankOptions, RetrievalSettings, multilabel_metrics
 from fewshot_callbacks.metrics.embedding_store import Shard, in_order
 
@@ -38,8 +39,8 @@ class TargetBook:
         self._has_single_labels = False
         self._rows: dict[int, bytes] = {}
 
-    def number(self, labels: Any, step: str) -> Any:
-        """Number the rows of multi-label targets; return labels of any other form as they are.
+    def read(self, labels: Any, step: str) -> Labels:
+        """Read labels: multi-label targets as the number of each row, those of any other form as they are.
 
         Args:
             labels: Labels of a batch.
@@ -48,6 +49,7 @@ class TargetBook:
         Raises:
             UsageError: If targets are not 0 or 1, have other columns than before, or are mixed with labels of another
                 form.
+            ValueError: If they are neither targets nor labels.
         """
         is_target = isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2 and labels.shape[1] > 1
         if not is_target:
@@ -58,7 +60,7 @@ class TargetBook:
                 "item. Use the same form in all batches."
             )
         if not is_target:
-            return labels
+            return as_labels(labels, "labels", self.owner)
         targets = torch.as_tensor(labels, device="cpu").detach()
         if self.labels not in (None, targets.shape[1]):
             raise UsageError(
@@ -73,7 +75,7 @@ class TargetBook:
         self.labels = targets.shape[1]
         distinct, row = targets.bool().unique(dim=0, return_inverse=True)
         numbers = [self._enter(packed.tobytes()) for packed in np.packbits(distinct.numpy(), axis=1)]
-        return torch.tensor(numbers, dtype=torch.int64, device="cpu")[row]
+        return Labels(torch.tensor(numbers, dtype=torch.int64, device="cpu")[row])
 
     def _enter(self, row: bytes) -> int:
         number = int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
@@ -92,6 +94,14 @@ class TargetBook:
             book.labels = labels if book.labels is None else book.labels
             book._rows |= rows
         return book
+
+    def columns(self, numbers: Int[Tensor, "items"]) -> dict[int, tuple[int, ...]]:
+        """Return the columns of each of these numbers that hold a 1."""
+        distinct = numbers.unique()
+        rows = self.targets(distinct)
+        return {
+            number: tuple(row.nonzero()[:, 0].tolist()) for number, row in zip(distinct.tolist(), rows, strict=True)
+        }
 
     def targets(self, numbers: Int[Tensor, "items"]) -> Float[Tensor, "items labels"]:
         """Return the rows of these numbers."""

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, items_of_batches, unpadded_length
+from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, why_not_dealt
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.processes import Processes
@@ -103,7 +103,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
-        self._trainer, self._checked_first_batch = trainer, False
+        self._checked_first_batch = False
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset the counts of the epoch."""
@@ -189,7 +189,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     # ---------------------------------------------------------------------------------------------- validation and test
 
     def _collect(
-        self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
+        self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
     ) -> None:
         refuse_another_form(self._policy.owner, self._are_words.setdefault(loader, labels.words is not None), labels)
         codes, embeddings = labels.codes.cpu(), embeddings.cpu()
@@ -197,17 +197,16 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         if len(bad):
             raise ValueError(
                 f"{len(bad)} of the {len(embeddings)} embeddings of a batch are not finite (NaN or Inf), the first at item "
-                f"{positions.start + int(bad[0])}. Find the step that made them: a diverged loss, a division by a zero "
+                f"{first + int(bad[0])}. Find the step that made them: a diverged loss, a division by a zero "
                 "norm, float16 overflow."
             )
         if self.normalize:
             embeddings = unit_rows(embeddings.double())
-        dataloader = list(evaluation_loaders(self._trainer).values())[loader]
-        dealt = unpadded_length(dataloader)
-        if dealt is not None and items_of_batches(dataloader, self._batches[loader]) == positions.stop:
+        dataloader = list(evaluation_loaders(trainer).values())[loader]
+        if why_not_dealt(dataloader, self._batches[loader], first + len(codes)) is None:
             # leave out what a DistributedSampler repeats, to even out the ranks, at the end
-            mine = len(range(self._trainer.global_rank, dealt, process_count()))
-            fresh = slice(max(0, mine - positions.start))
+            mine = len(range(trainer.global_rank, len(dataloader.sampler.dataset), process_count()))
+            fresh = slice(max(0, mine - first))
             embeddings, codes = embeddings[fresh], codes[fresh]
         moments = ClassMoments.of(embeddings, codes)
         self._moments[loader] = self._moments[loader].merge(moments) if loader in self._moments else moments
@@ -224,7 +223,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                     value, scatter = self._ratio(self._moments.get(loader))
                 except Exception as error:  # a metric must not end a training
                     self._policy.handle(error, missing)
-            self._log(pl_module, key, value)
+            log_of_all(pl_module, key, value)
             if self.variance_ratio:
                 self._log_variance_ratio(pl_module, f"{stage}/variance_ratio", suffix, scatter)
 
@@ -243,7 +242,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             if found.undefined is not None:
                 self._policy.warn(f"{name}{suffix} is NaN. {found.undefined} (Shown once.)", kind=name + suffix)
         for end, value in zip(VARIANCE_RATIO_ENDS, values, strict=True):
-            self._log(pl_module, f"{name}{end}{suffix}", value)
+            log_of_all(pl_module, f"{name}{end}{suffix}", value)
 
     def _ratio(self, mine: ClassMoments | None) -> tuple[float, ClassScatter]:
         """Compute J of the items of all processes, and the scatter for the variance ratio.

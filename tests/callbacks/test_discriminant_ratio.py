@@ -74,7 +74,7 @@ def test_only_measured_batches_are_listened_to() -> None:
     net = Net()
     kept: list[int] = []
     monitor = DiscriminantRatioMonitor(every_n_steps=2, source="encoder")
-    net.classifier.register_forward_pre_hook(lambda *_: kept.append(len(monitor._reader.captured or [])))
+    net.classifier.register_forward_pre_hook(lambda *_: kept.append(len(monitor._reader.shared._captured or [])))
     batches = train(monitor, net)
     assert kept == [0, 1, 0, 1]
     assert batches.logged[1] == pytest.approx(ratios(batches)[1])

@@ -207,7 +207,7 @@ def test_nothing_is_kept_after_a_step_that_could_not_be_read() -> None:
     with pytest.raises(ValueError, match="found no labels"):
         listening.read(None, None, "validation_step")
     net.encoder(E)  # a training goes on, and must not fill the memory with what nobody reads
-    assert listening.captured is None
+    assert listening.shared._captured is None
 
 
 # ---------------------------------------------------------------------------------------------------- where labels are

@@ -35,13 +35,8 @@ from PIL import Image
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor, _loggers
 from fewshot_callbacks.callbacks._failures import FailurePolicy
-from fewshot_callbacks.callbacks._loggers import (
-    SPRITE_PIXELS,
-    Stopwatch,
-    log_embedding,
-    log_figures,
-    square_thumbnails,
-)
+from fewshot_callbacks.callbacks._loggers import log_embedding, log_figures
+from fewshot_callbacks.callbacks._schedule import Stopwatch
 from tests.callbacks.models import Net, loader, said, trainer
 
 NAME, ACCEPTED = "val/panels@worst 5", "val/panels_worst 5"
@@ -73,7 +68,7 @@ class Shows(Callback):
         with self.watch.running():
             log_figures(trainer, {NAME: red_figure}, self.policy)
             columns = {"label": ["a b", "c\td"] * (POINTS // 2), "number": range(POINTS)}
-            images = torch.zeros(POINTS, 3, 10, 20)
+            images = torch.zeros(POINTS, 3, 20, 20)
             log_embedding(trainer, "val/points", torch.randn(POINTS, 4), columns, self.policy, images)
 
 
@@ -347,7 +342,6 @@ def test_tensorboard_has_the_points_with_their_words_and_thumbnails(run: SimpleN
     assert len(words) == 1 + POINTS
     sprite = np.asarray(Image.open(points.parent / "sprite.png"))
     assert sprite.shape == (120, 120, 3)  # 6 by 6 places of 20 by 20
-    assert (sprite[0] == 255)[:20].all()  # padding
     assert (sprite[10] == 0)[:20].all()
     settings = (folder / "projector_config.pbtxt").read_text()
     assert settings.count("embeddings {") == 1
@@ -370,21 +364,6 @@ def test_wrong_points_are_told_once(tmp_path: Path) -> None:
     a_trainer, a_policy = trainer(logger=TensorBoardLogger(tmp_path)), policy()
     [words] = words_of(log_embedding, a_trainer, "points", torch.randn(3, 2), {"label": "ab"}, a_policy)
     assert words.startswith("TensorBoardLogger did not take the points 'points' (AssertionError: #labels")
-
-
-def test_thumbnails_fit_the_sprite_and_keep_their_shape() -> None:
-    thumbnails = square_thumbnails(torch.zeros(2000, 1, 60, 120, dtype=torch.uint8))
-    side = SPRITE_PIXELS // 45  # 45 by 45 places
-    assert thumbnails.shape == (2000, 1, side, side)
-    assert side * 45 <= SPRITE_PIXELS
-    dark = (thumbnails[0, 0] == 0).sum(dim=0)
-    assert abs(int(dark[0]) - side / 2) <= 1
-    assert len(dark.unique()) == 1
-
-
-def test_thumbnails_of_bytes_and_floats_agree() -> None:
-    floats = torch.arange(48).reshape(1, 3, 4, 4) / 255
-    torch.testing.assert_close(square_thumbnails((floats * 255).round().byte()), floats)
 
 
 # ----------------------------------------------------------------------------------------------------------------- keys

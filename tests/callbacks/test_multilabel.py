@@ -179,7 +179,7 @@ def test_other_monitors_refuse_them() -> None:
 def test_rows_come_back_from_their_numbers(labels: int) -> None:
     targets = torch.rand(50, labels, generator=torch.Generator().manual_seed(labels)) < 0.4
     books = [TargetBook("test") for _ in range(2)]
-    first, second = (book.number(part, "step") for book, part in zip(books, targets.split(25), strict=True))
+    first, second = (book.read(part, "step").codes for book, part in zip(books, targets.split(25), strict=True))
     books[0]._rows |= books[1]._rows  # as of two processes
     assert torch.equal(books[0].joined(ALONE).targets(torch.cat([first, second])), targets.float())
-    assert torch.equal(books[1].number(targets[:25].numpy().astype(np.float64), "step"), first)  # the same anywhere
+    assert torch.equal(books[1].read(targets[:25].numpy().astype(np.float64), "step").codes, first)  # the same anywhere

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
 from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.callbacks import RetrievalMonitor, _progress
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.metrics import Shard
 from tests.callbacks.models import (
     DIM,
     FEATURES,
@@ -340,15 +339,17 @@ def test_half_precision_is_stored_as_it_comes() -> None:
     assert embeddings.dtype == torch.bfloat16
     seen: list[torch.dtype] = []
     monitor = retrieval()
-    monitor._shard = lambda *a, _shard=monitor._shard, **k: _keep_dtype(_shard(*a, **k), seen)  # type: ignore[method-assign]
-    logged = validated(monitor, net, loader(), precision="bf16-mixed")
-    assert seen == [torch.bfloat16]
-    assert logged == close(keyed(measured(embeddings, labels)))
 
+    class Looks(Callback):
+        def on_validation_epoch_end(self, *_: Any) -> None:
+            seen.extend(batch.embeddings.dtype for batch in monitor._stores[0, False]._batches)
 
-def _keep_dtype(shard: Shard, seen: list[torch.dtype]) -> Shard:
-    seen.append(shard.embeddings.dtype)
-    return shard
+    made = trainer(Looks(), monitor, precision="bf16-mixed")
+    made.validate(net, loader(), verbose=False)
+    assert set(seen) == {torch.bfloat16}
+    assert {key: float(value) for key, value in made.callback_metrics.items()} == close(
+        keyed(measured(embeddings, labels))
+    )
 
 
 def test_double_precision_is_kept() -> None:
