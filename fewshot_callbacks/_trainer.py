@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import warnings
@@ -92,6 +93,20 @@ def log_of_all(module: LightningModule, key: str, value: float, *, prog_bar: boo
         batch_size=1,
         **reduction,
     )
+
+
+def run_folder(trainer: Trainer, logger: Any = None) -> str:
+    """Find the folder of the run by a logger, by default the first one.
+
+    Not `Trainer.log_dir`, for which all ranks have to ask together.
+    """
+    logger = next(iter(trainer.loggers), None) if logger is None else logger
+    if logger is None:
+        return trainer.default_root_dir
+    if logger.log_dir is not None:
+        return str(logger.log_dir)
+    # of a logger whose runs share a folder
+    return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), str(logger.version))
 
 
 def on_device(trainer: Trainer, batch: Any) -> Any:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from fewshot_callbacks._trainer import random_states_kept
+from fewshot_callbacks._trainer import random_states_kept, run_folder
 from fewshot_callbacks.callbacks._failures import FailurePolicy
 
 # A figure, or what draws it when it is needed.
@@ -148,16 +148,6 @@ def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, step: in
         files.makedirs(os.path.dirname(path), exist_ok=True)
         with files.open(path, "wb") as opened:
             image.save(opened, "PNG")
-
-
-def run_folder(trainer: Trainer, logger: Any) -> str:
-    """Find the folder of the run. Not `Trainer.log_dir`, for which all ranks have to ask together."""
-    if logger is None:
-        return trainer.default_root_dir
-    if logger.log_dir is not None:
-        return str(logger.log_dir)
-    # of a logger whose runs share a folder
-    return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), str(logger.version))
 
 
 def _destinations(trainer: Trainer) -> list[Any]:

@@ -217,7 +217,8 @@ class Answers:
         """Choose those of the least average precision that are not perfect."""
         imperfect = np.flatnonzero(self.average_precision < 1)  # not NaN
         order: Chosen = self.average_precision[imperfect].argsort(kind="stable")
-        return imperfect[order[:count]]
+        worst: Chosen = imperfect[order[:count]]
+        return worst
 
     def mistakes(self, evaluated: EvaluatedSet, count: int) -> Chosen:
         """Choose those whose first neighbour is irrelevant and has the highest score."""

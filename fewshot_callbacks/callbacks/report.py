@@ -10,9 +10,10 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from fewshot_callbacks._trainer import run_folder
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._item_images import ImageReader, Images, has_index
-from fewshot_callbacks.callbacks._loggers import Drawing, run_folder
+from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names
 from fewshot_callbacks.functional.retrieval import RetrievalReport
@@ -98,7 +99,7 @@ class ReportWriter(PictureCallback):
         items = [self._items(each, name) for each, name in zip(sets, names, strict=True)]
         prefix, suffix = (part.replace("/", "_") for part in (evaluated.prefix, evaluated.suffix))
         filled = self.path.format(epoch=evaluated.epoch, step=trainer.global_step, prefix=prefix, suffix=suffix)
-        path = Path(run_folder(trainer, next(iter(trainer.loggers), None))) / filled
+        path = Path(run_folder(trainer)) / filled
         path.parent.mkdir(parents=True, exist_ok=True)
         title = f"Report of {evaluated.where}"
         written = write_report(path, report, *items, title=title, name=evaluated.where, settings=self.settings)

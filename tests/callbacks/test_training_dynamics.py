@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -575,25 +573,6 @@ def an_episode_of(labels: list[int], shots: int) -> list[int]:
             taken[label] += 1
             chosen.append(position)
     return chosen
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=25), st.integers(1, 3))
-def test_the_items_of_a_batch_that_make_an_episode(labels: list[int], shots: int) -> None:
-    monitor, counts = TrainingDynamicsMonitor(), {label: labels.count(label) for label in labels}
-    if len(set(counts.values())) == 1:
-        assert monitor._episode_in(torch.tensor(labels), shots) == slice(None)
-    elif sum(count > shots for count in counts.values()) < 2:
-        with pytest.raises(
-            ValueError, match=r"have more than shots=\d items, and two are needed. Train with an Episodic"
-        ):
-            monitor._episode_in(torch.tensor(labels), shots)
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            chosen = monitor._episode_in(torch.tensor(labels), shots)
-        assert isinstance(chosen, Tensor)
-        assert chosen.tolist() == an_episode_of(labels, shots)
 
 
 def test_a_shuffled_loader_is_measured_on_what_its_batches_have() -> None:
