@@ -3,13 +3,11 @@
 import copy
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
@@ -210,14 +208,6 @@ def fitted(*callbacks: Any, epochs: int = 2, **settings: Any) -> tuple[Net, list
     return net, torch.rand(3).tolist()
 
 
-def test_a_fit_with_it_is_that_without_it_to_the_last_bit() -> None:
-    with_it, without_it = fitted(gap_monitor()), fitted()
-    for name, value in with_it[0].state_dict().items():
-        assert torch.equal(value, without_it[0].state_dict()[name]), name
-    assert with_it[1] == without_it[1]
-    assert not any(module._forward_hooks for module in with_it[0].modules())
-
-
 @pytest.mark.filterwarnings("ignore:gap/grouped_recall@1 and the other values of the gap are NaN. ArithmeticError")
 def test_an_error_leaves_modes_and_random_states_alone_too() -> None:
     def draws_and_fails(module: Any, batch: Any) -> Any:
@@ -311,24 +301,11 @@ def test_it_is_put_off_until_it_is_cheap_enough(monkeypatch: pytest.MonkeyPatch,
     assert float(run.callback_metrics["gap/share_of_time"]) == pytest.approx(9 / 69)
 
 
-def test_a_checkpoint_may_watch_it(tmp_path: Path) -> None:
-    best = ModelCheckpoint(tmp_path, monitor="gap/grouped_recall@1", mode="min")
-    fitted(gap_monitor(), best)
-    assert best.best_model_score is not None
-
-
 def test_a_test_is_left_alone() -> None:
     assert trainer(gap_monitor()).test(Embeds(), loader(), verbose=False) == [{}]
 
 
 # ------------------------------------------------------------------------------------------------------------- in words
-
-
-class Known(Embeds):
-    """Training points are told apart by where they are; validation points are as noisy as they come."""
-
-    def embed(self, points: Tensor) -> Tensor:
-        return points
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")

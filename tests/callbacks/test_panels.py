@@ -203,15 +203,6 @@ def test_the_sample_is_the_same_in_every_epoch(drawn: Drawn) -> None:
     assert "epoch 2" in drawn.titles[2]
 
 
-def test_a_stream_shows_the_same_sample_in_every_epoch(drawn: Drawn) -> None:
-    panels = told(worst=2, mistakes=2, sample=5, images=by_value)
-    made = trainer(retrieval(), panels, max_epochs=2)
-    made.fit(Net(), loader(items(), shuffle=True), DataLoader(Stream(DATA), batch_size=7))
-    first, second = ([row[0] for row in figure] for figure in drawn.figures["sample_queries"])
-    assert first == second
-    assert set(first) <= {str(float(point)) for point in DATA.tensors[0][:, 0]}
-
-
 def test_a_stream_shows_the_items_that_it_says(drawn: Drawn) -> None:
     panels = told(sample=36, images=by_value)
     validated(AsGiven(), DataLoader(Stream(DATA), batch_size=7), panels)
