@@ -15,7 +15,15 @@ from torch import Tensor
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.functional._labels import Labels, as_labels
-from fewshot_callbacks.functional.retrieval import Gain, RankOptions, RetrievalSettings, multilabel_metrics
+from fewshot_callbacks.functional.retrieval import (
+    Gain,
+    MultilabelReport,
+    Progress,
+    RankOptions,
+    RetrievalSettings,
+    evaluate_multilabel,
+    multilabel_metrics,
+)
 from fewshot_callbacks.metrics.embedding_store import Shard, in_order
 
 # The settings that `evaluate_multilabel` has, too.
@@ -112,23 +120,29 @@ class TargetBook:
         return torch.from_numpy(bits).float()
 
 
-def gathered(shard: Shard, processes: Processes) -> tuple[Tensor, Tensor]:
-    """Gather the embeddings and labels of all processes in each of them, in the order of the data set."""
-    if processes.count == 1:
-        return shard.embeddings, shard.labels
-    shards = processes.gather(shard)
-    return in_order(shards, [held.labels for held in shards])
-
-
 def target_settings(settings: RetrievalSettings) -> RetrievalSettings:
     """Select a monitor's settings for multi-label targets, with nDCG@10 where no nDCG is requested."""
     chosen = {name: getattr(settings, name) for name in ARGUMENTS}
     return RetrievalSettings(**chosen | {"ndcg_k": tuple(settings.ndcg_k) or (10,)})
 
 
-def target_arguments(settings: RetrievalSettings) -> dict[str, Any]:
-    """Return the settings as keyword arguments of `evaluate_multilabel`."""
-    return {name: getattr(target_settings(settings), name) for name in ARGUMENTS}
+def evaluate_targets(
+    shards: Sequence[Shard],
+    book: TargetBook,
+    settings: RetrievalSettings,
+    ndcg_gain: Gain,
+    processes: Processes,
+    progress: Progress | None,
+) -> MultilabelReport:
+    """Evaluate queries, and the gallery if there is one, of multi-label targets: every process is sent all. Collective."""
+    joined, tensors = book.joined(processes), []
+    for shard in shards:
+        parts = processes.gather(shard) if processes.count > 1 else [shard]
+        embeddings, numbers = in_order(parts, [part.labels for part in parts])
+        tensors += [embeddings, joined.targets(numbers)]
+    chosen = target_settings(settings)
+    arguments: dict[str, Any] = {name: getattr(chosen, name) for name in ARGUMENTS}
+    return evaluate_multilabel(*tensors, **arguments, ndcg_gain=ndcg_gain, progress=progress)
 
 
 def target_names(settings: RetrievalSettings, ndcg_gain: Gain) -> Sequence[str]:

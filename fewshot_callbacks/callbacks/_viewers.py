@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,7 +13,9 @@ from jaxtyping import Float, Int
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
+from fewshot_callbacks._trainer import evaluation_loaders
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.neighbours import Neighbours, nearest
 from fewshot_callbacks.functional.retrieval import MultilabelReport, RetrievalReport
 from fewshot_callbacks.metrics.embedding_store import Shard
@@ -149,3 +151,33 @@ def viewers_of(trainer: Trainer, prefix: str) -> list[Viewer]:
     """List the callbacks of a Trainer that want to see the sets of this epoch whose keys begin with the prefix."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
     return [callback for callback in callbacks if isinstance(callback, Viewer) and callback.wants(prefix)]
+
+
+def show_set(
+    trainer: Trainer,
+    prefix: str,
+    suffix: str,
+    report: RetrievalReport | MultilabelReport,
+    parts: Sequence[tuple[Shard, int]],
+    columns: Callable[[Tensor], Mapping[int, Label]] | None,
+) -> None:
+    """Hand an evaluated set to the callbacks that want to see it. Collective.
+
+    Args:
+        trainer: The Trainer.
+        prefix: First part of the keys of the set.
+        suffix: End of these keys.
+        report: Of the set.
+        parts: The queries of this process and the index of their loader; the same of the gallery, if there is one.
+        columns: Gives the label of each code, for multi-label targets.
+    """
+    viewers, evaluated = viewers_of(trainer, prefix), None
+    sets = []
+    for shard, loader in parts if viewers else ():
+        names = shard.words if columns is None else columns(shard.labels)
+        sets.append(whole_set(shard, names, *list(evaluation_loaders(trainer).items())[loader], all_processes()))
+    if sets and sets[0] is not None:
+        gallery = sets[1] if len(sets) > 1 else None
+        evaluated = EvaluatedSet(report, prefix, suffix, trainer.current_epoch, sets[0], gallery)
+    for viewer in viewers:
+        viewer.see_set(trainer, f"{prefix}{suffix}", evaluated)

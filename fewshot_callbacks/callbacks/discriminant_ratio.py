@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,11 +11,10 @@ from torch import Tensor
 from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, why_not_dealt
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
-from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.functional._inputs import non_finite_rows
 from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ClassScatter, unit_rows
+from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ClassScatter, ratio_of_set, unit_rows
 from fewshot_callbacks.functional.variance_ratio import batch_ratios, variance_ratio_of_set
 from fewshot_callbacks.metrics._words import refuse_another_form
 
@@ -220,7 +218,9 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             else:
                 self._unpadded_length(trainer, loader)
                 try:
-                    value, scatter = self._ratio(self._moments.get(loader))
+                    value, scatter = ratio_of_set(
+                        self._moments.get(loader), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
+                    )
                 except Exception as error:  # a metric must not end a training
                     self._policy.handle(error, missing)
             log_of_all(pl_module, key, value)
@@ -243,38 +243,6 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                 self._policy.warn(f"{name}{suffix} is NaN. {found.undefined} (Shown once.)", kind=name + suffix)
         for end, value in zip(VARIANCE_RATIO_ENDS, values, strict=True):
             log_of_all(pl_module, f"{name}{end}{suffix}", value)
-
-    def _ratio(self, mine: ClassMoments | None) -> tuple[float, ClassScatter]:
-        """Compute J of the items of all processes, and the scatter for the variance ratio.
-
-        Raises:
-            ValueError: Where J is undefined, with the reason.
-        """
-        processes = all_processes()
-        with processes.together():
-            dims = [dim for dim in processes.gather(None if mine is None else mine.means.shape[1]) if dim is not None]
-            if not dims:
-                raise ValueError("The set is empty: no step gave an embedding.")
-            moments = (ClassMoments.nothing(dims[0]) if mine is None else mine).shared(processes)
-            scatter, kept = self._class_scatter(moments, processes)
-        if not len(scatter.counts):
-            raise ValueError("The set is empty: no step gave an embedding.")
-        value = float(kept.discriminant_ratio(eps=self.eps))
-        if math.isnan(value):
-            raise ValueError(
-                f"Each of the {len(scatter.counts)} classes has one item. J compares items of the same class: "
-                f"validate on a set with several items of each class."
-                if scatter.counts.max() == 1
-                else "All embeddings are equal: the model has collapsed."
-            )
-        return value, scatter
-
-    def _class_scatter(self, moments: ClassMoments, processes: Processes) -> tuple[ClassScatter, ClassScatter]:
-        """Compute the scatter of all classes, and of those that enter J."""
-        every = moments.class_scatter(processes=processes)
-        return every, moments.class_scatter(
-            skip_singletons=True, processes=processes
-        ) if self.skip_singletons else every
 
     def _forget(self) -> None:
         self._moments: dict[int, ClassMoments] = {}

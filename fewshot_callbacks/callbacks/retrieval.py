@@ -23,12 +23,11 @@ from fewshot_callbacks.callbacks._failures import UsageError, without_digits
 from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks._targets import (
     TargetBook,
-    gathered,
+    evaluate_targets,
     refuse_settings_of_classes,
-    target_arguments,
     target_names,
 )
-from fewshot_callbacks.callbacks._viewers import EvaluatedSet, viewers_of, whole_set
+from fewshot_callbacks.callbacks._viewers import show_set, viewers_of
 from fewshot_callbacks.callbacks._watched import watched
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
@@ -39,18 +38,15 @@ from fewshot_callbacks.callbacks.embeddings import (
     read_flag,
     read_ids,
 )
-from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import (
     Gain,
     MultilabelReport,
-    Progress,
     RetrievalOptions,
     RetrievalReport,
     RetrievalSettings,
     check_gain,
-    evaluate_multilabel,
     evaluate_retrieval,
     metric_names,
     shows_settings,
@@ -243,7 +239,7 @@ class RetrievalMonitor(EvaluationMonitor):
         self.reports = {}
         self._has_targets = any(gather_objects(self._has_targets))  # a process without items has seen none
         try:
-            gallery = self._gallery_index(trainer)
+            gallery = _gallery_index(trainer, self.gallery_loader)
         except ValueError as error:
             failed, gallery = dict.fromkeys(range(len(suffixes(trainer))), error), None
         for loader, suffix in _query_sets(trainer, gallery).items():
@@ -254,7 +250,8 @@ class RetrievalMonitor(EvaluationMonitor):
             outcome = failure or self._evaluate(trainer, f"{prefix}{suffix}", parts)
             self._publish(pl_module, prefix, suffix, outcome)
             if not isinstance(outcome, Exception):
-                self._show(trainer, prefix, suffix, outcome, parts)
+                shown = [(self._shards[part], part[0]) for part in parts]
+                show_set(trainer, prefix, suffix, outcome, shown, self._book.columns if self._has_targets else None)
             self._shards.pop(parts[0], None)  # no other set has these queries: not to be held while it is evaluated
 
     def _evaluate(
@@ -266,7 +263,7 @@ class RetrievalMonitor(EvaluationMonitor):
             with processes.together(), evaluation_progress(trainer, f"Retrieval of {where}") as progress:
                 shards = [self._joined(trainer, part) for part in parts]
                 if self._has_targets:
-                    return self._of_targets(shards, processes, progress)
+                    return evaluate_targets(shards, self._book, self._settings, self.ndcg_gain, processes, progress)
                 return evaluate_retrieval(
                     *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
                     query_places=shards[0].places,
@@ -287,35 +284,6 @@ class RetrievalMonitor(EvaluationMonitor):
             if shard.note is not None:
                 self._policy.warn(f"RetrievalMonitor: {shard.note} (Shown once.)", kind="ids")
         return self._shards[part]
-
-    def _of_targets(self, shards: Sequence[Shard], processes: Processes, progress: Progress | None) -> MultilabelReport:
-        """Compute the report of multi-label targets; every process is sent all items."""
-        book = self._book.joined(processes)
-        sets = [gathered(shard, processes) for shard in shards]
-        tensors = [tensor for embeddings, numbers in sets for tensor in (embeddings, book.targets(numbers))]
-        arguments = target_arguments(self._settings)
-        return evaluate_multilabel(*tensors, **arguments, ndcg_gain=self.ndcg_gain, progress=progress)
-
-    def _show(
-        self,
-        trainer: Trainer,
-        prefix: str,
-        suffix: str,
-        report: RetrievalReport | MultilabelReport,
-        parts: Sequence[tuple[int, bool]],
-    ) -> None:
-        """Hand the evaluated set to the callbacks that draw it. Collective."""
-        viewers, evaluated = viewers_of(trainer, prefix), None
-        sets = []
-        for part in parts if viewers else ():
-            shard, loader = self._shards[part], list(evaluation_loaders(trainer).items())[part[0]]
-            names = self._book.columns(shard.labels) if self._has_targets else shard.words
-            sets.append(whole_set(shard, names, *loader, all_processes()))
-        if sets and sets[0] is not None:
-            searched = sets[1] if len(sets) > 1 else None
-            evaluated = EvaluatedSet(report, prefix, suffix, trainer.current_epoch, sets[0], searched)
-        for viewer in viewers:
-            viewer.see_set(trainer, f"{prefix}{suffix}", evaluated)
 
     # -------------------------------------------------------------------------------------------------------------- logging
 
@@ -358,29 +326,30 @@ class RetrievalMonitor(EvaluationMonitor):
     # -------------------------------------------------------------------------------------------------------------- loaders
 
     def _check_loaders(self, trainer: Trainer) -> None:
-        self._gallery_index(trainer)
+        _gallery_index(trainer, self.gallery_loader)
 
     def _keys(self, trainer: Trainer) -> set[str]:
         try:
-            sets = _query_sets(trainer, self._gallery_index(trainer))
+            sets = _query_sets(trainer, _gallery_index(trainer, self.gallery_loader))
         except UsageError:  # of which the validation says more
             return set()
         names = {*metric_names(self._settings), *target_names(self._settings, self.ndcg_gain), UNMATCHED}
         return {f"{self._prefix('val')}/{name}{suffix}" for name in names for suffix in sets.values()}
 
-    def _gallery_index(self, trainer: Trainer) -> int | None:
-        if self.gallery_loader is None:
-            return None
-        names = list(evaluation_loaders(trainer))
-        index = loader_index(trainer, self.gallery_loader)
-        if index is None:
-            raise UsageError(no_such_loader(trainer, f"RetrievalMonitor(gallery_loader={self.gallery_loader!r})"))
-        if len(names) < 2:
-            raise UsageError(
-                f"RetrievalMonitor(gallery_loader={self.gallery_loader!r}): there is one loader only, so there are no "
-                "queries. Return two loaders, or leave gallery_loader out for leave-one-out."
-            )
-        return index
+
+def _gallery_index(trainer: Trainer, gallery: int | str | None) -> int | None:
+    """Find the loader that holds the gallery; None where none is given."""
+    if gallery is None:
+        return None
+    index, call = loader_index(trainer, gallery), f"RetrievalMonitor(gallery_loader={gallery!r})"
+    if index is None:
+        raise UsageError(no_such_loader(trainer, call))
+    if len(evaluation_loaders(trainer)) < 2:
+        raise UsageError(
+            f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery_loader out for "
+            "leave-one-out."
+        )
+    return index
 
 
 def _query_sets(trainer: Trainer, gallery: int | None) -> dict[int, str]:
