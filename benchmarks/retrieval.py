@@ -359,7 +359,7 @@ ROWS = {
         Row("floor-half", "the same in bfloat16", product(torch.bfloat16), cuda=True),
         Row("ours-auto", "evaluate_retrieval, all metrics", ours(), cuda=True),
         Row("ours-bytes", "the same, products of bytes", ours(precision="bytes")),
-        Row("ours-bfloat16", "the same, products in bfloat16", ours(precision="bfloat16"), cuda=True),
+        Row("ours-float16", "the same, products in float16, on a GPU", ours(precision="float16"), cuda=True, cpu=False),
         Row("ours-float32", "the same, products in float32", ours(precision="float32"), cuda=True),
         Row("ours-float64", "the same, products in float64", ours(precision="float64"), cuda=True),
         Row("ours-two-sets", "the same, queries and gallery given apart", ours(two_sets=True), cuda=True),

@@ -346,8 +346,8 @@ def _gallery_index(trainer: Trainer, gallery: int | str | None) -> int | None:
         raise UsageError(no_such_loader(trainer, call))
     if len(evaluation_loaders(trainer)) < 2:
         raise UsageError(
-            f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery_loader out for "
-            "leave-one-out."
+            f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery_loader out "
+            "for leave-one-out."
         )
     return index
 

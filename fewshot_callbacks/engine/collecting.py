@@ -136,7 +136,7 @@ class Collector:
 
     def __post_init__(self) -> None:
         made = self.estimates
-        self.coarse = made.precision in ("bytes", "bfloat16", "float16") and not made.vectors.pairs.whole
+        self.coarse = made.precision in ("bytes", "float16") and not made.vectors.pairs.whole
         # of a sum in float64 of scores in [-1, 1], see `close_score`
         of_sum = 2.1 * (made.vectors.dim + 16) * 2.0**-53
         self.error = (of_sum if self.coarse else made.largest_error * MARGIN) + 2.0**-125

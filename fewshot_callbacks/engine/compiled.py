@@ -36,7 +36,11 @@ def _compiler(**options: Any) -> Callable[[Callable[..., Any]], Any]:
                 made._cache._cache_file._source_stamp = _stamp()
             return made
         except RuntimeError:  # no folder can be written: neither beside the module, nor the user's, nor NUMBA_CACHE_DIR
-            _warn_of_no_folder()
+            warnings.warn(
+                "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles "
+                "them anew, in about half a minute. Name a folder that can be written in NUMBA_CACHE_DIR.",
+                stacklevel=1,  # one place for all loops, so that it is shown once
+            )
             return numba.njit(**OPTIONS | options)(function)
 
     return compiled
@@ -47,15 +51,6 @@ def _stamp() -> tuple[tuple[str, int, int], ...]:
     """Return what a kept loop has to be as new as: all files here, since numba looks at the one that calls the others."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-
-
-@functools.cache
-def _warn_of_no_folder() -> None:
-    warnings.warn(
-        "numba finds no folder in which it can keep the compiled loops of fewshot_callbacks: each process compiles them "
-        "anew, in about half a minute. Name a folder that can be written in NUMBA_CACHE_DIR.",
-        stacklevel=2,
-    )
 
 
 kernel = _compiler()

@@ -8,7 +8,6 @@ CPU too. Tiles are large, since each waits a few times for the device to say how
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -28,8 +27,6 @@ from fewshot_callbacks.engine.threads import split, work_off
 SURVIVING = 8
 # Share of a tile, and number of its pairs, that something is made of at once: up to five numbers of 8 bytes for each.
 SHARE, AT_ONCE = 4, 2**24
-# Rows of a product that is timed, on a GPU.
-TIMED = 2**12
 
 
 def together(pairs: int) -> int:
@@ -258,16 +255,3 @@ def multiplies_halves(on: torch.device) -> bool:
         return on.type == "cuda" and bool((torch.mm(halves, halves, out_dtype=out.dtype, out=out) == 16).all())
     except (TypeError, RuntimeError):
         return False
-
-
-def seconds_of_a_pair(dtype: torch.dtype, columns: int, on: torch.device) -> float:
-    """Return what a product takes for one pair."""
-    rows = TIMED if on.type == "cuda" else TIMED // 64
-    left = torch.ones(rows, columns, dtype=dtype, device=on)
-    out = torch.empty(rows, rows, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device=on)
-    taken = []
-    for _ in range(4):
-        started = time.perf_counter()
-        multiply(left, left, out)[0, 0].item()
-        taken.append((time.perf_counter() - started) / out.numel())
-    return min(taken)

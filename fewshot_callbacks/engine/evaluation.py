@@ -55,7 +55,7 @@ class Evaluation:
     foresee: Foresee | None = None
     layout: Layout = field(init=False)
     positives: Positives = field(init=False)
-    negatives: Negatives | DistinctRows = field(init=False)
+    negatives: Negatives = field(init=False)
     precision: Precision = "float32"
     # of each query the highest score of its relevant items, -inf of none, and how many have it, after `run`
     best: tuple[Floats, Ints] = field(init=False)
@@ -77,25 +77,6 @@ class Evaluation:
         self.sample = Sample(np.empty(0), 0.0)
         self._stored: list[Any] | None = None
         self._ascending: Any = None
-
-    @property
-    def memory_bytes(self) -> int:
-        """What the evaluation takes: more than was granted where that is too little."""
-        return self.layout.bytes
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether all queries are equal, and all items, and there are several of either; collective."""
-        pairs = self.vectors.pairs
-        sides = ((pairs.queries, pairs.query_twin), (pairs.gallery, pairs.gallery_twin))
-        own = [(len(rows), bool((twin == twin[:1]).all()), rows[:1].tobytes()) for rows, twin in sides]
-        every = [
-            [side for side in of_side if side[0]] for of_side in zip(*self.vectors.processes.gather(own), strict=True)
-        ]
-        several = any(sum(items for items, *_ in of_side) > 1 for of_side in every)
-        return several and all(
-            all(equal for _, equal, _ in of_side) and len({row for *_, row in of_side}) == 1 for of_side in every
-        )
 
     def parts(self) -> Iterator[Part]:
         """Yield the scores of all relevant pairs of this process, some at a time, ascending; each stands for some pairs."""
@@ -128,7 +109,7 @@ class Evaluation:
         knots = self._knots()
         seen: Collector | None = None
         if few:
-            counted = DistinctRows(vectors, relevance, self.parts)
+            counted = DistinctRows(self._estimates, self.parts)
         else:
             seen = self._choose(knots)
         best, seen_negatives = [], 0
@@ -184,9 +165,7 @@ class Evaluation:
         room, processes = self.layout.knots, self.vectors.processes
         (total,) = processes.summed(np.array([int(self.relevance.relevant.sizes.sum())])).tolist()
         chosen = [part[:: max(1, math.ceil(total / room / each))].copy() for part, each in self.parts()]
-        if len(chosen) == 1 and processes.count == 1:
-            return _distinct(chosen[0])
-        return _distinct(np.sort(processes.joined(np.concatenate(chosen))))
+        return np.unique(processes.joined(np.concatenate(chosen)))
 
     def _choose(self, knots: Floats) -> Collector | None:
         """Choose the precision and what is collected, by a sample of the queries of the first batch."""
@@ -215,11 +194,6 @@ class Evaluation:
         some = Positives(some.scores, (some.reach * by).astype(np.int64), (some.above * by).astype(np.int64), total)
         wanted = self.foresee(some, self.sample.reaching(some.scores), float(pairs)) if len(some.scores) else ()
         return collector(self._estimates, self.sample, wanted, some.scores)
-
-
-def _distinct(ascending: Floats) -> Floats:
-    distinct: Floats = ascending[np.append(True, ascending[1:] != ascending[:-1])[: len(ascending)]]
-    return distinct
 
 
 def rank_of_best(

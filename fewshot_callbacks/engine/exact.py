@@ -283,7 +283,8 @@ def exact_score(pairs, i, j, work):
 
 
 @any_order
-def _plain_sum(left, right, distance):
+def plain_sum(left, right, distance):
+    """Return the dot product or minus the squared distance of two rows, in float64 and any order."""
     total = 0.0
     if distance:
         for k in range(left.shape[0]):
@@ -301,7 +302,7 @@ def close_score(pairs, i, j):
 
     The bound is that of Higham, section 3.1, with 16 roundings beside those of the sum.
     """
-    total = _plain_sum(pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN)
+    total = plain_sum(pairs.queries[i], pairs.gallery[j], pairs.kind == EUCLIDEAN)
     relative = (pairs.queries.shape[1] + 16) * 2.0**-53
     if pairs.kind == EUCLIDEAN:  # all terms have one sign: the error is relative to the sum
         return total * pairs.unit, -total * pairs.unit * 2 * relative + 2.0**-960
@@ -360,27 +361,3 @@ def exact_norms(values, single, out, work):
     for i in range(values.shape[0]):
         high, low, _ = _sum(values[i], values[i], False, single, work)
         out[i, 0], out[i, 1] = _root(high, low)
-
-
-@kernel
-def hash_rows(bits, odd, out):
-    """Make a number for each row, the same for equal rows."""
-    for i in range(bits.shape[0]):
-        total = np.int64(0)
-        for k in range(bits.shape[1]):
-            pattern = np.int64(bits[i, k])
-            total += (pattern ^ (pattern >> 29)) * odd[k]
-        out[i] = total
-
-
-@kernel
-def find_twins(bits, hashes, order, twin):
-    """Find the first of some equal rows, among rows in the order of their hashes; rows whose hashes meet stay apart."""
-    first = order[0]
-    for n in range(order.shape[0]):
-        i = order[n]
-        same = n > 0 and hashes[i] == hashes[first]
-        for k in range(bits.shape[1] if same else 0):
-            same &= bits[i, k] == bits[first, k]
-        first = first if same else i
-        twin[i] = first

@@ -13,12 +13,9 @@ import torch
 # Called with the number of pairs that are done and the number that there are.
 Progress = Callable[[int, int], None]
 
-# Of the products that estimate scores: products of small integers, or of numbers with 8, 11, 24 or 53 bits; bytes and
-# bfloat16 on a processor, float16 on a GPU.
-Precision = Literal["bytes", "bfloat16", "float16", "float32", "float64"]
-
-# The smallest number above 0: it becomes 0 where numbers too small to be normal are flushed.
-_DENORMAL = 5e-324
+# Of the products that estimate scores: products of small integers, on a processor alone, or of numbers with 11 bits, on a
+# GPU alone, with 24 or with 53. Processors that multiply bfloat16 fast multiply bytes twice as fast, which round no more.
+Precision = Literal["bytes", "float16", "float32", "float64"]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ from fewshot_callbacks.engine.vectors import DTYPES, Floats
 # What a pair whose estimate is too close to a threshold costs, in float32 products of a pair: 72 and 12 ns for 512
 # components, 20 and 3 for 128 (AMD Zen 4, one core, `close_score` beside `torch.mm` of 256 x 2,048).
 OPEN_PRICE = 6.0
-# Of the product that is timed.
-ROWS, COLUMNS = 64, 1024
+# Of the product that is timed, on a processor and on a GPU.
+SIZES, DEVICE_SIZES = (64, 1024), (4096, 4096)
 # Of the sampled queries.
 LOOKED_AT = 16
 # A product that takes so many times as long as in float32 at once is not tried again.
@@ -30,18 +30,16 @@ SLOW = 4.0
 @functools.cache
 def seconds_of_a_pair(precision: Precision, columns: int, on: torch.device | None = None) -> float:
     """Return what a product takes for one pair; timed once in a process."""
-    if on is not None:
-        return device.seconds_of_a_pair(DTYPES[precision], columns, on)
-    dtype = DTYPES[precision]
-    left, right = torch.ones(ROWS, columns, dtype=dtype), torch.ones(COLUMNS, columns, dtype=dtype)
-    multiply: Callable[..., Any] = torch._int_mm if precision == "bytes" else torch.mm
-    multiply(left, right.T)  # the first call may compile
+    sizes = DEVICE_SIZES if on is not None and on.type == "cuda" else SIZES
+    left, right = (torch.ones(size, columns, dtype=DTYPES[precision], device=on) for size in sizes)
+    out = torch.empty(sizes, dtype=torch.float64 if precision == "float64" else torch.float32, device=on)
     taken = []
-    for _ in range(4):
+    for _ in range(5):  # the first may compile
         started = time.perf_counter()
-        multiply(left, right.T)
-        taken.append((time.perf_counter() - started) / (ROWS * COLUMNS))
-        if precision in ("bytes", "bfloat16") and taken[0] > SLOW * seconds_of_a_pair("float32", columns):
+        made = torch._int_mm(left, right.T) if precision == "bytes" else device.multiply(left, right, out)
+        made[0, 0].item()  # waits for a device
+        taken.append((time.perf_counter() - started) / out.numel())
+        if precision == "bytes" and min(taken[1:], default=0.0) > SLOW * seconds_of_a_pair("float32", columns):
             break
     return min(taken)
 

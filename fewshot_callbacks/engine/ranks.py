@@ -71,20 +71,6 @@ class RankBlock:
         if bool(((scores[:, 1:] == scores[:, :-1]) & scores[:, 1:].isfinite()).any()):
             below = torch.searchsorted(scores, scores)
             not_above = torch.searchsorted(scores, scores, right=True).minimum(relevant[:, None])
-        return cls.of_order(queries, relevant, below, not_above, negatives_above, negatives_tied)
-
-    @classmethod
-    def of_order(
-        cls,
-        queries: Int[Tensor, "queries"],
-        relevant: Int[Tensor, "queries"],
-        below: Int[Tensor, "queries columns"],
-        not_above: Int[Tensor, "queries columns"],
-        negatives_above: Int[Tensor, "queries columns"],
-        negatives_tied: Int[Tensor, "queries columns"],
-    ) -> RankBlock:
-        """Return ranks, given how many relevant items score less than each, and how many no more, itself included."""
-        column = torch.arange(below.shape[1], device=below.device)
         number = relevant[:, None]
         return cls(
             queries,

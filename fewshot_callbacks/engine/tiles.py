@@ -20,7 +20,7 @@ from fewshot_callbacks.engine.layout import Layout
 from fewshot_callbacks.engine.options import Precision, Progress
 from fewshot_callbacks.engine.relevance import Relevance
 from fewshot_callbacks.engine.threads import work_off
-from fewshot_callbacks.engine.vectors import Floats, Operand, Vectors, estimates_of
+from fewshot_callbacks.engine.vectors import Floats, Operand, Vectors, scale_product
 from fewshot_callbacks.engine.visits import Part, Traveller, visitors
 
 
@@ -240,9 +240,9 @@ class Estimates:
             double = self.precision == "float64"
             # one more, for what has no place in a tile
             return (torch.full((room + 1,), -torch.inf, dtype=torch.float64 if double else None, device=self.on),)
-        kind = {"bytes": torch.int32, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-        coarse = self.precision in ("bytes", "bfloat16")
-        return torch.empty(room, dtype=kind[self.precision]), np.empty(room, np.float32) if coarse else None
+        in_bytes = self.precision == "bytes"
+        made = torch.int32 if in_bytes else torch.float64 if self.precision == "float64" else torch.float32
+        return torch.empty(room, dtype=made), np.empty(room, np.float32) if in_bytes else None
 
     def _product(self, left: Operand, right: Operand, buffers: tuple[Any, ...]) -> Any:
         """Return the estimates of one tile."""
@@ -254,4 +254,6 @@ class Estimates:
         made, estimates = multiply(left.rows, right.rows.T, out=out), buffers[1]
         if estimates is None:
             return made.numpy()
-        return estimates_of(made, left, right, estimates[: rows * columns].reshape(rows, columns))
+        estimates = estimates[: rows * columns].reshape(rows, columns)
+        scale_product(made.numpy(), left.scale, left.offset, right.scale, right.offset, estimates)
+        return estimates

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import ALONE, Processes
 from fewshot_callbacks.engine import device, exact
-from fewshot_callbacks.engine.compiled import any_order, kernel
+from fewshot_callbacks.engine.compiled import kernel
 from fewshot_callbacks.engine.layout import Layout, plan_layout
 from fewshot_callbacks.engine.options import Precision
 from fewshot_callbacks.engine.threads import split, work_off
@@ -30,14 +30,8 @@ Floats = NDArray[np.float64]
 Similarity = Literal["cosine", "dot", "euclidean", "hamming"]
 
 _KINDS = {"cosine": exact.COSINE, "dot": exact.DOT, "euclidean": exact.EUCLIDEAN, "hamming": exact.DOT}
-ROUNDOFF: dict[str, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
-DTYPES = {
-    "bytes": torch.int8,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
+ROUNDOFF: dict[str, float] = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+DTYPES = {"bytes": torch.int8, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 # Binary exponents up to which float64 holds products of four numbers, and what rounding leaves of them, with room to
 # spare.
 _SAFE = 100
@@ -188,12 +182,11 @@ class Vectors:
         if on is not None:
             return ["float16"] if device.multiplies_halves(on) else []
         # of one column each, torch 2.14 multiplies what lies beside the rows
-        fast: list[Precision] = ["bytes"] if 1 < self.dim < 2**31 // 127**2 and largest_code() else []
-        return fast if self.pairs.whole else [*fast, "bfloat16"]
+        return ["bytes"] if 1 < self.dim < 2**31 // 127**2 and largest_code() else []
 
     def possible(self, named: Precision | None, *, kept: bool, on: torch.device | None = None) -> Precision:
         """Return this precision, or float32 where it cannot be had; products of bytes need operands that are kept."""
-        able = ["float16" if on else "bfloat16", *self.precisions(on), "float64"]
+        able = [*(["float16"] if on else []), *self.precisions(on), "float64"]
         return named if named in able and (kept or named != "bytes") else "float32"
 
     def new_operand(self, rows: int, precision: Precision) -> Operand:
@@ -212,7 +205,7 @@ class Vectors:
 
     def fill(self, side: int, some: slice, out: Operand) -> None:
         """Make some rows of an operand."""
-        rows = torch.empty(out.rows.shape) if out.rows.dtype in (torch.bfloat16, torch.float16) else out.rows
+        rows = torch.empty(out.rows.shape) if out.rows.dtype == torch.float16 else out.rows
         extra = 0 if self.kind != exact.EUCLIDEAN else 1 if side == 0 else 2
         _place_rows(self._values(side)[some], self._centre, self._divisors(side, some), extra, rows.numpy())
         if rows is not out.rows:
@@ -258,9 +251,9 @@ class Vectors:
         """Return for each query, or item of one set, how far any of its estimates can lie from the exact score.
 
         `columns` products are summed in any order (Higham, section 3.1); 12 more roundings are for the operands, their norms
-        and this formula. Operands in bfloat16 add their rounding and that of the result, 3.1 units; in float16 theirs,
-        2.1 units, and 2**-25 for what is too small for it, and a GPU may cut off where it sums them; bytes what rounding
-        to integers leaves (Cauchy and Schwarz: |q.g - q'.g'| <= |q - q'| |g| + |q'| |g - g'|), and 2**-20 for their scales.
+        and this formula. Operands in float16 add their rounding, 2.1 units, and 2**-25 for what is too small for it, and a
+        GPU may cut off where it sums them; bytes what rounding to integers leaves (Cauchy and Schwarz: |q.g - q'.g'| <=
+        |q - q'| |g| + |q'| |g - g'|), and 2**-20 for their scales.
         """
         if self.pairs.whole:
             return np.zeros(len(self._values(side)))
@@ -273,12 +266,13 @@ class Vectors:
                 self._remainders.append(self.processes.largest([float(left.max(initial=0.0))])[0])
             other = self._remainders[0]
             return twice * (own * self._longest + (lengths + own) * other + 2.0**-20 * (sizes + other))
-        cut_off = 2 if precision == "float16" else 1
-        of_sum = cut_off * min(ROUNDOFF[precision], 2.0**-24) * (self.columns + 12)  # halves are summed up in float32
-        relative = 1.02 * of_sum / (1 - of_sum) + 2.0**-50
-        relative += {"bfloat16": 3.1, "float16": 2.1}.get(precision, 0.0) * ROUNDOFF.get(precision, 0.0)
+        halves = precision == "float16"
+        of_sum = (
+            (1 + halves) * min(ROUNDOFF[precision], 2.0**-24) * (self.columns + 12)
+        )  # halves are summed up in float32
+        relative = 1.02 * of_sum / (1 - of_sum) + 2.0**-50 + halves * 2.1 * ROUNDOFF["float16"]
         tiniest = self.columns * (2.0**-960 if precision == "float64" else 2.0**-120)  # what is too small to be held
-        if precision == "float16":
+        if halves:
             tiniest = math.sqrt(self.columns) * 2.0**-23  # on either side, of rows no longer than 1
         return twice * relative * sizes + tiniest
 
@@ -291,7 +285,9 @@ class Vectors:
         out = np.empty(len(self._values(side)))
 
         def fill(some: slice, _: None) -> None:
-            _lengths(self._values(side)[some], self._centre, self._divisors(side, some), out[some])
+            rows = self.new_operand(some.stop - some.start, "float64").rows.numpy()
+            _place_rows(self._values(side)[some], self._centre, self._divisors(side, some), 2, rows)
+            out[some] = np.sqrt(rows[:, -1])
 
         work_off(split(len(out)), fill, self.threads)
         return out * (1 + 1e-9)
@@ -331,35 +327,6 @@ class Vectors:
         work_off(split(len(rows), 2**12), fill, self.threads, exact.workspace)
         return out
 
-    @property
-    def longest_item(self) -> tuple[int, float]:
-        """Return the longest item, and how many times as long as the median it is.
-
-        (-1, 1.0) for cosines, and where the median is zero.
-        """
-        norms = self.norms[-1]
-        median = np.sort(norms)[(len(norms) - 1) // 2] if len(norms) else 0.0
-        if self.kind == exact.COSINE or median == 0.0 or self.pairs.whole:
-            return -1, 1.0
-        longest = int(norms.argmax())
-        return longest, float(norms[longest] / median)
-
-    @property
-    def zero_vectors(self) -> tuple[int, int]:
-        """Number of queries and of items that are zero, whose cosine is taken for 0."""
-        if self.kind != exact.COSINE:
-            return 0, 0
-        return int((self.norms[0] == 0).sum()), int((self.norms[-1] == 0).sum())
-
-
-def estimates_of(product: Tensor, left: Operand, right: Operand, out: NDArray[Any]) -> NDArray[Any]:
-    """Return in `out` the estimates that a product in bytes or bfloat16 stands for."""
-    if left.scale is None:
-        torch.from_numpy(out).copy_(product)
-    else:
-        _scale(product.numpy(), left.scale, left.offset, right.scale, right.offset, out)
-    return out
-
 
 @kernel
 def _place_rows(values, centre, divisors, extra, out):
@@ -384,24 +351,6 @@ def _place_rows(values, centre, divisors, extra, out):
 
 
 @kernel
-def _lengths(values, centre, divisors, out):
-    for r in range(values.shape[0]):
-        square = 0.0
-        for k in range(values.shape[1]):
-            value = (np.float64(values[r, k]) - centre[k]) / divisors[r]
-            square += value * value
-        out[r] = np.sqrt(square)
-
-
-@any_order
-def _sum_of_squares(values):
-    total = 0.0
-    for k in range(values.shape[0]):
-        total += values[k] * values[k]
-    return total
-
-
-@kernel
 def _code_rows(values, centre, divisors, most, twice, squared, tables, work):
     """Round rows, moved to a centre and divided, to integers times a scale.
 
@@ -422,17 +371,18 @@ def _code_rows(values, centre, divisors, most, twice, squared, tables, work):
             work[k] = (np.float64(row[k]) - centre[k]) / divisor
         for k in range(row.shape[0]):
             top = max(top, abs(work[k]))
-        offsets[r] = -_sum_of_squares(work) if squared else 0.0
+        offsets[r] = -exact.plain_sum(work, work, False) if squared else 0.0
         scale = np.float64(np.float32(max(top / most, 2.0**-100)))  # which float32 still divides by
         for k in range(row.shape[0]):
             nearest = min(max(np.rint(work[k] / scale), -most), most)
             code[k] = np.int8(nearest)
             work[k] -= nearest * scale
-        scales[r], left[r] = twice * scale, np.sqrt(_sum_of_squares(work))
+        scales[r], left[r] = twice * scale, np.sqrt(exact.plain_sum(work, work, False))
 
 
 @kernel
-def _scale(product, left, left_offset, right, right_offset, out):
+def scale_product(product, left, left_offset, right, right_offset, out):
+    """Write into `out` the estimates that a product in bytes stands for."""
     for r in range(product.shape[0]):
         row, estimates, scale, offset = product[r], out[r], left[r], left_offset[r]
         for c in range(row.shape[0]):
@@ -463,10 +413,11 @@ def largest_code() -> int:
 
 def _twins(values: NDArray[Any]) -> NDArray[np.int64]:
     """Return for each row the number of the first that equals it."""
-    twin = np.zeros(len(values), np.int64)
-    if len(values):
-        bits = values.view({8: np.int64, 4: np.int32, 1: np.int8}[values.itemsize])
-        hashes, odd = np.empty(len(values), np.int64), np.random.default_rng(0).integers(2**62, size=bits.shape[1]) | 1
-        exact.hash_rows(bits, odd, hashes)
-        exact.find_twins(bits, hashes, np.argsort(hashes, kind="stable"), twin)
-    return twin
+    bits = values.view({8: np.int64, 4: np.int32, 1: np.int8}[values.itemsize])
+    odd, some = np.random.default_rng(0).integers(2**62, size=bits.shape[1]) | 1, split(len(bits))
+    mixed = (bits[rows] ^ (bits[rows] >> (4 * bits.itemsize - 3)) for rows in some)  # small integers end in zeros
+    hashes = np.concatenate([np.empty(0, np.int64), *(rows @ odd for rows in mixed)])
+    _, first, number = np.unique(hashes, return_index=True, return_inverse=True)
+    twin = first[number]
+    same = [(bits[rows] == bits[twin[rows]]).all(1) for rows in some]  # rows whose hashes meet stay apart
+    return np.where(np.concatenate([np.empty(0, bool), *same]), twin, np.arange(len(bits)))

@@ -14,6 +14,7 @@ squared, and may be as large as 1e300.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -383,7 +384,7 @@ def ratio_of_set(
     if not len(scatter.counts):
         raise ValueError("The set is empty: no step gave an embedding.")
     value = float(kept.discriminant_ratio(eps=eps))
-    if value != value:  # NaN
+    if math.isnan(value):
         raise ValueError(
             f"Each of the {len(scatter.counts)} classes has one item. J compares items of the same class: validate on a "
             "set with several items of each class."

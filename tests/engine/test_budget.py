@@ -46,7 +46,7 @@ def run(embeddings, labels, memory_mb):
     return evaluate_retrieval(embeddings, labels, memory_mb=memory_mb)
 
 
-for first in ("bytes", "bfloat16", "float32", "float64", None):  # loads libraries and compiled code
+for first in ("bytes", "float32", "float64", None):  # loads libraries and compiled code
     for memory in (512, 2):
         with engine_options(precision=first):
             run(*data(600, 25), memory)
@@ -83,7 +83,6 @@ long = pytest.mark.exhaustive
         pytest.param("evaluate", 12_000, 226, 128, 256, None, marks=long),
         pytest.param("evaluate", 6_000, 4, 128, 64, None, marks=long),
         ("evaluate", 6_000, 4, 128, 64, "float64"),
-        pytest.param("evaluate", 2_000, 4, 128, 24, "bfloat16", marks=long),
         pytest.param("evaluate", 12_000, 226, 128, 64, "bytes", marks=long),
         pytest.param("evaluate", 4_000, 75, 32, 34, None, marks=long),
         pytest.param("evaluate", 4_000, 75, 32, 16, None, marks=long),

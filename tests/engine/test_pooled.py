@@ -33,7 +33,7 @@ from tests.engine.oracles import evaluated, scores_of
 ROADS = (
     {},
     {"precision": "bytes", "knots": 20, "collected": 60, "threads": 2},
-    {"precision": "bfloat16", "knots": 16, "collected": 4},
+    {"precision": "bytes", "knots": 16, "collected": 4},
     {"precision": "float32", "collected": 200, "height": 16},
     {"precision": "float64", "knots": 40, "batch": 40, "collected": 500},
     {"precision": "float64", "collected": 4, "batch": 1, "height": 16},

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -27,6 +26,7 @@ from fewshot_callbacks.functional.retrieval.grouped_recall import (
 )
 from fewshot_callbacks.functional.retrieval.inputs import RetrievalInputs, collect_inputs
 from fewshot_callbacks.functional.retrieval.label_groups import Splits
+from fewshot_callbacks.functional.retrieval.oddities import have_collapsed, longest_item, zero_vectors
 from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
 from fewshot_callbacks.functional.retrieval.query_metrics import query_metrics
@@ -313,7 +313,7 @@ def _grouped(
 
 def _note_of_longest(vectors: Vectors) -> list[str]:
     """Note an embedding far longer than the others, which is seldom intended and slows the evaluation."""
-    row, ratio = vectors.longest_item
+    row, ratio = longest_item(vectors)
     ratio = vectors.processes.largest([ratio])[0]
     if ratio < LONGEST_RATIO:
         return []
@@ -459,7 +459,7 @@ def _no_match(asked: RetrievalInputs) -> str:
 
 
 def _memory_note(done: Evaluation, processes: Processes, budget: float) -> str | None:
-    taken, asked = processes.largest([done.memory_bytes, -budget])
+    taken, asked = processes.largest([float(done.layout.bytes), -budget])
     if taken <= -asked:
         return None
     needed = math.ceil(taken / 1e5) / 10
@@ -470,13 +470,11 @@ def _memory_note(done: Evaluation, processes: Processes, budget: float) -> str |
 
 
 def _notes(done: Evaluation, per_query: _PerQuery) -> list[str]:
-    processes = done.vectors.processes
-    zero_queries, zero_items = processes.summed(np.array(done.vectors.zero_vectors)).tolist()
     notes = notes_on(
         queries=len(per_query.relevant),
         without_match=int((per_query.relevant == 0).sum()),
         tied=int(per_query.tied.sum()),
-        zero_vectors=max(zero_queries, zero_items),
-        collapsed=done.collapsed,
+        zero_vectors=zero_vectors(done.vectors),
+        collapsed=have_collapsed(done.vectors),
     )
     return notes + _note_of_longest(done.vectors)

@@ -23,6 +23,7 @@ from fewshot_callbacks.functional._codes import signs
 from fewshot_callbacks.functional._inputs import check_embeddings, exclusion_codes
 from fewshot_callbacks.functional._tensors import as_tensor
 from fewshot_callbacks.functional._torch_mode import default_mode
+from fewshot_callbacks.functional.retrieval.oddities import zero_vectors
 from fewshot_callbacks.functional.retrieval.query_metrics import query_metrics
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, depends_on_ties
 from fewshot_callbacks.functional.retrieval.report import QueryMeans, notes_on, or_none
@@ -174,7 +175,7 @@ def evaluate_multilabel(
     }
     sets = _Sets.of(embeddings, targets, gallery, gallery_targets, checked.similarity, codes)
     queries, items = sets.queries, sets.items
-    values, tied, zero_vectors = _measure(sets, checked, ndcg_gain, progress)
+    values, tied, zeros = _measure(sets, checked, ndcg_gain, progress)
     matched = ~values["mAP"].isnan()
     if not bool(matched.any()):
         raise ValueError(_no_match(sets))
@@ -184,7 +185,7 @@ def evaluate_multilabel(
         queries=len(queries),
         without_match=without_match,
         tied=tied,
-        zero_vectors=zero_vectors,
+        zero_vectors=zeros,
         collapsed=bool((queries == queries[0]).all()) and bool((items == queries[0]).all()),
     )
     return MultilabelReport(
@@ -227,7 +228,7 @@ def _measure(
             tied += int(depends_on_ties(block.ranks).sum())
             if progress is not None:
                 progress((int(block.ranks.queries[-1]) + 1) * items, queries * items)
-        return values, tied, max(vectors.zero_vectors)
+        return values, tied, zero_vectors(vectors)
 
 
 def check_gain(call: str, gain: str) -> None:

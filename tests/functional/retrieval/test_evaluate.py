@@ -197,7 +197,7 @@ def test_coarse_groups_are_refined_until_exact(capacity_mb):
 
 class TestScores:
     @pytest.mark.parametrize("similarity", SIMILARITIES)
-    @pytest.mark.parametrize("precision", ["bytes", "bfloat16", "float64"])
+    @pytest.mark.parametrize("precision", ["bytes", "float64"])
     def test_the_precision_of_products_changes_nothing(self, similarity, precision):
         embeddings, labels = made(200, 10, 12, noise=3.0)
         report = evaluate_retrieval(embeddings, labels, similarity=similarity)

@@ -64,7 +64,7 @@ FEW = {"knots": 2, "collected": 2}
 """Room for so little that pairs are counted and listed again."""
 
 
-@pytest.mark.parametrize("options", [{}, {"plain": True}, FEW, {"precision": "bfloat16", **FEW}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"plain": True}, FEW, {"precision": "bytes", **FEW}], ids=str)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=PAIRS, low=BOUNDS, high=BOUNDS)
 @example(pairs=[(4, True), (3, False), (2, True), (2, False), (1, False), (0, False)], low=0.0, high=math.inf)
@@ -186,7 +186,7 @@ def test_points_of_embeddings_have_the_counts_of_the_smallest_threshold(case, op
     [
         {},
         {"precision": "bytes", "height": 64, "width": 64},
-        {"precision": "bfloat16", "height": 64, "width": 64, "batch": 90},
+        {"precision": "bytes", "height": 64, "width": 64, "batch": 90},
         {"precision": "float64", "threads": 3},
         {"plain": True},
         {"plain": True, "precision": "float64", "height": 64, "width": 64, "batch": 90},
