@@ -41,8 +41,6 @@ class EvaluationMonitor(Callback, ABC):
         self._logged_in_sanity_check: set[str] | None = None
         self._begin()
 
-    # ------------------------------------------------------------------------------------ to be implemented by subclasses
-
     @abstractmethod
     def _collect(
         self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
@@ -72,20 +70,17 @@ class EvaluationMonitor(Callback, ABC):
         """Read the embeddings and labels of the step that has just ended."""
         return self._reader.read(outputs, batch, step)
 
-    # -------------------------------------------------------------------------------------------------------------- hooks
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Hook the submodule, if embeddings come from one.
 
         Raises:
             ValueError: If another monitor of this kind would log under the same keys: Lightning would log their mean.
         """
-        owner = type(self).__name__
         for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
             if other is not self and isinstance(other, type(self)) and self._prefixes() & other._prefixes():
                 raise ValueError(
-                    f"Two {owner}s in one Trainer would log under the same keys, and Lightning would log their mean. "
-                    + self._remedy_for_two
+                    f"Two {self._policy.owner}s in one Trainer would log under the same keys, and Lightning would log "
+                    f"their mean. {self._remedy_for_two}"
                 )
         self._logged_in_sanity_check = None
         self._policy.begin()
@@ -115,18 +110,16 @@ class EvaluationMonitor(Callback, ABC):
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
         """Read the embeddings of this batch; an error waits for the end of the epoch."""
-        loader = dataloader_idx
-        self._batches[loader] += 1
-        if loader in self._failed:
+        self._batches[dataloader_idx] += 1
+        if dataloader_idx in self._failed:
             self._reader.dismiss()
             return
         try:
             embeddings, labels = self._embeddings(trainer, outputs, batch, _step(trainer))
-            first = self._seen[loader]
-            self._seen[loader] += len(labels)
-            self._collect(trainer, loader, embeddings, labels, first, outputs, batch)
+            self._collect(trainer, dataloader_idx, embeddings, labels, self._seen[dataloader_idx], outputs, batch)
+            self._seen[dataloader_idx] += len(labels)
         except Exception as error:  # a metric must not end a training
-            self._failed[loader] = error
+            self._failed[dataloader_idx] = error
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the set, before checkpoints and early stopping read the values."""
@@ -168,8 +161,6 @@ class EvaluationMonitor(Callback, ABC):
             known = set().union(*(each._keys(trainer) for each in monitors))
             look_for_misspelt_keys(trainer, known, self._logged_in_sanity_check, self._policy)
 
-    # ---------------------------------------------------------------------------------------------------- for subclasses
-
     def _prefixes(self) -> set[str]:
         return {self._prefix(stage) for stage in STAGES}
 
@@ -184,21 +175,27 @@ class EvaluationMonitor(Callback, ABC):
 
         Collective. Warns once if processes share the items in an unknown way and no ids identify repeated items.
         """
-        if process_count() == 1:
-            return None
-        dataloader = list(evaluation_loaders(trainer).values())[loader]
-        everywhere = gather_objects(
-            (why_not_dealt(dataloader, self._batches[loader], self._seen[loader]), self._seen[loader])
-        )
-        reasons = [reason for reason, _ in everywhere if reason is not None]
-        if reasons and not ids:
-            total = sum(items for _, items in everywhere)
-            self._policy.warn(
-                f"Whether some of the {total} items of loader {loader} came to several processes is unknown, because "
-                f"{reasons[0]}. Such items would be counted more than once. {self._remedy_for_repeats} (Shown once.)",
-                kind="repeated items",
-            )
-        return None if reasons else unpadded_length(dataloader)
+        length, doubt = _dealt(trainer, loader, self._batches[loader], self._seen[loader])
+        if doubt is not None and not ids:
+            words = f"{doubt} Such items would be counted more than once. {self._remedy_for_repeats} (Shown once.)"
+            self._policy.warn(words, kind="repeated items")
+        return length
+
+
+def _dealt(trainer: Trainer, loader: int, batches: int, items: int) -> tuple[int | None, str | None]:
+    """Count the items of a loader that were dealt to all processes, or say why that is not known. Collective."""
+    if process_count() == 1:
+        return None, None
+    dataloader = list(evaluation_loaders(trainer).values())[loader]
+    everywhere = gather_objects((why_not_dealt(dataloader, batches, items), items))
+    reason = next((reason for reason, _ in everywhere if reason is not None), None)
+    if reason is None:
+        return unpadded_length(dataloader), None
+    total = sum(number for _, number in everywhere)
+    return (
+        None,
+        f"Whether some of the {total} items of loader {loader} came to several processes is unknown, because {reason}.",
+    )
 
 
 def stage_of(trainer: Trainer) -> str:

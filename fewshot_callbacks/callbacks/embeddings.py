@@ -246,8 +246,6 @@ class EmbeddingReader:
         self._is_compiled, self._may_skip = False, False
         self._worked: set[str] = set()
 
-    # ----------------------------------------------------------------------------------------------------- hook on and off
-
     def attach(self, module: LightningModule) -> None:
         """Get ready: where the source is a submodule, listen to it.
 
@@ -269,8 +267,6 @@ class EmbeddingReader:
     def dismiss(self) -> None:
         """End the step: do not keep what the submodule returns from now on."""
         self.shared.dismiss(id(self))
-
-    # ------------------------------------------------------------------------------------------------------------- reading
 
     def read(self, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         """Read embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
@@ -326,22 +322,16 @@ class EmbeddingReader:
     def _step_embeddings(self, outputs: Any, step: str, key: str, labels_key: str) -> Any:
         if isinstance(outputs, Mapping) and key in outputs:
             return outputs[key]
-        near = _near_key(key, outputs)
-        if near is not None:
-            given = _near_key(labels_key, outputs) or labels_key
-            raise UsageError(
-                f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. Did you mean "
-                f"source=({near!r}, {given!r})?"
-            )
-        raise UsageError(
-            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. Return "
-            f'{{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
-            f"source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
-            "whose output is the embedding." + self._hint(step)
+        near, given = _near_key(key, outputs), _near_key(labels_key, outputs) or labels_key
+        fix = (
+            f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
+            "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
+            "whose output is the embedding." + (self.without_training if step == TRAINING_STEP else "")
         )
-
-    def _hint(self, step: str) -> str:
-        return self.without_training if step == TRAINING_STEP else ""
+        raise UsageError(
+            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. "
+            + (fix if near is None else f"Did you mean source=({near!r}, {given!r})?")
+        )
 
     def labels_of(self, batch: Any, step: str) -> Any:
         """Find the labels of a batch that no step has processed."""
@@ -369,7 +359,7 @@ class EmbeddingReader:
         raise UsageError(
             f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {what}. "
             f"Say where they are in the batch: {self.owner}(labels='key'), labels=1 for a position, or a function of it."
-            + self._hint(step)
+            + (self.without_training if step == TRAINING_STEP else "")
         )
 
     def checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Labels]:
