@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluating
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, follow
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, check_submodule, follow
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import Similarity
 
@@ -70,16 +69,8 @@ class Embedder:
         Raises:
             ValueError: If not; with the names that are near.
         """
-        if not isinstance(self.embed, str):
-            return
-        wanted = self.embed.partition(":")[0]
-        names = [name for name, _ in module.named_modules() if name]
-        if wanted not in names:
-            near = difflib.get_close_matches(wanted, names, n=3) or [name for name in names if "." not in name][:8]
-            raise ValueError(
-                f"{self.owner}(embed={self.embed!r}): {type(module).__name__} has no submodule of that name. It has, for "
-                f"instance, {', '.join(near)}."
-            )
+        if isinstance(self.embed, str):
+            check_submodule(module, self.embed.partition(":")[0], f"{self.owner}(embed={self.embed!r})")
 
     def check(
         self, trainer: Trainer, module: LightningModule, batch: Any, given: Tensor, similarity: Similarity

@@ -14,7 +14,16 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.functional.retrieval import Gain, RankOptions, RetrievalSettings, multilabel_metrics
+from fewshot_callbacks.functional._labels import Labels, as_labels
+from fewshot_callbacks.functional.retrieval import (
+    Gain,
+    MultilabelReport,
+    Progress,
+    RankOptions,
+    RetrievalSettings,
+    evaluate_multilabel,
+    multilabel_metrics,
+)
 from fewshot_callbacks.metrics.embedding_store import Shard, in_order
 
 # The settings that `evaluate_multilabel` has, too.
@@ -38,8 +47,8 @@ class TargetBook:
         self._has_single_labels = False
         self._rows: dict[int, bytes] = {}
 
-    def number(self, labels: Any, step: str) -> Any:
-        """Number the rows of multi-label targets; return labels of any other form as they are.
+    def read(self, labels: Any, step: str) -> Labels:
+        """Read labels: multi-label targets as the number of each row, those of any other form as they are.
 
         Args:
             labels: Labels of a batch.
@@ -48,6 +57,7 @@ class TargetBook:
         Raises:
             UsageError: If targets are not 0 or 1, have other columns than before, or are mixed with labels of another
                 form.
+            ValueError: If they are neither targets nor labels.
         """
         is_target = isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2 and labels.shape[1] > 1
         if not is_target:
@@ -58,7 +68,7 @@ class TargetBook:
                 "item. Use the same form in all batches."
             )
         if not is_target:
-            return labels
+            return as_labels(labels, "labels", self.owner)
         targets = torch.as_tensor(labels, device="cpu").detach()
         if self.labels not in (None, targets.shape[1]):
             raise UsageError(
@@ -73,7 +83,7 @@ class TargetBook:
         self.labels = targets.shape[1]
         distinct, row = targets.bool().unique(dim=0, return_inverse=True)
         numbers = [self._enter(packed.tobytes()) for packed in np.packbits(distinct.numpy(), axis=1)]
-        return torch.tensor(numbers, dtype=torch.int64, device="cpu")[row]
+        return Labels(torch.tensor(numbers, dtype=torch.int64, device="cpu")[row])
 
     def _enter(self, row: bytes) -> int:
         number = int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
@@ -93,6 +103,14 @@ class TargetBook:
             book._rows |= rows
         return book
 
+    def columns(self, numbers: Int[Tensor, "items"]) -> dict[int, tuple[int, ...]]:
+        """Return the columns of each of these numbers that hold a 1."""
+        distinct = numbers.unique()
+        rows = self.targets(distinct)
+        return {
+            number: tuple(row.nonzero()[:, 0].tolist()) for number, row in zip(distinct.tolist(), rows, strict=True)
+        }
+
     def targets(self, numbers: Int[Tensor, "items"]) -> Float[Tensor, "items labels"]:
         """Return the rows of these numbers."""
         if not len(numbers):
@@ -102,23 +120,29 @@ class TargetBook:
         return torch.from_numpy(bits).float()
 
 
-def gathered(shard: Shard, processes: Processes) -> tuple[Tensor, Tensor]:
-    """Gather the embeddings and labels of all processes in each of them, in the order of the data set."""
-    if processes.count == 1:
-        return shard.embeddings, shard.labels
-    shards = processes.gather(shard)
-    return in_order(shards, [held.labels for held in shards])
-
-
 def target_settings(settings: RetrievalSettings) -> RetrievalSettings:
     """Select a monitor's settings for multi-label targets, with nDCG@10 where no nDCG is requested."""
     chosen = {name: getattr(settings, name) for name in ARGUMENTS}
     return RetrievalSettings(**chosen | {"ndcg_k": tuple(settings.ndcg_k) or (10,)})
 
 
-def target_arguments(settings: RetrievalSettings) -> dict[str, Any]:
-    """Return the settings as keyword arguments of `evaluate_multilabel`."""
-    return {name: getattr(target_settings(settings), name) for name in ARGUMENTS}
+def evaluate_targets(
+    shards: Sequence[Shard],
+    book: TargetBook,
+    settings: RetrievalSettings,
+    ndcg_gain: Gain,
+    processes: Processes,
+    progress: Progress | None,
+) -> MultilabelReport:
+    """Evaluate queries, and the gallery if there is one, of multi-label targets: every process is sent all. Collective."""
+    joined, tensors = book.joined(processes), []
+    for shard in shards:
+        parts = processes.gather(shard) if processes.count > 1 else [shard]
+        embeddings, numbers = in_order(parts, [part.labels for part in parts])
+        tensors += [embeddings, joined.targets(numbers)]
+    chosen = target_settings(settings)
+    arguments: dict[str, Any] = {name: getattr(chosen, name) for name in ARGUMENTS}
+    return evaluate_multilabel(*tensors, **arguments, ndcg_gain=ndcg_gain, progress=progress)
 
 
 def target_names(settings: RetrievalSettings, ndcg_gain: Gain) -> Sequence[str]:

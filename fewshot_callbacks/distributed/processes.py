@@ -112,6 +112,11 @@ class Processes(ABC):
             raise failures[0].kind(failures[0].words)
         return everyone
 
+    def to_first(self, mine: T) -> list[T] | None:
+        """What each process holds, by rank, on the first process; None on the others."""
+        everyone = self.gather(mine)
+        return everyone if self.rank == 0 else None
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Report an error inside the block to the other processes at their next call, so that they do not wait for ever.

@@ -50,6 +50,15 @@ class TorchProcesses(Processes):
         torch.distributed.all_gather_object(everyone, mine, group=self._group)
         return everyone
 
+    def to_first(self, mine: T) -> list[T] | None:
+        """What each process holds, by rank, on the first process, without all of it in each of the others."""
+        everyone: list[Any] | None = [None] * self.count if self.rank == 0 else None
+        first = torch.distributed.get_global_rank(self._group, 0)
+        with to_the_end():
+            self.gather(None)  # if one has failed, the others learn of it here
+            torch.distributed.gather_object(mine, everyone, dst=first, group=self._group)
+        return everyone
+
     def _swap(self, mine: Sequence[Tensor], to: int | None, theirs: Sequence[Tensor], source: int | None) -> None:
         def of_all(rank: int) -> int:
             return torch.distributed.get_global_rank(self._group, rank)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from matplotlib.typing import LineStyleType
 from scipy.special import ndtri
 
@@ -31,10 +31,11 @@ from fewshot_callbacks.plots.style import (
     in_house_style,
     new_figure,
 )
-from fewshot_callbacks.plots.text import readable, shorten, width_of
+from fewshot_callbacks.plots.text import readable, shorten
 
 HEIGHT = 3.6  # inches of a figure without its legend
 LEGEND_LINE = 0.18  # inches
+MOST_TICKS = 9  # numbers of four digits do not touch each other on an axis of five inches
 MOST_BINS = 100  # a bin is five pixels wide in a figure of 600
 MARK_STYLES: tuple[tuple[str, LineStyleType], ...] = (
     (BLACK, "--"),
@@ -260,7 +261,7 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
     log = places[-1] > 10 * places[0]
     if log:
         axes.set_xscale("log")
-    axes.set_xticks(_apart(places, log), minor=False)
+    axes.xaxis.set_major_locator(FixedLocator(places, nbins=MOST_TICKS))
     axes.xaxis.set_major_formatter(lambda k, _: f"{k:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     for number, (name, values) in enumerate(known.items()):
@@ -434,19 +435,6 @@ def _merged(
     starts = np.arange(0, both.shape[1], -(-both.shape[1] // MOST_BINS))
     merged = np.add.reduceat(both, starts, axis=1)
     return np.append(edges[starts], edges[-1]), merged[0], merged[1]
-
-
-def _apart(places: list[int], log: bool) -> list[int]:
-    """Those of the values of k whose numbers do not touch each other on an axis of five inches."""
-    scale = [math.log(k) if log else float(k) for k in places]
-    span = (scale[-1] - scale[0]) or 1.0
-    kept, edge = [], -math.inf
-    for k, value in zip(places, scale, strict=True):
-        middle, half = 4.0 * (value - scale[0]) / span, width_of(str(k), SMALL) / 2 + 0.05
-        if middle - half > edge:
-            kept.append(k)
-            edge = middle + half
-    return kept
 
 
 def _bars(

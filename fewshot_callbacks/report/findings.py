@@ -139,7 +139,7 @@ def find(
     precision = model.report.per_query["mAP"].numpy()
     labels = model.report.query_labels.numpy()
     worst = _spread(np.argsort(precision, kind="stable"), precision, labels, settings.worst, MOST_OF_A_CLASS)
-    searchable = list(dict.fromkeys([*worst, *_sample(labels, settings.searchable)]))
+    searchable = list(dict.fromkeys([*worst, *sample_of_classes(labels, settings.searchable)]))
     changed: tuple[list[int], list[int]] = [], []
     if other is not None:
         gain = precision - other.report.per_query["mAP"].numpy()
@@ -148,7 +148,7 @@ def find(
             _spread(np.argsort(gain, kind="stable"), np.where(gain < 0, gain, np.nan), labels, CHANGED, 2),
         )
     shown = list(dict.fromkeys([*searchable, *changed[0], *changed[1]]))
-    asked = _sample(labels, settings.confusion_queries)
+    asked = sample_of_classes(labels, settings.confusion_queries)
     both = np.unique(np.concatenate([np.array(shown, np.int64), np.array(asked, np.int64)]))
     found = model.nearest(both, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
     place = {query: row for row, query in enumerate(both.tolist())}
@@ -191,7 +191,7 @@ def _spread(
     return chosen
 
 
-def _sample(labels: Int[np.ndarray, "queries"], count: int) -> list[int]:
+def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[int]:
     """Draw queries from all classes in proportion to their size; all where there are no more."""
     if len(labels) <= count:
         return list(range(len(labels)))
@@ -212,27 +212,35 @@ def _neighbour(found: Neighbours, row: int, k: int) -> Neighbour:
     )
 
 
+def confusions(found: Neighbours, labels: Sequence[Any], of_items: Sequence[Any]) -> Counter[tuple[Any, Any]]:
+    """Count the items of another class among the neighbours of some queries: (label of a query, other label) -> times.
+
+    Args:
+        found: The neighbours.
+        labels: Of all queries.
+        of_items: Labels of the items that were searched.
+    """
+    pairs: Counter[tuple[Any, Any]] = Counter()
+    for query, indices in zip(found.queries.tolist(), found.indices.tolist(), strict=True):
+        pairs.update(
+            (labels[query], of_items[index]) for index in indices if index >= 0 and of_items[index] != labels[query]
+        )
+    return pairs
+
+
 def _confused(found: Neighbours, rows: Sequence[int], model: Model) -> dict[Any, tuple[Any, float]]:
-    """Count the labels of irrelevant items among the first neighbours."""
-    assert found.relevant is not None
-    counts: dict[Any, Counter[Any]] = {}
+    """Find the other label met most often among the first neighbours of the queries of each label, and its share."""
+    labels, k = model.queries.labels, CONFUSION_K
+    indices, scores, tied = (part[rows, :k] for part in (found.indices, found.scores, found.tied))
+    some = Neighbours(found.queries[rows], indices, scores, tied, found.left_out[rows])
     looked: Counter[Any] = Counter()
-    labels, of_items = model.queries.labels, model.searched.labels
-    for query, indices, relevant in zip(
-        found.queries[rows].tolist(),
-        found.indices[rows, :CONFUSION_K].tolist(),
-        found.relevant[rows, :CONFUSION_K].tolist(),
-        strict=True,
-    ):
-        own = counts.setdefault(labels[query], Counter())
-        valid = [index for index in indices if index >= 0]
-        looked[labels[query]] += len(valid)
-        own.update(of_items[index] for index, hit in zip(indices, relevant, strict=True) if index >= 0 and not hit)
-    return {
-        label: (most, times / looked[label])
-        for label, counter in counts.items()
-        for most, times in sorted(counter.most_common(), key=lambda pair: (-pair[1], str(pair[0])))[:1]
-    }
+    for query, number in zip(some.queries.tolist(), some.found.tolist(), strict=True):
+        looked[labels[query]] += number
+    most: dict[Any, tuple[Any, float]] = {}
+    pairs = confusions(some, labels, model.searched.labels)
+    for (own, other), times in sorted(pairs.items(), key=lambda pair: (-pair[1], str(pair[0][1]))):
+        most.setdefault(own, (other, times / looked[own]))
+    return most
 
 
 def _together(model: Model) -> tuple[Any, list[Any], list[Key]]:
