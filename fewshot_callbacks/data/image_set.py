@@ -25,11 +25,16 @@ _NAMED_AT_MOST = 5  # in an error message
 
 
 class ImageItem(NamedTuple):
-    """An image of a data set: its file, the name of its class, and the part of it that is served."""
+    """An image of a data set.
+
+    Attributes:
+        file: Its file.
+        class_name: The name of its class.
+        box: The part of it that is served: left, top, right and bottom, in pixels; None for the whole image.
+    """
 
     file: str | Path
     class_name: str
-    # left, top, right and bottom, in pixels; None for the whole image
     box: tuple[int, int, int, int] | None = None
 
 
