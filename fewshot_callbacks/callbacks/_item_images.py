@@ -39,7 +39,8 @@ def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
         >>> hashes.argsort()[:3]
         array([410, 821, 366])
     """
-    # Modulo 2^64 is meant. The 1 is added since 0 would be mapped to 0, and the first item always be in the sample.
+    # Overflow is meant: the hash is modulo 2^64. Without the added 1 the hash of 0 were 0, and the first item always in the
+    # sample.
     with np.errstate(over="ignore"):
         value = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -53,7 +54,7 @@ def has_index(loader: Any) -> bool:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return False
     batches = getattr(loader, "batch_sampler", None)
-    # By its very class, here and below: a class derived from it may deal items in another order.
+    # By its very class, as SequentialSampler below: a class derived from it may deal items in another order.
     if batches is not None and not (type(batches) is BatchSampler and batches.sampler is sampler):
         return False
     if isinstance(sampler, DistributedSampler) and not isinstance(sampler, DistributedSamplerWrapper):

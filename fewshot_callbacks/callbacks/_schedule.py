@@ -83,7 +83,7 @@ class Schedule:
         return due
 
     def _decide(self, epoch: int) -> bool:
-        # An equal epoch is another validation of it; a smaller one is of a new fit.
+        # An equal epoch is another validation of the one that was due.
         if self._last_epoch is not None and 0 < epoch - self._last_epoch < self.every_n_epochs:
             return False
         if self.max_share is None or self.watch.share <= self.max_share:
