@@ -23,6 +23,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(str(_MODULE_OF[name])), name)
+    # The next use finds it without this function.
     globals()[name] = value
     return value
 

@@ -147,6 +147,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         with random_states_kept(), torch.no_grad():
             yield
     finally:
+        # Set directly: `train(mode)` sets the submodules as well, and a module may override it, to keep some of them
+        # frozen.
         for part, training in modes:
             part.training = training
 

@@ -39,9 +39,11 @@ class Embedder:
 
     def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
         """Embed a batch that has arrived on the device, and read its labels."""
+        # In the precision of a step, whose embeddings these are compared with.
         with trainer.precision_plugin.val_step_context():
             result: Any = self.embed(module, batch) if callable(self.embed) else self._called(module, batch)
         key = self.reader.source[0] if isinstance(self.reader.source, tuple) else STEP_KEYS[0]
+        # A forward method or a function may return what the step returns.
         if isinstance(result, Mapping) and key in result:
             result = result[key]
         if isinstance(result, tuple) and len(result) == 2:
@@ -55,6 +57,7 @@ class Embedder:
             return follow(module.get_submodule(name)(inputs), path, f"{self.owner}(embed={self.embed!r})")
         try:
             return module(inputs)
+        # PyTorch raises it where a module has no `forward`; one that a module raises itself says something else.
         except NotImplementedError as error:
             if "forward" not in str(error):
                 raise
@@ -116,6 +119,7 @@ class Embedder:
                 f"{step} gave {tuple(given.shape)}. {fix}"
             )
         own, given = own.double(), given.double()
+        # The bound keeps a row of zeros from dividing by zero.
         moved = float(((own - given).norm(dim=1) / given.norm(dim=1).clamp(min=1e-30)).max()) if len(own) else 0.0
         if moved > MOVED:
             raise UsageError(

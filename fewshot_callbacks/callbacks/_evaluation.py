@@ -111,6 +111,7 @@ class EvaluationMonitor(Callback, ABC):
     ) -> None:  # fmt: skip
         """Read the embeddings of this batch; an error waits for the end of the epoch."""
         self._batches[dataloader_idx] += 1
+        # A set that lacks a batch is not measured: what follows would be kept for nothing.
         if dataloader_idx in self._failed:
             self._reader.dismiss()
             return
@@ -128,6 +129,7 @@ class EvaluationMonitor(Callback, ABC):
                 self._check_loaders(trainer)
             except ValueError as error:
                 self._failed.setdefault(0, error)
+        # Before anything is measured: a rank that has failed would not take part, and the others would wait for it.
         everywhere = gather_objects({loader: portable(error) for loader, error in self._failed.items()})
         # the lowest rank's error, the same one everywhere
         failed = {loader: error for errors in reversed(everywhere) for loader, error in errors.items()}
@@ -156,6 +158,7 @@ class EvaluationMonitor(Callback, ABC):
         Raises:
             UsageError: If one waits for a key that is a known one misspelt, and the sanity check showed that nobody logs it.
         """
+        # One looks for all: a key that another monitor logs is no mistake.
         monitors = [each for each in trainer.callbacks if isinstance(each, EvaluationMonitor)]  # type: ignore[attr-defined]
         if monitors[0] is self:
             known = set().union(*(each._keys(trainer) for each in monitors))
@@ -187,6 +190,7 @@ def _dealt(trainer: Trainer, loader: int, batches: int, items: int) -> tuple[int
     if process_count() == 1:
         return None, None
     dataloader = list(evaluation_loaders(trainer).values())[loader]
+    # All learn the reason of any: whether items are left out must be the same decision everywhere.
     everywhere = gather_objects((why_not_dealt(dataloader, batches, items), items))
     reason = next((reason for reason, _ in everywhere if reason is not None), None)
     if reason is None:
@@ -217,6 +221,7 @@ def portable(error: Exception) -> Exception:
     """Make an error that can be sent to another process; on one process return it as it is, with its traceback."""
     if process_count() == 1:
         return error
+    # Other classes may take other arguments than a text, or hold what cannot be sent.
     if type(error) in (ValueError, UsageError):
         return type(error)(str(error))
     return RuntimeError(f"{type(error).__name__}: {error}")

@@ -39,6 +39,8 @@ def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
         >>> hashes.argsort()[:3]
         array([410, 821, 366])
     """
+    # Overflow is meant: the hash is modulo 2^64. Without the added 1 the hash of 0 were 0, and the first item always in the
+    # sample.
     with np.errstate(over="ignore"):
         value = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -52,6 +54,7 @@ def has_index(loader: Any) -> bool:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return False
     batches = getattr(loader, "batch_sampler", None)
+    # By its very class, as SequentialSampler below: a class derived from it may deal items in another order.
     if batches is not None and not (type(batches) is BatchSampler and batches.sampler is sampler):
         return False
     if isinstance(sampler, DistributedSampler) and not isinstance(sampler, DistributedSamplerWrapper):
@@ -117,8 +120,8 @@ class KeptImages:
     def __init__(self, loader: Any, reader: ImageReader) -> None:
         self.loader, self.reader = loader, reader
         self.has_index = has_index(loader)
+        # position of an item in the pass of all processes -> what is drawn of it
         self.kept: dict[int, np.ndarray | str] = {}
-        """position of an item in the pass of all processes -> what is drawn of it"""
         self._order: list[tuple[int, int]] = []  # a heap: (minus the hash, position) of each that is kept
         self._batches = 0
 
@@ -134,6 +137,7 @@ class KeptImages:
             return
         self.has_index = False  # several embeddings of an item, or several items of a sample
         processes = all_processes()
+        # As a DistributedSampler deals: item i goes to process i modulo their number.
         everywhere = np.asarray(positions) * processes.count + processes.rank
         for place, (position, order) in enumerate(zip(everywhere.tolist(), mixed(everywhere).tolist(), strict=True)):
             if len(self.kept) == MOST_KEPT and -order < self._order[0][0]:

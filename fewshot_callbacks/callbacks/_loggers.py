@@ -74,6 +74,7 @@ def log_embedding(
         step: By default the one at which Lightning logs metrics now.
     """
     headings = list(columns)
+    # TensorBoard keeps them in a table where a tab ends a column and a line break a row.
     rows = [[re.sub(r"\s", " ", str(word)) for word in row] for row in zip(*columns.values(), strict=True)]
     # a table of one column has no heading in TensorBoard
     metadata = [row[0] for row in rows] if len(headings) == 1 else rows
@@ -141,9 +142,11 @@ def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, step: in
         with _warned_once(policy, f"{owner}, pictures", fact, remedy):
             adapter(logger, name, image, step)
             return
+    # Also reached where the logger has raised: that was made a warning, and the picture is not lost.
     remedy = "Make room, or choose a folder that can be written to, such as Trainer(default_root_dir='runs')."
     with _warned_once(policy, f"{owner}, files", f"The picture {file} could not be written", remedy):
         path = os.path.join(run_folder(trainer, logger), file)
+        # The folder of a run may be in a bucket as well as on a disk.
         files = get_filesystem(path)
         files.makedirs(os.path.dirname(path), exist_ok=True)
         with files.open(path, "wb") as opened:
@@ -169,11 +172,13 @@ def _step(trainer: Trainer, step: int | None) -> int:
 def _accepted(name: str) -> str:
     """A name that every logger takes for a picture, and every file system for a path."""
     parts = re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII).split("/")
+    # A part of dots alone, such as `..`, would lead out of the folder.
     return "/".join(part for part in parts if part.strip(". "))
 
 
 def _pixels(drawing: Drawing) -> Image.Image:
     figure = drawing() if callable(drawing) else drawing
+    # Drawn once for all loggers, of which each would draw the figure again.
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return Image.open(buffer).convert("RGB")

@@ -87,6 +87,8 @@ class PictureCallback(Viewer):
             )
         first = next(callback for callback in callbacks if isinstance(callback, PictureCallback))
         self._logs_share = first is self
+        # One clock for the pictures of all callbacks, since `max_share` is a share for all of them. The first one's
+        # `setup` runs first, so that its clock is new.
         self.schedule.begin(None if first is self else first.schedule.watch)
         self._policy.begin()
         self._forget()
@@ -94,6 +96,7 @@ class PictureCallback(Viewer):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide whether this epoch is drawn."""
         self._forget()
+        # Decided before the first batch, whose images may have to be kept.
         self._is_due = not trainer.sanity_checking and self.schedule.is_due(trainer.current_epoch)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,6 +132,7 @@ class PictureCallback(Viewer):
         """Draw the figures of a set and log them; turn an error into a warning, shown once."""
         with self.schedule.watch.running():
             try:
+                # An error of one process becomes one of all, or the others would wait for what it has kept.
                 with all_processes().together():
                     self._share_kept()
                 figures = {} if evaluated is None else self._figures(trainer, evaluated)

@@ -41,6 +41,7 @@ class Stopwatch:
     @property
     def share(self) -> float:
         """Time inside of the blocks, divided by the time since the run began."""
+        # At the very beginning no time may have passed by the clock.
         return self.seconds / max(time.perf_counter() - self._began, 1e-9)
 
 
@@ -75,12 +76,14 @@ class Schedule:
 
     def is_due(self, epoch: int) -> bool:
         """Decide, by the clock of the first process, and say once that epochs are skipped. Collective."""
+        # Clocks differ a little: if each process asked its own, some would wait for others that do not come.
         due = bool(broadcast_object(self._decide(epoch)))
         if due:
             self._last_epoch = epoch
         return due
 
     def _decide(self, epoch: int) -> bool:
+        # An equal epoch is another validation of the one that was due.
         if self._last_epoch is not None and 0 < epoch - self._last_epoch < self.every_n_epochs:
             return False
         if self.max_share is None or self.watch.share <= self.max_share:

@@ -42,8 +42,8 @@ class TargetBook:
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
+        # columns of the targets; None as long as no batch had any
         self.labels: int | None = None
-        """columns of the targets; None as long as no batch had any"""
         self._has_single_labels = False
         self._rows: dict[int, bytes] = {}
 
@@ -59,6 +59,7 @@ class TargetBook:
                 form.
             ValueError: If they are neither targets nor labels.
         """
+        # A single column holds labels, as some data sets keep them.
         is_target = isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2 and labels.shape[1] > 1
         if not is_target:
             self._has_single_labels = True
@@ -86,6 +87,8 @@ class TargetBook:
         return Labels(torch.tensor(numbers, dtype=torch.int64, device="cpu")[row])
 
     def _enter(self, row: bytes) -> int:
+        # A hash, not a count: processes give one row the same number without a word to each other. Eight bytes fit an
+        # integer label.
         number = int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
         if self._rows.setdefault(number, row) != row:
             raise ValueError(f"{self.owner}: two different targets have the same number of 64 bits, by chance.")

@@ -51,6 +51,7 @@ class ItemSet:
             return ", ".join(self.class_name(column, names) for column in label) or "none"
         if names is None and isinstance(label, int):
             dataset = getattr(self.loader, "dataset", None)
+            # Through a `Subset`, which has no names of its own.
             classes = getattr(getattr(dataset, "dataset", dataset), "classes", None)
             names = (
                 classes if isinstance(classes, Sequence) and all(isinstance(name, str) for name in classes) else None
@@ -84,6 +85,7 @@ def whole_set(
     embeddings, of_parts, positions, places = zip(*parts, strict=True)
     order = torch.cat(places).argsort()
     every = [label for part in of_parts for label in part]
+    # Without those of a process that had no item: it does not know the dimension.
     rows = torch.cat([part for part in embeddings if len(part)] or [shard.embeddings])
     ordered = [every[place] for place in order.tolist()]
     return ItemSet(rows[order], ordered, torch.cat(positions)[order], source, loader)

@@ -131,8 +131,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                 skip_singletons=self.skip_singletons,
             )
             self._measured += 1
+            # Counted on the device: to read the values here would wait for it at every batch.
             self._without_j = found[0].isnan() + self._without_j
             self._without_ratio = found[1].isnan() + self._without_ratio
+            # Once, since it waits for the device.
             if not self._checked_first_batch:
                 self._checked_first_batch = True
                 self._warn_of_singletons(labels.codes)

@@ -126,7 +126,8 @@ class EmbeddingMap(PictureCallback):
         pictures = []
         for position in positions:
             picture = Image.new("RGB", (THUMBNAIL, THUMBNAIL), "lightgrey")
-            # an item without a picture is shown by its place alone
+            # An item without a picture is shown by its place alone. Transforms of the data set may draw random numbers,
+            # and a run with maps must not differ from one without.
             with suppress(Exception), random_states_kept():
                 shown = self._reader.of_data_set(items.loader.dataset, position)
                 if not isinstance(shown, str):

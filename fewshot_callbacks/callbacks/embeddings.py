@@ -19,9 +19,9 @@ from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.functional._tensors import as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.embedding_store import id_numbers
 
+# `("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or
+# `"encoder:pooler_output"` what its output holds under that name. A function of (outputs, batch): (embeddings, labels).
 Source = str | tuple[str, str] | Callable[[Any, Any], tuple[Any, Any]]
-"""`("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or
-`"encoder:pooler_output"` what its output holds under that name. A function of (outputs, batch): (embeddings, labels)."""
 
 LabelSource = str | int | Callable[[Any], Any]
 """Where the labels, integers or words, are in a batch: a key, a position, or a function of the batch."""
@@ -142,6 +142,7 @@ class EmbeddingSource:
 
     def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
         if self._captured is not None and not _HOOKS_IGNORED.get():
+            # Detached at once: a graph that is kept would keep all activations of the step.
             self._captured.append(output.detach() if isinstance(output, Tensor) else output)
 
     def output(self, items: int, step: str, owner: str, hint: str) -> Tensor:
@@ -239,10 +240,10 @@ class EmbeddingReader:
         self.shared, self.owner = source, owner
         self.source = source.where
         self.labels = source.labels if labels is None else labels
+        # reads the labels of a step; the owner has a function of its own where it takes multi-label targets, too
         self.read_labels: Callable[[Any, str], Labels] = lambda labels, step: as_labels(labels, "labels", owner)
-        """reads the labels of a step; the owner has a function of its own where it takes multi-label targets, too"""
+        # what the owner can do where a training step gives no embeddings or labels
         self.without_training = ""
-        """what the owner can do where a training step gives no embeddings or labels"""
         self._is_compiled, self._may_skip = False, False
         self._worked: set[str] = set()
 
@@ -283,6 +284,7 @@ class EmbeddingReader:
         try:
             found = self.checked(*self._found(outputs, batch, step), step)
         except UsageError as error:
+            # A training step may return None to skip its batch, of which Lightning makes an empty mapping.
             skipped = self._may_skip and step == TRAINING_STEP and isinstance(outputs, Mapping) and not outputs
             if step in self._worked or skipped:
                 raise ValueError(str(error)) from error
@@ -338,6 +340,8 @@ class EmbeddingReader:
         return self._labels(None, batch, step, self.source[1] if isinstance(self.source, tuple) else STEP_KEYS[1])
 
     def _labels(self, outputs: Any, batch: Any, step: str, key: str) -> Any:
+        # What the user has said comes first, then what the step has returned, whose labels need not be those of the
+        # batch (views of items, mixed images), and only then the batch.
         if callable(self.labels):
             return self.labels(batch)
         if self.labels is not None:
@@ -477,6 +481,8 @@ def _is_compiled(module: LightningModule) -> bool:
     """Check whether the module or a submodule was compiled."""
     if getattr(module, "_compiler_ctx", None) is not None:  # where Lightning keeps what it unpacks
         return True
+    # `torch.compile(module)` wraps a module and `module.compile()` marks it; PyTorch has no public way to ask for
+    # either.
     return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules())
 
 

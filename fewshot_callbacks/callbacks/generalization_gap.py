@@ -241,6 +241,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         """Compute the gap, or return the error; equal in every process. Collective."""
         processes = all_processes()
         try:
+            # An error of one process becomes one of all, or the others would wait for it inside of the evaluation.
             with processes.together():
                 self._check_loaders(trainer)
                 training = self.training.embedded(trainer, self.embed).shard(dataset_size=self.training.items)
@@ -264,6 +265,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     def _log_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
         """Log a sentence when the verdict has changed, and warn of classes of uneven size."""
+        # A run that begins without overfitting is nothing to tell of.
         if gap.is_overfitting != self._was_overfitting and (gap.is_overfitting or self._was_overfitting is not None):
             rank_zero_info(f"{self.prefix}, epoch {trainer.current_epoch}: {gap.in_words()}")
         self._was_overfitting = gap.is_overfitting

@@ -81,6 +81,7 @@ class ReportWriter(PictureCallback):
             UsageError: If there is no `RetrievalMonitor` to show, or the path cannot be filled in.
         """
         super().setup(trainer, pl_module, stage)
+        # A wrong field ends the run here, not after its first epoch, where it would only be a warning.
         try:
             self.path.format(epoch=0, step=0, prefix="", suffix="")
         except (KeyError, IndexError, ValueError) as error:
@@ -97,6 +98,7 @@ class ReportWriter(PictureCallback):
         names = ("items",) if evaluated.gallery is None else ("queries", "gallery")
         sets = [each for each in (evaluated.queries, evaluated.gallery) if each is not None]
         items = [self._items(each, name) for each, name in zip(sets, names, strict=True)]
+        # A slash in `{prefix}` would name another folder.
         prefix, suffix = (part.replace("/", "_") for part in (evaluated.prefix, evaluated.suffix))
         filled = self.path.format(epoch=evaluated.epoch, step=trainer.global_step, prefix=prefix, suffix=suffix)
         path = Path(run_folder(trainer)) / filled

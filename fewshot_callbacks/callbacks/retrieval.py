@@ -201,6 +201,7 @@ class RetrievalMonitor(EvaluationMonitor):
         if self.embed is None:
             return super()._embeddings(trainer, outputs, batch, step)
         self._reader.dismiss()
+        # A second pass, which monitors that listen to a submodule must not take for the step's own.
         with hooks_ignored(), evaluating(trainer.lightning_module):
             return self.embed(trainer, trainer.lightning_module, batch)
 

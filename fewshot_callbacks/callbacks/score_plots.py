@@ -119,6 +119,7 @@ class ScorePlots(PictureCallback):
 
     def _of_pairs(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
         counts, marks, errors = report.pair_counts, *operating_marks(report)
+        # The legend shows four decimals: an area that is known less well would show digits that are wrong.
         area = report.auc_pr.value if report.auc_pr.error < 5e-5 else None
         found: dict[str, Callable[[], Figure]] = {}
         if counts.relevant:

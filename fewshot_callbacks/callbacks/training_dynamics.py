@@ -156,6 +156,8 @@ class TrainingDynamicsMonitor(Callback):
                     "one of them another prefix=... and another file=...."
                 )
         self._embedder.check_name(pl_module)
+        # A checkpoint is read after this hook. A second fit with the same Trainer counts its steps on, and keeps the
+        # history.
         if stage == "fit" and trainer.global_step == 0:
             self._history, self._is_checked, self._updates = {}, False, 0
 
@@ -189,6 +191,7 @@ class TrainingDynamicsMonitor(Callback):
         """Embed the episode with the weights as they are, before the first step of this batch."""
         self._steps += 1
         self._is_due = (self._updates + 1) % self.every_n_steps == 0
+        # Before the first step alone: several steps of one batch are measured together.
         if self._is_due and self._steps == 1:
             try:
                 self._before = self._embedded(trainer, pl_module)
@@ -222,6 +225,7 @@ class TrainingDynamicsMonitor(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what is new; warn if the optimiser stepped outside Lightning's hooks, or may have."""
         self._write()
+        # Fewer batches than are accumulated may be without a step.
         if self._batches >= max(1, trainer.accumulate_grad_batches) and self._stepping_batches == 0:
             fact = (
                 f"Lightning announced no optimiser step in {self._batches} batches, so none could be measured. With manual "
@@ -263,6 +267,8 @@ class TrainingDynamicsMonitor(Callback):
 
     def _embedded(self, trainer: Trainer, module: LightningModule, draw: int = 0) -> tuple[Tensor, Labels]:
         """Embed the batch as training does, without side effects; the same `draw` has the same dropout."""
+        # Two seeds for each update, as `draw` is 0 or 1: before and after the step dropout is the same, and no other
+        # update has it.
         with hooks_ignored(), without_side_effects(module, seed=2 * self._updates + draw):
             embeddings, labels = self._embedder(trainer, module, self._batch)
             return embeddings.clone(), labels
@@ -301,6 +307,8 @@ class TrainingDynamicsMonitor(Callback):
         if isinstance(returned, Tensor):
             given = returned.detach()
             if before.shape == given.shape:
+                # Another draw of dropout: where it changes the embeddings, those of the step, of a third draw, cannot
+                # be compared.
                 again, _ = self._embedded(trainer, module, draw=1)
                 if not (module.automatic_optimization and after.equal(again)):
                     given = before

@@ -14,6 +14,7 @@ from fewshot_callbacks.cli.options import nearest, unknown
 _NOISE = re.compile(
     r"Does not validate|Subtypes:|Errors:|Given value|Expected a <class 'NoneType'>|Expected a path but"
 )
+# The words of jsonargparse from 4.51 on. A message that fits none of the patterns here and below is shown as it is.
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: |Option '|Subcommand '\w+' does not accept option ')([^\s=']+)")
 
 
@@ -59,6 +60,7 @@ def _deepest(message: str) -> tuple[list[str], str, str]:
         return [], "", " ".join(message.split())
     lines: list[tuple[int, str]] = []
     way: list[tuple[int, str]] = []
+    # A reason that follows its key on the same line gets a line of its own, one level deeper.
     for line in re.sub(r'(Parser key "[^"]+":) (\S)', r"\1\n  \2", message).splitlines():
         text = line.lstrip(" -")
         depth = len(line) - len(text)

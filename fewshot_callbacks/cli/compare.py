@@ -142,6 +142,7 @@ def result_of(*words: str, as_prototypes: bool = False) -> Tested:
     from fewshot_callbacks.protonet import ProtoNet, SoftmaxHead  # noqa: PLC0415
 
     with quiet_lightning():
+        # On one device, since several would count the images twice by which Lightning makes their shares equal.
         cli = command(["test", *words, "--trainer.devices=1", "--trainer.enable_progress_bar=false", "--verbose=false"])
         trainer: Any = cli.trainer
         model = cli.model
@@ -170,6 +171,7 @@ def differences_of(first: Tested, second: Tested) -> dict[str, Difference]:
             of_reports = {}
         found |= {name: of_reports[name] for name in SHOWN if name in of_reports}
     if first.j is not None and second.j is not None:
+        # J has no interval, so that its difference has none either.
         found["J"] = Difference(second.j, first.j, UNKNOWN)
     return found
 

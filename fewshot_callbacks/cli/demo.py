@@ -133,6 +133,7 @@ def replaced_folder(target: Path, settings: Mapping[str, Any]) -> Iterator[Path]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield folder
+        # A folder that holds anything is in the way of `os.replace`.
         shutil.rmtree(target, ignore_errors=True)
         os.replace(folder, target)
     except BaseException as stop:

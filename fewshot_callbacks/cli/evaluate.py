@@ -63,6 +63,7 @@ COMPARED = "Each query is compared with itself; the intervals are robust to the 
 def run(options: Namespace) -> None:
     """Evaluate and print."""
     console, errors = Console(), Console(stderr=True)
+    # A bar in a file or a pipe is a heap of control characters.
     hidden = options.json or not sys.stderr.isatty()
     if "per_class" in options and options.against is not None and not options.json:
         raise ValueError(
@@ -129,10 +130,12 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     how = "Write one with numpy.savez(path, embeddings=..., labels=...)."
     if not file.exists():
         raise ValueError(f"{file} does not exist. {how}")
+    # `np.load` would open a single array as well, and speak of pickles where a file is anything else.
     if not file.is_file() or not zipfile.is_zipfile(file):
         raise ValueError(f"{file} is not an .npz file of plain arrays. {how}")
     arrays: dict[str, NDArray[Any]] = {}
     try:
+        # A pickle can run any code, and files of embeddings are passed on.
         with np.load(file, allow_pickle=False) as archive:
             for name in archive.files:
                 arrays[name] = _plain_array(archive, name)
@@ -161,6 +164,7 @@ def _plain_array(archive: Any, name: str) -> NDArray[Any]:
         raise ValueError(f"{name}: {error}") from error
     if not isinstance(array, np.ndarray):  # NumPy returns the bytes of what has not its head
         raise ValueError(f"{name} is no array")
+    # PyTorch takes no other byte order.
     native: NDArray[Any] = array.astype(array.dtype.newbyteorder("="), copy=False)
     return native
 
@@ -195,6 +199,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
     labels = max((as_text(label).cell_len for label in (*classes, "class")), default=0)
     rows: list[list[str]] = [[]]
     for metric in report.per_class:
+        # A value such as 0.1234 takes six characters, and each column two more to keep it from the next.
         if rows[-1] and labels + 2 + sum(max(len(name), 6) + 2 for name in (*rows[-1], metric)) > width:
             rows.append([])
         rows[-1].append(metric)

@@ -71,6 +71,7 @@ class FewshotCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Copy settings of the data to a ProtoNet: channels, shots, episodes in a batch, sizes of the test episodes."""
         for name, of_data in {} if self.subclass_mode_model else LINKS.items():
+            # The data is made first, since only what is made can be asked, whatever its class.
             parser.link_arguments("data", f"model.{name}", compute_fn=of_data, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -86,6 +87,7 @@ class FewshotCLI(LightningCLI):
         """Say which hyperparameters the checkpoint overrules; log no validation or test unless requested."""
         settings = self._settings
         say_what_is_overruled(self._configured, _arguments_of(settings.model))
+        # Of the words, not of the settings, in which the defaults have put a logger.
         asked = any(word.startswith("--trainer.logger") for word in sys.argv)
         if self.config.subcommand != "fit" and not asked:
             settings.trainer.logger = False  # a logger would make the folder of another run
@@ -136,6 +138,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
         )
     if given is None or (given == UNTRAINED and command != "fit"):
         return
+    # Lightning finds these itself; an address is that of a remote file system.
     if str(given).partition(":")[0] in WORDS or "://" in str(given):
         return
     path = Path(given)
@@ -145,6 +148,7 @@ def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any
         there = f"{folder} holds {others}" if others else f"Give a file, such as {best_checkpoint(folder) or suggested}"
         raise ValueError(f"There is no checkpoint {path}. {there}.")
     try:
+        # Before data and network are made, which may take a while and would be in vain.
         torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     except PermissionError:
         raise
@@ -248,6 +252,7 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
     except RuntimeError as error:
+        # PyTorch's words for weights that do not fit; any other RuntimeError is not the user's.
         if "loading state_dict" not in str(error):
             raise
         what = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
@@ -269,6 +274,7 @@ def quiet_lightning() -> Iterator[None]:
     with warnings.catch_warnings():
         for words in ("does not have many workers", "Checkpoint directory", "LeafSpec", "GPU available but not used"):
             warnings.filterwarnings("ignore", f".*{words}")
+        # Whoever has asked Python for warnings gets them.
         if not sys.warnoptions:
             warnings.filterwarnings("ignore", category=DeprecationWarning)
             warnings.filterwarnings("ignore", category=FutureWarning)

@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = first.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
+        # `--help` after a command is for its own parser.
         commands.add_parser(name, help=text, add_help=False)
     return first
 
@@ -120,6 +121,7 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
         with needs("cli" if command in ("compare", "evaluate", "plan") else "all", f"fewshot {command}"):
             run = _run_of(command if command in options_of.PARSERS else "fit", owns_process=owns_process)
         return int(run(options) or 0)
+    # An OSError as well, which would be taken for bad input below.
     except BrokenPipeError:
         raise
     except KeyboardInterrupt as stop:

@@ -78,6 +78,7 @@ def whole(word: str) -> int:
     value = number(word.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", word) else word)
     if not value.is_integer():
         raise ArgumentTypeError(f"{word} is not a whole number, such as 5 or 1e6.")
+    # PyTorch and NumPy hold no larger ones.
     if abs(value) >= 2**63:
         raise ArgumentTypeError(f"{word} is too large; whole numbers go up to 2^63 - 1.")
     return int(value)
@@ -162,6 +163,7 @@ def settings_of(command: str) -> tuple[list[Declared], list[Declared]]:
 def add_settings(options: Options, settings: Iterable[Declared]) -> None:
     """Add an option for each setting; one that is not given is left to the default of its class."""
     for name, kind, default, meaning in settings:
+        # argparse fills in what follows a single percent sign.
         text = f"{meaning} (default: {default})".replace("%", "%%")
         if kind == "bool":
             options.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=text)

@@ -36,6 +36,7 @@ def run(options: Namespace) -> None:
         **{field.name: given[field.name] for field in fields(ReportSettings) if field.name in given}
     )
     console, errors = Console(), Console(stderr=True)
+    # Before an evaluation that may take minutes.
     check_writable(options.output)
     arrays = load_arrays(options.file)
     queries, gallery = items_of(arrays, options.file, options.images, options.gallery_images, settings)

@@ -14,16 +14,16 @@ RECORD = "training.json"
 class TrainingRecord:
     """How far a run was trained; written whenever an epoch ends, and at the end."""
 
+    # epochs that have ended
     epochs: int
-    """epochs that have ended"""
+    # optimiser steps until then
     steps: int
-    """optimiser steps until then"""
+    # epochs that were asked for
     max_epochs: int | None
-    """epochs that were asked for"""
+    # whether the training came to its end: all epochs, or a callback that stopped it
     ended: bool
-    """whether the training came to its end: all epochs, or a callback that stopped it"""
+    # head of a ProtoNet, by which two runs are told apart
     head: str | None
-    """head of a ProtoNet, by which two runs are told apart"""
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of the run."""
@@ -35,6 +35,7 @@ class TrainingRecord:
         """Read the record of a run; None where there is none, or it is damaged."""
         try:
             return cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+        # A TypeError where another version has written other fields.
         except (OSError, ValueError, TypeError):
             return None
 
@@ -44,6 +45,7 @@ def notes_on_lengths(names: Sequence[str], records: Sequence[TrainingRecord | No
     notes = []
     for name, record in zip(names, records, strict=True):
         if record is not None and not record.ended:
+            # Lightning's words for no limit.
             most = "" if record.max_epochs in (None, -1) else f" of {record.max_epochs:,}"
             notes.append(
                 f"{name} stopped after epoch {record.epochs:,}{most}: its numbers are those of an unfinished training."

@@ -115,12 +115,15 @@ def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
 def _draw(characters: list[str], path: Path, size: int) -> UInt8[np.ndarray, "characters size size"]:
     """Draw characters of one font; all zero where one has no ink. All are pasted into one strip, which is reduced."""
     side, limit, em = size * SUPERSAMPLING, int(size * SUPERSAMPLING * INK), round(EM * size * SUPERSAMPLING)
+    # Pillow's own layout: it would prefer Raqm, which not every build has, and the drawing must not depend on the
+    # build.
     font = ImageFont.truetype(str(path), em, layout_engine=ImageFont.Layout.BASIC)
     strip = Image.new("L", (side, side * len(characters)))
     for i, character in enumerate(characters):
         ink = _ink(character, font, side)
         smaller = em
         while max(ink.size) > limit:  # once, or twice where hinting rounds up
+            # At least one less, or hinting could keep the size where it is for ever.
             smaller = min(smaller - 1, smaller * limit // max(ink.size))
             ink = _ink(character, font.font_variant(size=smaller), side)
         strip.paste(ink, ((side - ink.width) // 2, side * i + (side - ink.height) // 2))
@@ -161,6 +164,7 @@ def _look_alikes(drawn: Drawings) -> list[tuple[str, str]]:
     images = torch.from_numpy(np.stack(list(drawn.values()))).unsqueeze(1)  # (glyphs, 1, size, size)
     pixels = images.flatten(1).long()  # (glyphs, size * size)
     ink = pixels.square().sum(dim=1)
+    # Twice the mean of four pixels is half of their sum.
     blocks = 2 * avg_pool2d(images.float(), 2).flatten(1)
     energy = blocks.square().sum(dim=1)
     apart = torch.addmm(energy[:, None] + energy[None, :], blocks, blocks.T, alpha=-2)  # (glyphs, glyphs)
@@ -168,5 +172,6 @@ def _look_alikes(drawn: Drawings) -> list[tuple[str, str]]:
     maybe = apart <= larger.mul_(2 * LOOK_ALIKE)  # twice: room for the rounding of the product
     one, other = maybe.triu(diagonal=1).nonzero().unbind(1)
     exact = (pixels[one] - pixels[other]).square().sum(dim=1)
+    # The difference is multiplied instead of the ink being divided, so that all are integers.
     close = exact * round(1 / LOOK_ALIKE) <= torch.maximum(ink[one], ink[other])
     return [(characters[i], characters[j]) for i, j in zip(one[close].tolist(), other[close].tolist(), strict=True)]

@@ -176,6 +176,7 @@ class FewShotDataModule(LightningDataModule):
             collate_fn=as_tuple,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,  # each keeps the images that it has decoded
+            # PyTorch warns of pinned memory that no accelerator reads.
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -192,6 +193,7 @@ class FewShotDataModule(LightningDataModule):
         place = f"{self.seed} {self.trainer.global_rank} {self._augmented_batches}"
         seed = int.from_bytes(hashlib.sha256(place.encode()).digest()[:4], "little")
         self._augmented_batches += 1
+        # A generator on the CPU draws the same numbers for every kind of device.
         return self.dataset.augment_batch(images, torch.Generator().manual_seed(seed)), labels
 
     def state_dict(self) -> dict[str, Any]:

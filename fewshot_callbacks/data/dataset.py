@@ -99,6 +99,7 @@ def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split
         >>> [split_of(name, 0, 0.2, 0.25) for name in ("edit-cut", "firefox", "weather-snow")]
         ['test', 'train', 'val']
     """
+    # The test classes come first, so that a change of `val_share` alone leaves them the same.
     draw = seeded_draw(name, seed)
     if draw < test_share:
         return "test"

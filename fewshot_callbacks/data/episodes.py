@@ -25,6 +25,8 @@ class SeededBatchSampler(BatchSampler):
         In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
         """
         self = super().__new__(cls)
+        # The names are those of `lightning.fabric.utilities.data`. `sampler` has to be among the arguments: Lightning
+        # looks for one of that name to replace, and fails without.
         notes = {"args": args, "kwargs": {**settings, "sampler": None}, "default_kwargs": {}, "arg_names": ("labels",)}
         for name, value in notes.items():
             setattr(self, f"__pl_saved_{name}", value)
@@ -179,6 +181,8 @@ class EpisodicBatchSampler(SeededBatchSampler):
                 f"{self.episodes} episodes per epoch leave some of the {world_size} processes without {each}. Use "
                 f"episodes >= {needed}."
             )
+        # Every rank the same number of episodes: under DDP a rank that has one more would wait for the gradients of the
+        # others.
         return slice(rank, self.episodes // world_size * world_size, world_size)
 
 

@@ -129,6 +129,7 @@ def cache_file(size: int = 32, min_faces: int = 10) -> Path:
         >>> cache_file(size=32, min_faces=10).name
         'glyphs-32px-10faces-....pt'
     """
+    # Of another version of matplotlib the fonts may differ, and of Pillow the rasteriser.
     made_with = f"{VERSION} {mpl.__version__} {PIL.__version__} {size} {min_faces}"
     fingerprint = hashlib.sha256(made_with.encode()).hexdigest()[:12]
     folder = os.environ.get("FEWSHOT_CALLBACKS_CACHE") or platformdirs.user_cache_dir("fewshot_callbacks")
@@ -152,7 +153,9 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
     """
     file = cache_file(size, min_faces)
     try:
+        # Weights only: a file in a folder that others may write to must not run code.
         return DrawnGlyphs(**torch.load(file, weights_only=True))
+    # It was never drawn: nothing to warn of.
     except (FileNotFoundError, NotADirectoryError):
         pass
     except Exception as error:  # torch.load promises no class of error for a damaged file
@@ -209,6 +212,7 @@ def augment_glyphs(
         >>> torch.allclose(still, images, atol=1e-5)
         True
     """
+    # `affine_grid` refuses an empty batch.
     if len(images) == 0:
         return images
     source = generator.device if generator is not None else images.device

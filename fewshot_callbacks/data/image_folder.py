@@ -80,6 +80,7 @@ class ImageFolder(ImageSet):
         elif val_share or test_share:
             check_shares(val_share, test_share)
             listed = _listed_classes(root)
+            # Else `train`, `val` and `test` would be taken for three classes, without a word.
             if {train_folder, test_folder} <= {item.class_name for item in listed}:
                 raise ValueError(
                     f"{root} holds the folders {train_folder!r} and {test_folder!r}: it is split already. Leave out "

@@ -25,12 +25,17 @@ _NAMED_AT_MOST = 5  # in an error message
 
 
 class ImageItem(NamedTuple):
-    """An image of a data set: its file, the name of its class, and the part of it that is served."""
+    """An image of a data set.
+
+    Attributes:
+        file: Its file.
+        class_name: The name of its class.
+        box: The part of it that is served: left, top, right and bottom, in pixels; None for the whole image.
+    """
 
     file: str | Path
     class_name: str
     box: tuple[int, int, int, int] | None = None
-    """Left, top, right and bottom, in pixels; None for the whole image."""
 
 
 class ImageSet(FewShotDataset):
@@ -85,6 +90,7 @@ class ImageSet(FewShotDataset):
             raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, self.splits))}.")
         self.split: Split = split
         self.items = self._all_items[split]
+        # Sorted, so that labels depend neither on the order of the file system nor on the machine.
         names = sorted({item.class_name for item in self.items})
         label_of = {name: label for label, name in enumerate(names)}
         self.labels = torch.tensor([label_of[item.class_name] for item in self.items], dtype=torch.int64)
@@ -145,6 +151,7 @@ def required(path: Path, fix: str) -> Path:
     """
     if path.exists():
         return path
+    # The deepest folder that there is shows how far a path was right.
     nearest = next(parent for parent in path.parents if parent.exists() or parent == parent.parent)
     raise FileNotFoundError(f"{nearest} holds no {path.relative_to(nearest).as_posix()!r}. {fix}")
 

@@ -234,6 +234,7 @@ class LogoDet3K(ImageSet):
             unreadable_files=len(found.unreadable),
         )
         rank_zero_info(self.counts.in_words())
+        # Without a share there is no validation split to be empty, and asking for it names the setting.
         splits = [name for name in SPLITS if name != "val" or val_share > 0]
         items = {name: [item for item in kept if split_of[item.class_name] == name] for name in splits}
         check_no_split_is_empty(
@@ -288,6 +289,7 @@ def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
 
 def _read_brand(folder: Path, found: _Found) -> None:
     """Add what the annotations of a folder say."""
+    # One listing of the folder instead of a question for each of its images.
     names = {file.name for file in folder.iterdir()}
     for xml in sorted(name for name in names if name.endswith(".xml")):
         jpg = xml.removesuffix(".xml") + ".jpg"

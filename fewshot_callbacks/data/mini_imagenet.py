@@ -13,6 +13,7 @@ LISTS = (
     "https://github.com/twitter-research/meta-learning-lstm)"
 )
 IMAGES = "the images of ILSVRC-2012 (https://www.image-net.org) that the lists name, under the names of the lists"
+# Published numbers, by which an incomplete copy is noticed.
 CLASSES: Mapping[Split, int] = {"train": 64, "val": 16, "test": 20}
 
 _TRANSFORM = PhotoTransform()
@@ -84,10 +85,12 @@ class MiniImageNet(ImageSet):
 
 def _rows(file: Path) -> list[tuple[str, str]]:
     """File name and label of each image of a list."""
+    # Line ends are left to the csv module, as it asks for: they may be part of a quoted field.
     with file.open(newline="", encoding="utf-8") as text:
         header, *rows = list(csv.reader(text)) or [[]]  # an empty file has no header either
     if header != ["filename", "label"]:
         raise ValueError(f"{file} begins with {header}, not with filename,label. Put {LISTS} there.")
+    # Lines are counted from 1, and the first is the header.
     for position, row in enumerate(rows, start=2):
         if len(row) != 2 or not all(row):
             raise ValueError(f"Line {position} of {file} is {row}, not a file name and a label. Put {LISTS} there.")

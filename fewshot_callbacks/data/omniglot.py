@@ -19,6 +19,7 @@ BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 SOURCE = (
     "images_background.zip and images_evaluation.zip from the folder python of https://github.com/brendenlake/omniglot"
 )
+# Published numbers, by which an incomplete copy is noticed.
 CHARACTERS: Mapping[str, int] = {BACKGROUND: 964, EVALUATION: 659}
 DRAWINGS = 20  # of each character
 VALIDATION_ALPHABETS = ("Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh")
@@ -138,6 +139,7 @@ class InkOnPaper:
         """Return the batch, never augmented."""
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
+        # The scans are black on white. Ink is 1 and paper 0, so that what a padding or a shift brings in is paper.
         size = (self.image_size, self.image_size)
         drawn = transforms.Compose([ImageOps.invert, transforms.Resize(size), transforms.ToTensor()])
         return torch.stack([drawn(image) for image in images])

@@ -81,6 +81,7 @@ def embedding_map(
     axes.set_title("\n".join(notes), fontsize=SMALL, color=GREY)
     axes.set(xlabel=projection.axes[0], ylabel=projection.axes[1], aspect="equal", adjustable="datalim")
     axes.locator_params(nbins=5)
+    # Their numbers mean nothing: only what is near to what.
     if projection.method != "pca":
         axes.tick_params(length=0, labelleft=False, labelbottom=False)
     _scatter(axes, points, place, len(chosen))
@@ -91,6 +92,7 @@ def embedding_map(
 def _largest(labels: np.ndarray, most: int) -> list[Any]:
     kinds, counts = np.unique(labels, return_counts=True)
     order = np.lexsort((np.arange(len(kinds)), -counts))[:most]
+    # In the order of the labels: a class keeps its colour when another one becomes larger.
     return [kinds[place] for place in sorted(order)]
 
 

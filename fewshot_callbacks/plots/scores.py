@@ -122,6 +122,7 @@ def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str 
         axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlim(edges[0], edges[-1])
     for number, mark in enumerate(marks):
+        # A mark outside of the axes is drawn at NaN, which shows nothing but keeps its line of the legend.
         colour, style = MARK_STYLES[number % len(MARK_STYLES)]
         inside = edges[0] <= mark.threshold <= edges[-1]
         level = mark.threshold if inside else math.nan
@@ -167,6 +168,7 @@ def precision_recall_curve(
     if not keep.any():
         raise ValueError("There is no threshold with a precision and a recall to draw.")
     recall, precision = recall[keep], precision[keep]
+    # Of one recall the highest precision first, or the line would go up and down in place.
     order = np.lexsort((-precision, recall))
     figure, axes = _one_plot(
         title, "recall of all pairs", "precision of all pairs", 1 + len(marks) + (chance is not None)

@@ -41,6 +41,7 @@ class ExponentWatch:
         """
         if not isinstance(head, DistanceRatioHead):
             return
+        # A copy, since the optimiser writes the next value into the same tensor.
         self._seen.append((step, head.log_rho.detach().clone()))
         interval = self.interval or (1 if head.log_rho.device.type == "cpu" else 50)
         if wait or len(self._seen) >= interval:

@@ -135,6 +135,7 @@ def resnet18(in_channels: int = 3) -> nn.Module:
 
     _check_channels(in_channels)
     network = cast(nn.Module, models.resnet18(weights=None))
+    # Embeddings are what the classifier would have been given.
     network.fc = nn.Identity()
     if in_channels != 3:
         network.conv1 = nn.Conv2d(in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False)

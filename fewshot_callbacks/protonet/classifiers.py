@@ -134,6 +134,7 @@ class SupportClassifier(nn.Module):
         self.representation = representation
         self.classes: Int[Tensor, "classes"] | None = None
         self.class_names: tuple[str, ...] | None = None
+        # No buffers: their shapes follow the support, and a `state_dict` of another shape could not be loaded.
         self._points = torch.empty(0)  # (points, dim)
         self._class_of_point = torch.empty(0, dtype=torch.int64)  # (points,): positions in `classes`
 
@@ -240,6 +241,7 @@ class SupportClassifier(nn.Module):
         classes, points = self._seen_classes(), self._points.to(embeddings.device)
         logits: Tensor = self.head(_exact(embeddings), points)  # (queries, points)
         members = self._class_of_point.to(logits.device).expand_as(logits)
+        # Below every logit; each class has a point, so that none of these stays.
         empty = logits.new_full((len(logits), len(classes)), -torch.inf)
         return empty.scatter_reduce(1, members, logits, reduce="amax")  # (queries, classes)
 

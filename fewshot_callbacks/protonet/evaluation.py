@@ -112,6 +112,7 @@ def evaluate_episodes(
     rows = episode_list.ways * (episode_list.shots + episode_list.queries)
     piece = max(1, NUMBERS_AT_ONCE // (rows * embeddings.shape[1]))
     targets = torch.arange(episode_list.ways, device=device).repeat_interleave(episode_list.queries)
+    # For a list without episodes, since `cat` joins at least one tensor.
     accuracies = [torch.empty(0, dtype=torch.float64)]
     with torch.no_grad():
         for start in range(0, len(episode_list), piece):
@@ -203,6 +204,7 @@ def summarize_batches(
     n, ways, shots, queries = len(accuracies), protocol.ways, protocol.shots, protocol.queries
     if isinstance(episodes, EpisodeList):
         return summarize_accuracies(accuracies, episodes.first(n), batch_statistics=batch_statistics)
+    # Only the sizes are read: the images of these episodes are not known.
     indices = torch.arange(n * ways * (shots + queries)).reshape(n, ways, shots + queries)
     unknown = EpisodeList(indices, ways, shots, queries)
     result = summarize_accuracies(accuracies, unknown, batch_statistics=batch_statistics)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 Distance = Literal["euclidean", "unit_euclidean", "angular"]
 """How far apart two embeddings are: as they are, or on the unit sphere by the chord or by the arc."""
 
-# Added to the squared distance under the logarithm of the distance-ratio head, so that distance 0 stays finite.
+# Added to the squared distance under the logarithm of the distance-ratio head, so that distance 0 stays finite; the paper
+# adds as much under its square root.
 EPSILON = 1e-10
 
 
@@ -121,6 +122,8 @@ def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*s
     """
     embeddings = embeddings.to(_at_least_float32(embeddings))
     lengths = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)  # (*shape, 1)
+    # Both sides are replaced before the division: the gradient of 0 / 0 would be NaN, even where `where` drops its
+    # value.
     return torch.where(lengths > 0, embeddings, 0.0) / torch.where(lengths > 0, lengths, 1.0)
 
 

@@ -124,6 +124,7 @@ class ProtoNet(LightningModule):
         validation_episodes = self.evaluation.episodes if validation_episodes is None else validation_episodes
         # validations may be shorter than the test, whose interval they need not have
         self.validation = replace(self.evaluation, episodes=validation_episodes)
+        # The name is that of the argument, since `save_hyperparameters` takes the values of arguments from this frame.
         evaluation = asdict(self.evaluation)  # what a checkpoint holds: plain numbers, which any reader can load
         modules = [name for name, given in {"backbone": backbone, "head": head}.items() if isinstance(given, nn.Module)]
         self.save_hyperparameters(ignore=modules)
@@ -171,6 +172,7 @@ class ProtoNet(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Drop what an aborted epoch may have left; in a fit, check that rho is still a number."""
+        # A checkpoint may be written after the validation, and must not hold a rho that is none.
         if self.trainer.state.fn == "fit":
             self._exponent_watch.see(self.global_step, self.head, wait=True)
         self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]

@@ -83,33 +83,33 @@ class Duplicates:
     """Near duplicates of one kind."""
 
     kind: str
+    # the most similar ones
     pairs: Sequence[Pair]
-    """the most similar ones"""
+    # how many there are
     total: int
-    """how many there are"""
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
     """All that was found."""
 
+    # queries of the lowest average precision
     worst: list[int]
-    """queries of the lowest average precision"""
+    # queries that the search finds, the worst among them
     searchable: list[int]
-    """queries that the search finds, the worst among them"""
+    # queries that the first model ranks better than the second, and the reverse, the greatest difference first
     changed: tuple[list[int], list[int]]
-    """queries that the first model ranks better than the second, and the reverse, the greatest difference first"""
+    # of each of these queries
     neighbours: dict[int, Neighbour]
-    """of each of these queries"""
+    # the same by the second model
     others: dict[int, Neighbour]
-    """the same by the second model"""
+    # label of the queries -> the other label found most often among their first neighbours, and its share of these
     confused: dict[Any, tuple[Any, float]]
-    """label of the queries -> the other label found most often among their first neighbours, and its share of these"""
+    # queries that were looked at for this
     confusions_of: int
-    """queries that were looked at for this"""
     suspects: Suspects | None
+    # of each item that `suspects` numbers, its set and its index there
     places: list[Key]
-    """of each item that `suspects` numbers, its set and its index there"""
     duplicates: list[Duplicates]
     notes: list[str] = field(default_factory=list)
 
@@ -197,6 +197,7 @@ def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[in
         return list(range(len(labels)))
     if not count:
         return []
+    # A seed of its own, so that a report of the same files is the same.
     shuffled = np.random.default_rng(0).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     steps = ((np.arange(count) + 0.5) * (len(labels) / count)).astype(np.int64)
@@ -249,6 +250,7 @@ def _together(model: Model) -> tuple[Any, list[Any], list[Key]]:
     places: list[Key] = [(0, index) for index in range(len(queries))]
     if gallery is None:
         return queries.embeddings, list(queries.labels), places
+    # An item that is query and gallery at once would vouch for its own label.
     kept = np.arange(len(gallery))
     if queries.ids is not None and gallery.ids is not None:
         kept = np.flatnonzero(~np.isin(np.asarray(gallery.ids), np.asarray(queries.ids)))
@@ -289,6 +291,7 @@ def _between(sets: Sequence[Items], one: int, other: int, settings: ReportSettin
         return Duplicates(kind, [], 0)
     at_least = settings.duplicates_from
     if codes:
+        # A share of equal bits as the score of codes: minus the number of those that differ.
         at_least = -float(round((1 - at_least) * torch.as_tensor(first.embeddings[:1]).shape[1]))
     same_items = one != other and first.ids is not None and second.ids is not None
     found = near_duplicates(
@@ -296,6 +299,7 @@ def _between(sets: Sequence[Items], one: int, other: int, settings: ReportSettin
         None if one == other else second.embeddings,
         at_least=at_least,
         similarity="hamming" if codes else "cosine",
+        # Each item may be found as a duplicate of itself in the other set; these pairs are left out below.
         most=settings.duplicates + (len(first) if same_items else 0),
         memory_mb=settings.memory_mb,
     )
