@@ -1,4 +1,4 @@
-"""Time `evaluate_retrieval` of this checkout and of another one in turns, in one process each: their ratio.
+"""Time evaluations, or searches of neighbours, of this checkout and of another one in turns: their ratio.
 
     git worktree add ../before 2adb7ee
     python benchmarks/against.py ../before --items 4000 8000 --dim 512 128
@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from _embeddings import DIFFICULTIES, make
 
-FORMS = ("one set", "two sets", "identities")
+FORMS = ("one set", "two sets", "identities", "nearest", "near duplicates")
 
 
 def answer(checkout: Path) -> None:
-    """Read cases from standard input, one in a line, and print processor seconds, mAP and F1 of each."""
+    """Read cases from standard input, one in a line, and print processor seconds and two values of each."""
     package = importlib.import_module("fewshot_callbacks")  # of the checkout that PYTHONPATH names
     if not Path(package.__file__ or "").is_relative_to(checkout):
         raise SystemExit(f"{package.__file__} was imported, which is not in {checkout}.")
@@ -50,8 +50,14 @@ def answer(checkout: Path) -> None:
             arguments |= {"gallery": embeddings, "gallery_labels": labels}
             arguments |= {"query_ids": torch.arange(items), "gallery_ids": torch.arange(items)}
         started = time.process_time()
-        report = package.evaluate_retrieval(**arguments)
-        print(json.dumps([time.process_time() - started, report.mAP, report["f1"]]), flush=True)
+        if form == "nearest":
+            values = [package.nearest(embeddings, k=10).scores.sum().item()]
+        elif form == "near duplicates":
+            values = [package.near_duplicates(embeddings, at_least=0.9).total]
+        else:
+            report = package.evaluate_retrieval(**arguments)
+            values = [report.mAP, report["f1"]]
+        print(json.dumps([time.process_time() - started, *values]), flush=True)
 
 
 def worker(checkout: Path) -> subprocess.Popen[str]:

@@ -13,13 +13,15 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from fewshot_callbacks._terminal import as_text, printable
 from fewshot_callbacks.data import Glyphs
-from fewshot_callbacks.data._glyph_drawing import FACE_FAMILIES, FACE_STYLES, FACES, SCRIPTS
 from fewshot_callbacks.data.dataset import Split
 from fewshot_callbacks.data.glyphs import SCRIPTS_OF, load_drawing
 
+# Of `Glyphs.face_names`: each family in each style.
+FACE_FAMILIES = ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono", "STIX General")
+FACE_STYLES = ("regular", "bold", "italic", "bold italic")
 TEXT = 8.0  # points
 LETTER = 0.067  # inches of an average letter in that size
 ROOM = 0.3  # inches beside the cells and the names
@@ -115,7 +117,7 @@ def glyph_sheet(
             widest = members[counts[members] == counts[members].max()]
             for position in np.linspace(0, len(widest) - 1, rows_per_script + 2)[1:-1].round():
                 items = glyphs.labels == widest[int(position)]
-                row = torch.zeros(len(FACES), size, size, dtype=torch.uint8)
+                row = torch.zeros(len(glyphs.face_names), size, size, dtype=torch.uint8)
                 row[glyphs.faces[items]] = glyphs.images[items, 0]
                 rows.append((name, script, row))
 
@@ -128,7 +130,7 @@ def glyph_sheet(
         page.numpy(),
         FACE_STYLES * len(FACE_FAMILIES),
         {rows_per_script * (i + 0.5): script for i, script in enumerate(scripts)},
-        cells=(len(rows), len(FACES)),
+        cells=(len(rows), len(drawn.face_names)),
         names=0.65,
         groups=FACE_FAMILIES,
         rules=range(0, len(rows) + 1, rows_per_script),
@@ -146,13 +148,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _glyphs(options)
     except (ValueError, OSError) as error:
-        print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def _glyphs(options: argparse.Namespace) -> None:
-    look_alikes = dict(zip(SCRIPTS, load_drawing(options.size, options.min_faces).look_alikes, strict=True))
+    scripts = [script for of_split in SCRIPTS_OF.values() for script in of_split]
+    look_alikes = dict(zip(scripts, load_drawing(options.size, options.min_faces).look_alikes, strict=True))
     table = Table("split", "script", *(("classes", "images", "images per class", "look-alikes left out")))
     for column in table.columns[2:]:
         column.justify = "right"
@@ -171,7 +174,7 @@ def _glyphs(options: argparse.Namespace) -> None:
     Console().print(table)
     if options.sheet is not None:
         glyph_sheet(options.sheet, size=options.size)
-        Console().print(as_text(f"Wrote {options.sheet}"))
+        Console().print(Text(f"Wrote {options.sheet}"))
 
 
 if __name__ == "__main__":

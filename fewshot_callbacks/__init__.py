@@ -1,191 +1,29 @@
 """PyTorch Lightning callbacks that evaluate an embedding exactly while it trains, and networks to train it with.
 
 Names are loaded when they are first used, so that the functions can be used without Lightning, and nothing here imports
-torchvision before an image model or an image folder asks for it.
+torchvision before an image model or an image folder asks for it. They are listed in `__init__.pyi`, once for type checkers
+and for Python.
 """
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fewshot_callbacks.callbacks import (
-        DiscriminantRatioMonitor,
-        EmbeddingMap,
-        EmbeddingSource,
-        GeneralizationGapMonitor,
-        ReportWriter,
-        RetrievalMonitor,
-        RetrievalPanels,
-        ScorePlots,
-        TrainingDynamicsMonitor,
-    )
-    from fewshot_callbacks.data import (
-        ClassBalanced,
-        ClassBalancedBatchSampler,
-        Episodes,
-        EpisodicBatchSampler,
-        FewShotDataModule,
-        Glyphs,
-        ImageFolder,
-    )
-    from fewshot_callbacks.functional import (
-        DEFAULT_METRICS,
-        DynamicsHistory,
-        NearDuplicates,
-        Neighbours,
-        RetrievalReport,
-        RetrievalSettings,
-        Share,
-        Suspects,
-        compare_dynamics,
-        compare_reports,
-        discriminant_ratio,
-        evaluate_multilabel,
-        evaluate_retrieval,
-        generalization_gap,
-        grouped_recall,
-        near_duplicates,
-        nearest,
-        plan_evaluation,
-        suspects,
-        training_dynamics,
-        variance_ratio,
-    )
-    from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss
-    from fewshot_callbacks.metrics import DiscriminantRatio, RetrievalEvaluation, VarianceRatio, all_processes
-    from fewshot_callbacks.protonet import (
-        ClassVectors,
-        Conv4,
-        DistanceRatioHead,
-        EmbeddingModule,
-        EpisodeProtocol,
-        ProtoNet,
-        SoftmaxHead,
-        SupportClassifier,
-    )
-
-_HOME = {
-    "callbacks": (
-        "DiscriminantRatioMonitor",
-        "EmbeddingMap",
-        "EmbeddingSource",
-        "GeneralizationGapMonitor",
-        "ReportWriter",
-        "RetrievalMonitor",
-        "RetrievalPanels",
-        "ScorePlots",
-        "TrainingDynamicsMonitor",
-    ),
-    "data": (
-        "ClassBalanced",
-        "ClassBalancedBatchSampler",
-        "Episodes",
-        "EpisodicBatchSampler",
-        "FewShotDataModule",
-        "Glyphs",
-        "ImageFolder",
-    ),
-    "functional": (
-        "DEFAULT_METRICS",
-        "DynamicsHistory",
-        "NearDuplicates",
-        "Neighbours",
-        "RetrievalReport",
-        "RetrievalSettings",
-        "Share",
-        "Share",
-        "Suspects",
-        "compare_dynamics",
-        "compare_reports",
-        "discriminant_ratio",
-        "evaluate_multilabel",
-        "evaluate_retrieval",
-        "generalization_gap",
-        "grouped_recall",
-        "near_duplicates",
-        "nearest",
-        "plan_evaluation",
-        "suspects",
-        "training_dynamics",
-        "variance_ratio",
-    ),
-    "losses": ("BinaryCodes", "SoftAveragePrecisionLoss"),
-    "metrics": ("DiscriminantRatio", "RetrievalEvaluation", "VarianceRatio", "all_processes"),
-    "protonet": (
-        "ClassVectors",
-        "Conv4",
-        "DistanceRatioHead",
-        "EmbeddingModule",
-        "EpisodeProtocol",
-        "ProtoNet",
-        "SoftmaxHead",
-        "SupportClassifier",
-    ),
-}
-_LAYER_OF = {name: layer for layer, names in _HOME.items() for name in names}
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
-__all__ = [
-    "DEFAULT_METRICS",
-    "BinaryCodes",
-    "ClassBalanced",
-    "ClassBalancedBatchSampler",
-    "ClassVectors",
-    "Conv4",
-    "DiscriminantRatio",
-    "DiscriminantRatioMonitor",
-    "DistanceRatioHead",
-    "DynamicsHistory",
-    "EmbeddingMap",
-    "EmbeddingModule",
-    "EmbeddingSource",
-    "EpisodeProtocol",
-    "Episodes",
-    "EpisodicBatchSampler",
-    "FewShotDataModule",
-    "GeneralizationGapMonitor",
-    "Glyphs",
-    "ImageFolder",
-    "NearDuplicates",
-    "Neighbours",
-    "ProtoNet",
-    "ReportWriter",
-    "RetrievalEvaluation",
-    "RetrievalMonitor",
-    "RetrievalPanels",
-    "RetrievalReport",
-    "RetrievalSettings",
-    "ScorePlots",
-    "Share",
-    "SoftAveragePrecisionLoss",
-    "SoftmaxHead",
-    "SupportClassifier",
-    "Suspects",
-    "TrainingDynamicsMonitor",
-    "VarianceRatio",
-    "all_processes",
-    "compare_dynamics",
-    "compare_reports",
-    "discriminant_ratio",
-    "evaluate_multilabel",
-    "evaluate_retrieval",
-    "generalization_gap",
-    "grouped_recall",
-    "near_duplicates",
-    "nearest",
-    "plan_evaluation",
-    "suspects",
-    "training_dynamics",
-    "variance_ratio",
-]
+
+_IMPORTS = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+_MODULE_OF = {name.name: line.module for line in _IMPORTS if isinstance(line, ast.ImportFrom) for name in line.names}
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - a list that is not written out
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAYER_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_LAYER_OF[name]}"), name)
+    value = getattr(import_module(str(_MODULE_OF[name])), name)
+    # The next use finds it without this function.
     globals()[name] = value
     return value
 

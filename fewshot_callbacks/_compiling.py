@@ -15,7 +15,8 @@ import time
 import torch
 from numba.core.event import Event, Listener, register
 
-# Seconds of compiling, together, after which it is said.
+# Seconds of compiling, together, after which it is said. A shorter pause is nothing to wonder about, and words about it
+# would be in the way.
 AFTER = 2.0
 WORDS = "Compiling kernels of fewshot_callbacks: about half a minute on two cores, and kept for later runs."
 
@@ -34,6 +35,7 @@ class _Stopwatch(Listener):
     """Sums up the seconds in which kernels compile; those that they call compile inside these."""
 
     def __init__(self) -> None:
+        # Kernels may compile in any thread, and the timer runs in one of its own.
         self.lock = threading.Lock()
         self.depth, self.spent, self.began = 0, 0.0, 0.0
         self.timer: threading.Timer | None = None
@@ -63,6 +65,7 @@ class _Stopwatch(Listener):
 
     def _say(self) -> None:
         with self.lock:
+            # A timer that has run out cannot be cancelled: by now the compiling may be over.
             if self.said or self.depth == 0:
                 return
             self.said = True
@@ -80,5 +83,7 @@ def _is_first_process() -> bool:
     """Whether no other process says it: of those that evaluate together the first, and no worker of a loader or a pool."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
+    # Before torch.distributed begins, these tell the rank: the first two under torchrun and Lightning's launcher, the
+    # last one under Slurm.
     rank = next((os.environ[name] for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), "0")
     return rank == "0" and multiprocessing.parent_process() is None

@@ -11,6 +11,7 @@ from typing import Any
 def _explained(extra: str, what: str, missing: ModuleNotFoundError) -> ModuleNotFoundError:
     """Return the error that a user reads, or the same one where a module of this package is missing."""
     package = (missing.name or "").partition(".")[0]
+    # A module of this package that is missing is a mistake in the package, which no extra mends.
     if package in ("", "fewshot_callbacks"):
         return missing
     words = f"{what} needs {package}, which is not installed. Run pip install 'fewshot-callbacks[{extra}]'."
@@ -48,6 +49,7 @@ def lacks(package: str, extra: str, missing: ModuleNotFoundError) -> Callable[[s
     name_of_missing = missing.name  # the error itself would keep all that was being imported
 
     def refuse(name: str) -> Any:
+        # `hasattr`, and Python itself as it looks for submodules, expect an AttributeError for any other name.
         if name not in sys.modules[package].__all__:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         raise _explained(extra, f"{package}.{name}", ModuleNotFoundError(name=name_of_missing))

@@ -19,6 +19,7 @@ from fewshot_callbacks._terminal import printable
 ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 # What Pillow may read, whatever a file is called: of its other readers some are old, and one starts a program.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
+# More endings than these would make a message of a line one of several.
 _NAMED_AT_MOST = 5
 _BITS_PER_SAMPLE = 258  # the tag of a TIFF
 
@@ -41,6 +42,7 @@ def read_image(file: str | Path, longest: int | None = None) -> Image.Image:
     with _opened(file) as image:
         if longest is not None:
             image.draft("RGB", (longest, longest))
+        # Pillow decodes lazily: what is broken has to show here, where it becomes a ValueError, not at the first use.
         image.load()
         return to_8_bits(image)
 
@@ -76,6 +78,7 @@ def to_8_bits(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         tags = getattr(image, "tag_v2", {})
         largest = 2 ** int(tags.get(_BITS_PER_SAMPLE, (16,))[0]) - 1  # a TIFF may have 12 bits
+        # Clipped below, since a value above what the tag allows would wrap round as a byte.
         values = np.asarray(image).astype(np.float64)  # (height, width)
         return Image.fromarray(np.rint(values * (255 / largest)).clip(0, 255).astype(np.uint8))
     if image.mode in ("I", "F"):
@@ -139,6 +142,7 @@ def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...]) -> Fo
     waiting, inside = [top], []
     while waiting:
         folder = waiting.pop()
+        # Two ways to one folder have one real path, whatever links lie on them.
         real = os.path.realpath(folder)
         if real in seen:
             raise ValueError(
@@ -150,6 +154,7 @@ def _images_of(top: Path, seen: dict[str, Path], endings: tuple[str, ...]) -> Fo
         inside.append((str(folder), entries))
         waiting += [folder / entry.name for entry in entries if entry.is_dir()]
     found = FoundFiles()
+    # torchvision sorts folders by their whole path, whatever their depth, and then the names in each.
     for name, entries in sorted(inside, key=lambda one: one[0]):
         for entry in entries:
             if entry.is_dir():

@@ -19,6 +19,8 @@ def printable(words: object) -> str:
         >>> printable("owl \x1b[2J"), printable("Ω ☃ ש")
         ('owl \\x1b[2J', 'Ω ☃ ש')
     """
+    # Cc are controls, among them the escape character; Cs lone surrogates, in which Python keeps bytes of a file name
+    # that it cannot decode; Zl and Zp separate lines and paragraphs.
     return "".join(
         character.encode("unicode_escape").decode()
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _REORDERING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import warnings
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -55,10 +56,57 @@ def unpadded_length(loader: Any) -> int | None:
     return len(sampler.dataset)  # type: ignore[arg-type]
 
 
+def why_not_dealt(loader: Any, batches: int, items: int) -> str | None:
+    """Say why the i-th of this rank's items need not be the i-th that a `DistributedSampler` dealt to it; None if it is.
+
+    Args:
+        loader: The loader.
+        batches: How many of its batches this rank was given.
+        items: How many embeddings these gave.
+    """
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(sampler, DistributedSampler):
+        return f"the sampler ({type(sampler).__name__}) is not Lightning's DistributedSampler"
+    if sampler.num_replicas != process_count():
+        return f"there are {process_count()} processes, and the sampler is set up for {sampler.num_replicas}"
+    wanted = items_of_batches(loader, batches)
+    return None if wanted == items else f"its steps gave {items} embeddings for {wanted} samples"
+
+
 def items_of_batches(loader: Any, batches: int) -> int:
-    """Number of samples that a `DistributedSampler` gives a rank in `batches` batches (of 1 without a batch size)."""
+    """Number of samples that a loader of one sampler gives in `batches` batches (of 1 without a batch size)."""
     size = getattr(loader, "batch_size", None)
     return min(batches * (1 if size is None else size), len(loader.sampler))
+
+
+def log_of_all(module: LightningModule, key: str, value: float, *, prog_bar: bool = False) -> None:
+    """Log a value of an epoch that is equal on all ranks, or of which the largest counts."""
+    # a maximum, so that Lightning does not warn of values that it has not reduced
+    reduction: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"} if process_count() > 1 else {}
+    module.log(
+        key,
+        value,
+        on_step=False,
+        on_epoch=True,
+        prog_bar=prog_bar,
+        add_dataloader_idx=False,
+        batch_size=1,
+        **reduction,
+    )
+
+
+def run_folder(trainer: Trainer, logger: Any = None) -> str:
+    """Find the folder of the run by a logger, by default the first one.
+
+    Not `Trainer.log_dir`, for which all ranks have to ask together.
+    """
+    logger = next(iter(trainer.loggers), None) if logger is None else logger
+    if logger is None:
+        return trainer.default_root_dir
+    if logger.log_dir is not None:
+        return str(logger.log_dir)
+    # of a logger whose runs share a folder
+    return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), str(logger.version))
 
 
 def on_device(trainer: Trainer, batch: Any) -> Any:
@@ -99,6 +147,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         with random_states_kept(), torch.no_grad():
             yield
     finally:
+        # Set directly: `train(mode)` sets the submodules as well, and a module may override it, to keep some of them
+        # frozen.
         for part, training in modes:
             part.training = training
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from fewshot_callbacks._terminal import as_text, printable
 from icons.cache import installed_themes, load_drawing
 from icons.drawing import RULES, DrawnIcons, svg_version
 from icons.files import families
@@ -29,9 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _icons(options)
     except (ValueError, OSError) as error:
-        print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
+        print(f"{parser.prog}: {plain(error)}", file=sys.stderr)
         return 1
     return 0
+
+
+def plain(words: object) -> Text:
+    """What others wrote, such as the name of a theme, as it is: no style, and nothing that steers a terminal."""
+    return Text("".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(words)))
 
 
 def _icons(options: argparse.Namespace) -> None:
@@ -50,7 +55,7 @@ def _icons(options: argparse.Namespace) -> None:
         soft_wrap=True,
     )
     icon_sheet(options.sheet, drawn)
-    console.print(as_text(f"Wrote {options.sheet}"))
+    console.print(plain(f"Wrote {options.sheet}"))
 
 
 def _family_table(drawn: DrawnIcons, roots: Sequence[str] | None) -> Table:
@@ -63,10 +68,10 @@ def _family_table(drawn: DrawnIcons, roots: Sequence[str] | None) -> Table:
         name = family if first == number else f"{family} (drew on {drawn.family_names[first]})"
         images = int((drawn.families == number).sum())
         table.add_row(
-            as_text(name),
+            plain(name),
             str(len(themes)),
             f"{images:,}",
-            *map(as_text, described([package for theme in themes for package in brought[theme.name]])),
+            *map(plain, described([package for theme in themes for package in brought[theme.name]])),
         )
     return table
 

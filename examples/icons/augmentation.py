@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fewshot_callbacks.data._augmentation import move_at_random
+from fewshot_callbacks.data import augment_glyphs
 
 Background = Literal["white", "random"]
 
@@ -86,9 +86,8 @@ class IconAugmentation:
         generator = torch.Generator().manual_seed(seed)
         alpha = images[:, 3:]
         premultiplied = torch.cat([images[:, :3] * alpha, alpha], dim=1)
-        moved = move_at_random(
-            premultiplied, generator, degrees=self.degrees, shear=self.shear, scale=self.scale, shift=self.shift
-        )
+        limits = {"degrees": self.degrees, "shear": self.shear, "scale": self.scale, "shift": self.shift}
+        moved = augment_glyphs(premultiplied, generator, **limits, noise=0.0)
         paper = torch.ones(len(images), 3, 1, 1)
         if self.background == "random":
             paper = torch.rand(len(images), 3, 1, 1, generator=generator)

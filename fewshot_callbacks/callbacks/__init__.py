@@ -7,6 +7,7 @@ from fewshot_callbacks.callbacks.generalization_gap import GeneralizationGapMoni
 from fewshot_callbacks.callbacks.retrieval import RetrievalMonitor
 from fewshot_callbacks.callbacks.training_dynamics import TrainingDynamicsMonitor
 
+# What logs numbers alone needs neither Matplotlib nor Pillow, and stays usable where the extra is not installed.
 try:
     from fewshot_callbacks.callbacks.embedding_map import EmbeddingMap
     from fewshot_callbacks.callbacks.panels import RetrievalPanels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluating
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, follow
+from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, check_submodule, follow
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import Similarity
 
@@ -40,9 +39,11 @@ class Embedder:
 
     def __call__(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
         """Embed a batch that has arrived on the device, and read its labels."""
+        # In the precision of a step, whose embeddings these are compared with.
         with trainer.precision_plugin.val_step_context():
             result: Any = self.embed(module, batch) if callable(self.embed) else self._called(module, batch)
         key = self.reader.source[0] if isinstance(self.reader.source, tuple) else STEP_KEYS[0]
+        # A forward method or a function may return what the step returns.
         if isinstance(result, Mapping) and key in result:
             result = result[key]
         if isinstance(result, tuple) and len(result) == 2:
@@ -56,6 +57,7 @@ class Embedder:
             return follow(module.get_submodule(name)(inputs), path, f"{self.owner}(embed={self.embed!r})")
         try:
             return module(inputs)
+        # PyTorch raises it where a module has no `forward`; one that a module raises itself says something else.
         except NotImplementedError as error:
             if "forward" not in str(error):
                 raise
@@ -70,16 +72,8 @@ class Embedder:
         Raises:
             ValueError: If not; with the names that are near.
         """
-        if not isinstance(self.embed, str):
-            return
-        wanted = self.embed.partition(":")[0]
-        names = [name for name, _ in module.named_modules() if name]
-        if wanted not in names:
-            near = difflib.get_close_matches(wanted, names, n=3) or [name for name in names if "." not in name][:8]
-            raise ValueError(
-                f"{self.owner}(embed={self.embed!r}): {type(module).__name__} has no submodule of that name. It has, for "
-                f"instance, {', '.join(near)}."
-            )
+        if isinstance(self.embed, str):
+            check_submodule(module, self.embed.partition(":")[0], f"{self.owner}(embed={self.embed!r})")
 
     def check(
         self, trainer: Trainer, module: LightningModule, batch: Any, given: Tensor, similarity: Similarity
@@ -125,6 +119,7 @@ class Embedder:
                 f"{step} gave {tuple(given.shape)}. {fix}"
             )
         own, given = own.double(), given.double()
+        # The bound keeps a row of zeros from dividing by zero.
         moved = float(((own - given).norm(dim=1) / given.norm(dim=1).clamp(min=1e-30)).max()) if len(own) else 0.0
         if moved > MOVED:
             raise UsageError(

@@ -7,42 +7,42 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Int, UInt64
 from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
-from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 from fewshot_callbacks._trainer import items_of_batches
 from fewshot_callbacks.callbacks.embeddings import describe
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
-from fewshot_callbacks.plots.pictures import Scale, to_picture
+from fewshot_callbacks.plots.pictures import LONGEST, Scale, to_picture
 
-# A function of (data set, index) that returns an image, or a text.
+# A function of (data set, index) that returns an image, or a text; for data without an index, of (batch, place in it).
 Images = Callable[[Any, int], Any]
 
 # Entries of a mapping that hold what is shown of an item.
 KEYS = ("image", "images", "img", "pixel_values", "text")
 
-MOST_KEPT = 1000
 # Pixels of the longer side of an image that is kept; a panel shows 70 to 130.
 KEPT_SIDE = 128
+# Images that are kept of a loader: 49 MB, at three bytes for each pixel.
+MOST_KEPT = 1000
 
 
-def mixed(seed: int, positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
+def mixed(positions: Int[np.ndarray, "items"]) -> UInt64[np.ndarray, "items"]:
     """Hash positions: the items of the least hashes are a sample that is the same wherever and whenever it is drawn.
 
     The number of items need not be known, and the sample changes little when items are added. The hash is
     SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 
     Examples:
-        >>> hashes = mixed(0, np.arange(1000))
+        >>> hashes = mixed(np.arange(1000))
         >>> hashes.argsort()[:3]
         array([410, 821, 366])
     """
+    # Overflow is meant: the hash is modulo 2^64. Without the added 1 the hash of 0 were 0, and the first item always in the
+    # sample.
     with np.errstate(over="ignore"):
-        value = positions.astype(np.uint64) + np.uint64(seed % 2**32) * np.uint64(0xD1B54A32D192ED03)
-        value = (value + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        value = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -54,6 +54,7 @@ def has_index(loader: Any) -> bool:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return False
     batches = getattr(loader, "batch_sampler", None)
+    # By its very class, as SequentialSampler below: a class derived from it may deal items in another order.
     if batches is not None and not (type(batches) is BatchSampler and batches.sampler is sampler):
         return False
     if isinstance(sampler, DistributedSampler) and not isinstance(sampler, DistributedSamplerWrapper):
@@ -78,70 +79,8 @@ def first_part(sample: Any) -> Any:
     return sample[0] if isinstance(sample, Sequence) and not isinstance(sample, str) and len(sample) else sample
 
 
-class ItemImages:
-    """The images of one loader's items.
-
-    Args:
-        loader: The loader.
-        seed: Of the sample of those that are kept where the data set has no index.
-        kept_mb: Bound on the memory of these, in MB.
-    """
-
-    def __init__(self, loader: Any, seed: int, kept_mb: float) -> None:
-        self.loader, self.seed, self.kept_mb = loader, seed, kept_mb
-        self.has_index = has_index(loader)
-        self.kept: dict[int, Any] = {}
-        self._order: list[tuple[int, int]] = []  # a heap: (minus the hash, position) of each that is kept
-        self._batches, self._most = 0, MOST_KEPT
-
-    def see_batch(self, positions: range, batch: Any, images_of: Callable[[Any], Any]) -> None:
-        """Keep the images of a batch that belong to the sample, if there is no index.
-
-        Args:
-            positions: Index of each embedding of the batch in this process's pass over the loader.
-            batch: What the step was given.
-            images_of: Finds the images in a batch.
-        """
-        self._batches += 1
-        if self.has_index and positions.stop == items_of_batches(self.loader, self._batches):
-            return
-        self.has_index = False  # several embeddings of an item, or several items of a sample
-        processes = all_processes()
-        everywhere = np.asarray(positions) * processes.count + processes.rank
-        hashes = mixed(self.seed, everywhere)
-        wanted = np.flatnonzero(hashes < -self._order[0][0]) if len(self._order) >= self._most else range(len(hashes))
-        if not len(wanted):
-            return
-        images = images_of(batch)
-        for number in wanted:
-            image = _small_copy(images[int(number) % len(images)])  # views follow one another
-            if isinstance(image, Tensor) and image.numel():
-                size = image.numel() * image.element_size()
-                self._most = max(1, int(min(MOST_KEPT, self.kept_mb * 1e6 / size)))
-            self._keep(int(everywhere[number]), int(hashes[number]), image)
-
-    def _keep(self, position: int, order: int, image: Any) -> None:
-        heapq.heappush(self._order, (-order, position))
-        self.kept[position] = image
-        while len(self._order) > self._most:
-            del self.kept[heapq.heappop(self._order)[1]]
-
-
-def _small_copy(image: Any) -> Any:
-    """Copy an image of a batch to the CPU, by means over squares of pixels if it is large."""
-    if not isinstance(image, Tensor):
-        return image
-    image = image.detach()
-    step = -(-max(image.shape[-2:], default=1) // KEPT_SIDE)
-    if image.ndim == 3 and step > 1 and min(image.shape[-2:]) >= step:
-        kind = image.dtype
-        image = torch.nn.functional.avg_pool2d(image.float(), step)
-        image = image if kind.is_floating_point else image.round().to(kind)
-    return image.to("cpu", copy=True)
-
-
-class ItemReader:
-    """Turns items into what is drawn of them, and notes those that cannot be.
+class ImageReader:
+    """Turns items into what is drawn of them.
 
     Args:
         images: See `Images`; by default the first part of a sample, or its entry `image`.
@@ -151,31 +90,59 @@ class ItemReader:
 
     def __init__(self, images: Images | None, mean: Scale | None, std: Scale | None) -> None:
         self.images, self.mean, self.std = images, mean, std
-        self.failures: list[tuple[str, Exception]] = []
-        """each item that could not be shown since this list was emptied last, and why"""
 
-    def from_data_set(self, loader: Any, index: int, where: str) -> np.ndarray | str | None:
-        """Read an item by its index; None if that fails.
+    def of_data_set(self, dataset: Any, index: int) -> np.ndarray | str:
+        """Read an item of a data set: a picture, or a text."""
+        return self._shown(self.images(dataset, index) if self.images else first_part(dataset[index]))
+
+    def of_batch(self, batch: Any, place: int) -> np.ndarray | str:
+        """Read an item of a batch, as small as it is kept, in a byte for each channel of a pixel."""
+        if self.images:
+            image = self.images(batch, place)
+        else:
+            images = first_part(batch)
+            image = images[place % len(images)]  # views follow one another
+        shown = self._shown(image, KEPT_SIDE)
+        return shown if isinstance(shown, str) else (255 * shown).round().astype(np.uint8)
+
+    def _shown(self, image: Any, longest: int = LONGEST) -> np.ndarray | str:
+        return image if isinstance(image, str) else to_picture(image, self.mean, self.std, longest)
+
+
+class KeptImages:
+    """The images of a sample of one loader's items, where its data set has no index.
+
+    Args:
+        loader: The loader.
+        reader: Reads them.
+    """
+
+    def __init__(self, loader: Any, reader: ImageReader) -> None:
+        self.loader, self.reader = loader, reader
+        self.has_index = has_index(loader)
+        # position of an item in the pass of all processes -> what is drawn of it
+        self.kept: dict[int, np.ndarray | str] = {}
+        self._order: list[tuple[int, int]] = []  # a heap: (minus the hash, position) of each that is kept
+        self._batches = 0
+
+    def see_batch(self, positions: range, batch: Any) -> None:
+        """Keep the images of a batch that belong to the sample, if there is no index.
 
         Args:
-            loader: Its loader.
-            index: Its index in the data set.
-            where: Name of the loader, for messages.
+            positions: Index of each embedding of the batch in this process's pass over the loader.
+            batch: What the step was given.
         """
-        try:
-            dataset = loader.dataset
-            return self._shown(self.images(dataset, index) if self.images else first_part(dataset[index]))
-        except Exception as error:  # one image must not take the others with it
-            self.failures.append((f"item {index} of {where}", error))
-            return None
-
-    def from_batch(self, image: Any, position: int, where: str) -> np.ndarray | str | None:
-        """Show an image that was kept; None if that fails."""
-        try:
-            return self._shown(image)
-        except Exception as error:
-            self.failures.append((f"item {position} of {where}", error))
-            return None
-
-    def _shown(self, image: Any) -> np.ndarray | str:
-        return image if isinstance(image, str) else to_picture(image, self.mean, self.std)
+        self._batches += 1
+        if self.has_index and positions.stop == items_of_batches(self.loader, self._batches):
+            return
+        self.has_index = False  # several embeddings of an item, or several items of a sample
+        processes = all_processes()
+        # As a DistributedSampler deals: item i goes to process i modulo their number.
+        everywhere = np.asarray(positions) * processes.count + processes.rank
+        for place, (position, order) in enumerate(zip(everywhere.tolist(), mixed(everywhere).tolist(), strict=True)):
+            if len(self.kept) == MOST_KEPT and -order < self._order[0][0]:
+                continue
+            self.kept[position] = self.reader.of_batch(batch, place)
+            heapq.heappush(self._order, (-order, position))
+            if len(self.kept) > MOST_KEPT:
+                del self.kept[heapq.heappop(self._order)[1]]

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch import Trainer, loggers
 from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from fewshot_callbacks._trainer import random_states_kept
+from fewshot_callbacks._trainer import random_states_kept, run_folder
 from fewshot_callbacks.callbacks._failures import FailurePolicy
 
 # A figure, or what draws it when it is needed.
 Drawing = Figure | Callable[[], Figure]
-
-# Side of the picture that holds all thumbnails. TensorBoard's projector takes 8192, for which torch's writer needs
-# 64-bit floats of 1.6 GB; these are 0.4 GB.
-SPRITE_PIXELS = 4096
 
 
 def log_figures(
@@ -66,7 +59,7 @@ def log_embedding(
     vectors: Float[Tensor, "item dim"],
     columns: Mapping[str, Sequence[object]],
     policy: FailurePolicy,
-    images: Shaped[Tensor, "item channel height width"] | None = None,
+    images: Float[Tensor, "item 3 side side"] | None = None,
     step: int | None = None,
 ) -> None:
     """Show points in TensorBoard's projector; other loggers have none and receive nothing.
@@ -77,10 +70,11 @@ def log_embedding(
         vectors: The points.
         columns: Heading -> a value for each point. The projector colours by columns of at most 50 words.
         policy: Warns of failures, once for each kind of error.
-        images: A picture of each point, of one or three channels: floats from 0 to 1, or bytes.
+        images: A square picture of each point, in [0, 1].
         step: By default the one at which Lightning logs metrics now.
     """
     headings = list(columns)
+    # TensorBoard keeps them in a table where a tab ends a column and a line break a row.
     rows = [[re.sub(r"\s", " ", str(word)) for word in row] for row in zip(*columns.values(), strict=True)]
     # a table of one column has no heading in TensorBoard
     metadata = [row[0] for row in rows] if len(headings) == 1 else rows
@@ -91,72 +85,15 @@ def log_embedding(
         owner = type(logger).__name__
         fact = f"{owner} did not take the points {name!r}"
         with _warned_once(policy, f"{owner}, points", fact, "The run goes on without them."):
-            thumbnails = None if images is None else square_thumbnails(images)
             header = headings if len(headings) > 1 else None
             logger.experiment.add_embedding(
                 vectors.detach().cpu().float(),
                 metadata or None,
-                thumbnails,
+                images,
                 _step(trainer, step),
                 tag=_accepted(name),
                 metadata_header=header,
             )
-
-
-def square_thumbnails(images: Shaped[Tensor, "item channel height width"]) -> Float[Tensor, "item channel side side"]:
-    """Pictures as TensorBoard's projector wants them: square, padded with white, small enough to fit one large picture.
-
-    Examples:
-        >>> square_thumbnails(torch.zeros(2, 3, 10, 32)).shape
-        torch.Size([2, 3, 32, 32])
-        >>> square_thumbnails(torch.zeros(5000, 1, 4, 80, dtype=torch.uint8)).shape
-        torch.Size([5000, 1, 57, 57])
-    """
-    pictures = images.detach().cpu()
-    pictures = pictures.float() if pictures.is_floating_point() else pictures.float() / 255
-    count, _, height, width = pictures.shape
-    largest = max(height, width)
-    side = min(largest, SPRITE_PIXELS // math.ceil(math.sqrt(count)))
-    if side < largest:
-        smaller = [max(1, round(length * side / largest)) for length in (height, width)]
-        pictures = torch.nn.functional.interpolate(pictures, smaller, mode="bilinear", antialias=True)
-        height, width = smaller
-    left, top = (side - width) // 2, (side - height) // 2
-    padding = (left, side - width - left, top, side - height - top)
-    return torch.nn.functional.pad(pictures, padding, value=1.0).clamp(0, 1)
-
-
-class Stopwatch:
-    """Measures the share of a run's time that something takes, by the clock on the wall.
-
-    Examples:
-        >>> watch = Stopwatch()
-        >>> with watch.running():
-        ...     total = sum(range(1000))
-        >>> 0 < watch.share < 1
-        True
-    """
-
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """A run begins."""
-        self._began, self.seconds = time.perf_counter(), 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Add the time that the block takes."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - start
-
-    @property
-    def share(self) -> float:
-        """Time inside of the blocks, divided by the time since the run began."""
-        return self.seconds / max(time.perf_counter() - self._began, 1e-9)
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
@@ -205,23 +142,15 @@ def _show(trainer: Trainer, logger: Any, name: str, image: Image.Image, step: in
         with _warned_once(policy, f"{owner}, pictures", fact, remedy):
             adapter(logger, name, image, step)
             return
+    # Also reached where the logger has raised: that was made a warning, and the picture is not lost.
     remedy = "Make room, or choose a folder that can be written to, such as Trainer(default_root_dir='runs')."
     with _warned_once(policy, f"{owner}, files", f"The picture {file} could not be written", remedy):
-        path = os.path.join(_folder(trainer, logger), file)
+        path = os.path.join(run_folder(trainer, logger), file)
+        # The folder of a run may be in a bucket as well as on a disk.
         files = get_filesystem(path)
         files.makedirs(os.path.dirname(path), exist_ok=True)
         with files.open(path, "wb") as opened:
             image.save(opened, "PNG")
-
-
-def _folder(trainer: Trainer, logger: Any) -> str:
-    """The folder of the run. Not `Trainer.log_dir`, for which all ranks have to ask together."""
-    if logger is None:
-        return trainer.default_root_dir
-    if logger.log_dir is not None:
-        return str(logger.log_dir)
-    # of a logger whose runs share a folder
-    return os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name), str(logger.version))
 
 
 def _destinations(trainer: Trainer) -> list[Any]:
@@ -243,11 +172,13 @@ def _step(trainer: Trainer, step: int | None) -> int:
 def _accepted(name: str) -> str:
     """A name that every logger takes for a picture, and every file system for a path."""
     parts = re.sub(r"[^\w./ -]", "_", name, flags=re.ASCII).split("/")
+    # A part of dots alone, such as `..`, would lead out of the folder.
     return "/".join(part for part in parts if part.strip(". "))
 
 
 def _pixels(drawing: Drawing) -> Image.Image:
     figure = drawing() if callable(drawing) else drawing
+    # Drawn once for all loggers, of which each would draw the figure again.
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return Image.open(buffer).convert("RGB")

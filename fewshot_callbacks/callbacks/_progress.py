@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from tqdm.auto import tqdm
 
-# An evaluation that is shorter than this shows no progress bar.
+# An evaluation that is shorter than this shows no progress bar, which would be gone as soon as it is seen.
 QUIET_SECONDS = 1.0
 
 
@@ -30,6 +30,7 @@ def evaluation_progress(trainer: Trainer, words: str, unit: str = "pair") -> Ite
         if progress is not None:
             task = progress.add_task(words, total=total) if task is None else task
             progress.update(task, completed=done, total=total)
+        # tqdm and Rich would write into one another.
         elif rich is None:
             if bar is None:
                 bar = tqdm(desc=words, total=total, unit=unit, unit_scale=True, leave=False, dynamic_ncols=True)

@@ -1,18 +1,56 @@
-"""When a monitor measures: not in every epoch, and not for more than a share of the time."""
+"""When a callback measures or draws: not in every epoch, and not for more than a share of the time."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from lightning.pytorch.utilities import rank_zero_info
 
+from fewshot_callbacks.distributed.torch_distributed import broadcast_object
+
+
+class Stopwatch:
+    """Measures the share of a run's time that something takes, by the clock on the wall.
+
+    Examples:
+        >>> watch = Stopwatch()
+        >>> with watch.running():
+        ...     total = sum(range(1000))
+        >>> 0 < watch.share < 1
+        True
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._began, self.seconds = time.perf_counter(), 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Add the time that the block takes."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    @property
+    def share(self) -> float:
+        """Time inside of the blocks, divided by the time since the run began."""
+        # At the very beginning no time may have passed by the clock.
+        return self.seconds / max(time.perf_counter() - self._began, 1e-9)
+
 
 class Schedule:
-    """Decides whether a measurement is due, from the epoch and from how long the last one took.
+    """Decides in which epochs a callback does its work; several validations of one epoch are all worked on.
 
     Args:
-        every_n_epochs: Measure at most once in this number of epochs, the first time included.
-        max_share: Put a measurement off until measuring takes no more than this share of the time; None never does.
+        every_n_epochs: Work at most in one of this number of epochs, beginning with the first.
+        max_share: Wait until the work has taken at most this share of the run time; None never waits.
         owner: Name of the callback, for messages.
 
     Raises:
@@ -24,48 +62,37 @@ class Schedule:
             raise ValueError(f"{owner}(every_n_epochs={every_n_epochs}) must be at least 1.")
         if max_share is not None and not 0 < max_share < 1:
             raise ValueError(
-                f"{owner}(max_share={max_share}) is not a share between 0 and 1. Pass, for instance, 0.1, or None."
+                f"{owner}(max_share={max_share}) is not a share between 0 and 1. Pass, for instance, 0.05, or None."
             )
         self.every_n_epochs, self.max_share, self.owner = every_n_epochs, max_share, owner
+        self.watch = Stopwatch()
         self.begin()
 
-    def begin(self) -> None:
-        """Forget earlier measurements: a run begins."""
+    def begin(self, watch: Stopwatch | None = None) -> None:
+        """Begin a run, on a clock of its own or on that of another callback, which has begun it."""
+        self.watch = Stopwatch() if watch is None else watch
         self._last_epoch: int | None = None
-        self._last_end, self._last_seconds = time.monotonic(), 0.0
-        self._has_warned = False
+        self._has_told = False
 
     def is_due(self, epoch: int) -> bool:
-        """Decide, and write once to the log that a measurement is put off."""
-        if self._last_epoch is None:
-            return True
-        if epoch - self._last_epoch < self.every_n_epochs:
+        """Decide, by the clock of the first process, and say once that epochs are skipped. Collective."""
+        # Clocks differ a little: if each process asked its own, some would wait for others that do not come.
+        due = bool(broadcast_object(self._decide(epoch)))
+        if due:
+            self._last_epoch = epoch
+        return due
+
+    def _decide(self, epoch: int) -> bool:
+        # An equal epoch is another validation of the one that was due.
+        if self._last_epoch is not None and 0 < epoch - self._last_epoch < self.every_n_epochs:
             return False
-        if self.max_share is None:
+        if self.max_share is None or self.watch.share <= self.max_share:
             return True
-        wait = self._last_seconds * (1 / self.max_share - 1)
-        since = time.monotonic() - self._last_end
-        if since < wait and not self._has_warned:
-            self._has_warned = True
+        if not self._has_told:
             rank_zero_info(
-                f"{self.owner}: the measurement took {self._last_seconds:.1f} s; to keep it below "
-                f"{self.max_share:.0%} of the time (max_share), the next one follows after {wait:.0f} s of training. "
-                f"Fewer classes or items_per_class make it "
-                "cheaper. (Shown once.)"
+                f"{self.owner}: this has taken {self.watch.seconds:.1f} s, {self.watch.share:.0%} of the time; epochs are "
+                f"skipped until the share is below {self.max_share:.0%} (max_share). Ask for less, use a larger "
+                "every_n_epochs, or max_share=None to skip none. (Shown once.)"
             )
-        return since >= wait
-
-    def note(self, started: float, epoch: int) -> float:
-        """Note a measurement that ends now.
-
-        Args:
-            started: `time.monotonic()` at its start.
-            epoch: In which it was made.
-
-        Returns:
-            Its share of the time since the last one ended.
-        """
-        now = time.monotonic()
-        seconds, since = now - started, now - self._last_end
-        self._last_end, self._last_seconds, self._last_epoch = now, seconds, epoch
-        return seconds / max(since, 1e-9)
+        self._has_told = True
+        return False

@@ -14,11 +14,15 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.functional.retrieval import (
     DEFAULT_METRICS,
     MULTILABEL_METRICS,
+    MultilabelReport,
+    Progress,
     RankOptions,
     RetrievalSettings,
+    evaluate_multilabel,
     without_targets,
 )
 from fewshot_callbacks.metrics.embedding_store import Shard, in_order
@@ -36,13 +40,13 @@ class TargetBook:
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
+        # columns of the targets; None as long as no batch had any
         self.labels: int | None = None
-        """columns of the targets; None as long as no batch had any"""
         self._has_single_labels = False
         self._rows: dict[int, bytes] = {}
 
-    def number(self, labels: Any, step: str) -> Any:
-        """Number the rows of multi-label targets; return labels of any other form as they are.
+    def read(self, labels: Any, step: str) -> Labels:
+        """Read labels: multi-label targets as the number of each row, those of any other form as they are.
 
         Args:
             labels: Labels of a batch.
@@ -51,7 +55,9 @@ class TargetBook:
         Raises:
             UsageError: If targets are not 0 or 1, have other columns than before, or are mixed with labels of another
                 form.
+            ValueError: If they are neither targets nor labels.
         """
+        # A single column holds labels, as some data sets keep them.
         is_target = isinstance(labels, Tensor | np.ndarray) and labels.ndim == 2 and labels.shape[1] > 1
         if not is_target:
             self._has_single_labels = True
@@ -61,7 +67,7 @@ class TargetBook:
                 "item. Use the same form in all batches."
             )
         if not is_target:
-            return labels
+            return as_labels(labels, "labels", self.owner)
         targets = torch.as_tensor(labels, device="cpu").detach()
         if self.labels not in (None, targets.shape[1]):
             raise UsageError(
@@ -76,9 +82,11 @@ class TargetBook:
         self.labels = targets.shape[1]
         distinct, row = targets.bool().unique(dim=0, return_inverse=True)
         numbers = [self._enter(packed.tobytes()) for packed in np.packbits(distinct.numpy(), axis=1)]
-        return torch.tensor(numbers, dtype=torch.int64, device="cpu")[row]
+        return Labels(torch.tensor(numbers, dtype=torch.int64, device="cpu")[row])
 
     def _enter(self, row: bytes) -> int:
+        # A hash, not a count: processes give one row the same number without a word to each other. Eight bytes fit an
+        # integer label.
         number = int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
         if self._rows.setdefault(number, row) != row:
             raise ValueError(f"{self.owner}: two different targets have the same number of 64 bits, by chance.")
@@ -96,6 +104,14 @@ class TargetBook:
             book._rows |= rows
         return book
 
+    def columns(self, numbers: Int[Tensor, "items"]) -> dict[int, tuple[int, ...]]:
+        """Return the columns of each of these numbers that hold a 1."""
+        distinct = numbers.unique()
+        rows = self.targets(distinct)
+        return {
+            number: tuple(row.nonzero()[:, 0].tolist()) for number, row in zip(distinct.tolist(), rows, strict=True)
+        }
+
     def targets(self, numbers: Int[Tensor, "items"]) -> Float[Tensor, "items labels"]:
         """Return the rows of these numbers."""
         if not len(numbers):
@@ -105,22 +121,26 @@ class TargetBook:
         return torch.from_numpy(bits).float()
 
 
-def gathered(shard: Shard, processes: Processes) -> tuple[Tensor, Tensor]:
-    """Gather the embeddings and labels of all processes in each of them, in the order of the data set."""
-    if processes.count == 1:
-        return shard.embeddings, shard.labels
-    shards = processes.gather(shard)
-    return in_order(shards, [held.labels for held in shards])
-
-
 def target_metrics(settings: RetrievalSettings) -> Sequence[str]:
     """List what a monitor logs of multi-label targets: what it was asked for, or the default of `evaluate_multilabel`."""
     return MULTILABEL_METRICS if settings.metrics == DEFAULT_METRICS else settings.metrics
 
 
-def target_arguments(settings: RetrievalSettings) -> dict[str, Any]:
-    """Return the settings as keyword arguments of `evaluate_multilabel`."""
-    return {name: getattr(settings, name) for name in ARGUMENTS} | {"metrics": target_metrics(settings)}
+def evaluate_targets(
+    shards: Sequence[Shard],
+    book: TargetBook,
+    settings: RetrievalSettings,
+    processes: Processes,
+    progress: Progress | None,
+) -> MultilabelReport:
+    """Evaluate queries, and the gallery if there is one, of multi-label targets: every process is sent all. Collective."""
+    joined, tensors = book.joined(processes), []
+    for shard in shards:
+        parts = processes.gather(shard) if processes.count > 1 else [shard]
+        embeddings, numbers = in_order(parts, [part.labels for part in parts])
+        tensors += [embeddings, joined.targets(numbers)]
+    arguments: dict[str, Any] = {name: getattr(settings, name) for name in ARGUMENTS}
+    return evaluate_multilabel(*tensors, **arguments | {"metrics": target_metrics(settings)}, progress=progress)
 
 
 def refuse_settings_of_classes(settings: RetrievalSettings, labels: int, owner: str) -> None:

@@ -60,8 +60,8 @@ class TrainingClasses:
     ) -> None:
         self.data, self.labels, self.owner = data, labels, owner
         self.classes, self.items_per_class, self.seed = classes, items_per_class, seed
+        # number of items of all ranks; known once there is a loader
         self.items = 0
-        """number of items of all ranks; known once there is a loader"""
         self._loader: DataLoader[Any] | None = None
 
     def forget(self) -> None:
@@ -95,6 +95,8 @@ class TrainingClasses:
         if given is not None:
             options = {name: getattr(given, name) for name in ("num_workers", "collate_fn", "pin_memory")}
             options["batch_size"] = given.batch_size or 64
+        # A loader of its own: that which was given has all items, and may shuffle them. Lightning would not know it, so
+        # that the items are dealt to the ranks here.
         self._loader = DataLoader(Subset(dataset, chosen[trainer.global_rank :: process_count()].tolist()), **options)
         return self._loader
 
@@ -155,4 +157,5 @@ def labels_in(dataset: Any) -> Any:
         last = dataset.tensors[-1]
         return last if last.ndim == 1 and not (last.is_floating_point() or last.is_complex()) else None
     column = next((name for name in LABEL_COLUMNS if name in (getattr(dataset, "column_names", None) or ())), None)
+    # The slice reads the column where the data set only returns a view of it, as `datasets` does from version 4 on.
     return None if column is None else dataset[column][:]

@@ -1,51 +1,129 @@
-"""What `RetrievalMonitor` hands to the callbacks that draw pictures of an evaluated set."""
+"""What `RetrievalMonitor` hands to the callbacks that draw pictures: the whole set, on the first process alone."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import torch
+from jaxtyping import Float, Int
 from lightning.pytorch import Callback, Trainer
+from torch import Tensor
 
-from fewshot_callbacks.callbacks._targets import TargetBook
+from fewshot_callbacks._trainer import evaluation_loaders
+from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional.neighbours import Neighbours, nearest
 from fewshot_callbacks.functional.retrieval import MultilabelReport, RetrievalReport
 from fewshot_callbacks.metrics.embedding_store import Shard
+
+# A label as it was given, or the columns of an item's multi-label targets.
+Label: TypeAlias = int | str | tuple[int, ...]
+
+# label -> the name of its class, or the names by number
+Names = Mapping[Any, str] | Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
 class ItemSet:
-    """Queries or gallery items, of which this process holds a part."""
+    """Queries or gallery items, in the order of the data set."""
 
-    shard: Shard
-    # index of the loader that they came from
-    loader: int
+    embeddings: Float[Tensor, "items dim"]
+    labels: Sequence[Label]
+    # index of each item in the pass of all processes over their data
+    positions: Int[Tensor, "items"]
+    # name of the loader that they came from, and the loader
+    source: str
+    loader: Any
+
+    def class_name(self, label: Label, names: Names | None) -> str:
+        """Name a class: by the names that are given, those that the data set has as `classes`, or the label itself.
+
+        Examples:
+            >>> items = ItemSet(torch.empty(0, 2), [], torch.empty(0, dtype=torch.int64), "val", None)
+            >>> items.class_name(1, ["owl", "heron"]), items.class_name((0, 7), {0: "red"}), items.class_name("owl", None)
+            ('heron', 'red, 7', 'owl')
+        """
+        if isinstance(label, tuple):
+            return ", ".join(self.class_name(column, names) for column in label) or "none"
+        if names is None and isinstance(label, int):
+            dataset = getattr(self.loader, "dataset", None)
+            # Through a `Subset`, which has no names of its own.
+            classes = getattr(getattr(dataset, "dataset", dataset), "classes", None)
+            names = (
+                classes if isinstance(classes, Sequence) and all(isinstance(name, str) for name in classes) else None
+            )
+        if isinstance(names, Mapping):
+            return str(names.get(label, label))
+        if names is not None and isinstance(label, int) and 0 <= label < len(names):
+            return str(names[label])
+        return str(label)
+
+
+def whole_set(
+    shard: Shard, names: Mapping[int, Label] | None, source: str, loader: Any, processes: Processes
+) -> ItemSet | None:
+    """Bring the items of all processes to the first one; None on the others. Collective.
+
+    Args:
+        shard: The items of this process.
+        names: The label for each code in the shard; None where codes are labels.
+        source: Name of the loader.
+        loader: The loader.
+        processes: All that hold a part.
+    """
+    codes = shard.labels.tolist()
+    labels: list[Label] = codes if names is None else [names[code] for code in codes]
+    parts = processes.to_first((shard.embeddings, labels, shard.positions, shard.places))
+    if parts is None:
+        return None
+    if len(parts) == 1:  # in order already: no copy of what may be large
+        return ItemSet(shard.embeddings, labels, shard.positions, source, loader)
+    embeddings, of_parts, positions, places = zip(*parts, strict=True)
+    order = torch.cat(places).argsort()
+    every = [label for part in of_parts for label in part]
+    # Without those of a process that had no item: it does not know the dimension.
+    rows = torch.cat([part for part in embeddings if len(part)] or [shard.embeddings])
+    ordered = [every[place] for place in order.tolist()]
+    return ItemSet(rows[order], ordered, torch.cat(positions)[order], source, loader)
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedSet:
     """A set that was just evaluated; its embeddings are dropped once every viewer has seen it."""
 
-    # the same in every process
     report: RetrievalReport | MultilabelReport
     # first part of the keys of its metrics
     prefix: str
     # end of these keys; empty for a single set
     suffix: str
+    epoch: int
     queries: ItemSet
     # None where each item is a query against all others
     gallery: ItemSet | None
-    # what the labels of this process's items stand for, if they are multi-label targets
-    targets: TargetBook | None
 
     @property
     def searched(self) -> ItemSet:
         """The items among which the queries were searched."""
         return self.queries if self.gallery is None else self.gallery
 
+    @property
+    def where(self) -> str:
+        """Name the set and the epoch, for titles."""
+        return f"{self.prefix}{self.suffix}, epoch {self.epoch}"
+
     def key(self, name: str) -> str:
         """Name a picture as the metrics of the set are named."""
         return f"{self.prefix}/{name}{self.suffix}"
+
+    def nearest(self, queries: Int[np.ndarray, "chosen"], k: int) -> Neighbours:
+        """Find the first k candidates of some queries."""
+        gallery = None if self.gallery is None else self.gallery.embeddings
+        chosen = torch.as_tensor(queries, dtype=torch.int64, device="cpu")
+        return nearest(self.queries.embeddings, gallery=gallery, queries=chosen, k=k, similarity=self.report.similarity)
 
 
 class Viewer(Callback, ABC):
@@ -55,22 +133,53 @@ class Viewer(Callback, ABC):
     def wants(self, prefix: str) -> bool:
         """Decide whether the sets of this epoch whose keys begin with the prefix are to be shown."""
 
-    def see_batch(self, prefix: str, loader: int, positions: range, batch: Any) -> None:
+    def see_batch(self, prefix: str, source: str, loader: Any, positions: range, batch: Any) -> None:
         """Look at a batch before it is gone; by default do nothing.
 
         Args:
             prefix: First part of the keys of the set.
-            loader: Index of the loader.
+            source: Name of the loader.
+            loader: The loader.
             positions: Index of each embedding of the batch in this process's pass over the loader.
             batch: What the step was given.
         """
 
     @abstractmethod
-    def see_set(self, trainer: Trainer, evaluated: EvaluatedSet) -> None:
-        """Look at an evaluated set, in all processes together. No error leaves this method."""
+    def see_set(self, trainer: Trainer, key: str, evaluated: EvaluatedSet | None) -> None:
+        """Look at an evaluated set, which the first process alone has. Collective; no error leaves this method."""
 
 
 def viewers_of(trainer: Trainer, prefix: str) -> list[Viewer]:
     """List the callbacks of a Trainer that want to see the sets of this epoch whose keys begin with the prefix."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
     return [callback for callback in callbacks if isinstance(callback, Viewer) and callback.wants(prefix)]
+
+
+def show_set(
+    trainer: Trainer,
+    prefix: str,
+    suffix: str,
+    report: RetrievalReport | MultilabelReport,
+    parts: Sequence[tuple[Shard, int]],
+    columns: Callable[[Tensor], Mapping[int, Label]] | None,
+) -> None:
+    """Hand an evaluated set to the callbacks that want to see it. Collective.
+
+    Args:
+        trainer: The Trainer.
+        prefix: First part of the keys of the set.
+        suffix: End of these keys.
+        report: Of the set.
+        parts: The queries of this process and the index of their loader; the same of the gallery, if there is one.
+        columns: Gives the label of each code, for multi-label targets.
+    """
+    viewers, evaluated = viewers_of(trainer, prefix), None
+    sets = []
+    for shard, loader in parts if viewers else ():
+        names = shard.words if columns is None else columns(shard.labels)
+        sets.append(whole_set(shard, names, *list(evaluation_loaders(trainer).items())[loader], all_processes()))
+    if sets and sets[0] is not None:
+        gallery = sets[1] if len(sets) > 1 else None
+        evaluated = EvaluatedSet(report, prefix, suffix, trainer.current_epoch, sets[0], gallery)
+    for viewer in viewers:
+        viewer.see_set(trainer, f"{prefix}{suffix}", evaluated)

@@ -7,6 +7,8 @@ from difflib import get_close_matches
 
 from lightning.pytorch import Trainer
 
+from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
+
 # Similarity of two names from which one may be a misspelling of the other: `grouped_recall` of `grouped_recall@1`, but
 # none of `loss`, `acc` and `auc`.
 NEAR = 0.7
@@ -20,6 +22,32 @@ def watched(trainer: Trainer) -> dict[str, str]:
         if config.reduce_on_plateau and isinstance(config.monitor, str):
             found.setdefault(config.monitor, type(config.scheduler).__name__)
     return found
+
+
+def look_for_misspelt_keys(
+    trainer: Trainer, known: Collection[str], logged: Collection[str] | None, policy: FailurePolicy
+) -> None:
+    """Look for keys that somebody waits for, that nobody logs, and that are near a known one.
+
+    Args:
+        trainer: The Trainer.
+        known: The keys of its monitors.
+        logged: The keys that the sanity check has shown; None if there was none.
+        policy: Handles a key misspelt, and warns where the module may still log such a key.
+    """
+    for key, who in watched(trainer).items():
+        if key in known or key in (logged or ()):
+            continue
+        meant = same_but_for_spelling(key, sorted(known))
+        other = meant or near(key, sorted(known))
+        if other is None:
+            continue
+        fact = f"{who}(monitor={key!r}): no monitor here logs this value, and nothing else has so far"
+        error = f"{fact}. Did you mean {other!r}?"
+        if meant is not None and logged is not None:
+            policy.handle(UsageError(error), "Lightning will find no value to monitor.")
+        else:
+            policy.warn(error)
 
 
 def same_but_for_spelling(key: str, known: Collection[str]) -> str | None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders, items_of_batches, unpadded_length
+from fewshot_callbacks._trainer import evaluation_loaders, log_of_all, why_not_dealt
 from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, suffixes
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
-from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.functional._inputs import non_finite_rows
 from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ClassScatter, unit_rows
+from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ClassScatter, ratio_of_set, unit_rows
 from fewshot_callbacks.functional.variance_ratio import batch_ratios, variance_ratio_of_set
 from fewshot_callbacks.metrics._words import refuse_another_form
 
@@ -103,7 +101,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
-        self._trainer, self._checked_first_batch = trainer, False
+        self._checked_first_batch = False
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset the counts of the epoch."""
@@ -133,8 +131,10 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                 skip_singletons=self.skip_singletons,
             )
             self._measured += 1
+            # Counted on the device: to read the values here would wait for it at every batch.
             self._without_j = found[0].isnan() + self._without_j
             self._without_ratio = found[1].isnan() + self._without_ratio
+            # Once, since it waits for the device.
             if not self._checked_first_batch:
                 self._checked_first_batch = True
                 self._warn_of_singletons(labels.codes)
@@ -189,7 +189,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     # ---------------------------------------------------------------------------------------------- validation and test
 
     def _collect(
-        self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
+        self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
     ) -> None:
         refuse_another_form(self._policy.owner, self._are_words.setdefault(loader, labels.words is not None), labels)
         codes, embeddings = labels.codes.cpu(), embeddings.cpu()
@@ -197,17 +197,16 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         if len(bad):
             raise ValueError(
                 f"{len(bad)} of the {len(embeddings)} embeddings of a batch are not finite (NaN or Inf), the first at item "
-                f"{positions.start + int(bad[0])}. Find the step that made them: a diverged loss, a division by a zero "
+                f"{first + int(bad[0])}. Find the step that made them: a diverged loss, a division by a zero "
                 "norm, float16 overflow."
             )
         if self.normalize:
             embeddings = unit_rows(embeddings.double())
-        dataloader = list(evaluation_loaders(self._trainer).values())[loader]
-        dealt = unpadded_length(dataloader)
-        if dealt is not None and items_of_batches(dataloader, self._batches[loader]) == positions.stop:
+        dataloader = list(evaluation_loaders(trainer).values())[loader]
+        if why_not_dealt(dataloader, self._batches[loader], first + len(codes)) is None:
             # leave out what a DistributedSampler repeats, to even out the ranks, at the end
-            mine = len(range(self._trainer.global_rank, dealt, process_count()))
-            fresh = slice(max(0, mine - positions.start))
+            mine = len(range(trainer.global_rank, len(dataloader.sampler.dataset), process_count()))
+            fresh = slice(max(0, mine - first))
             embeddings, codes = embeddings[fresh], codes[fresh]
         moments = ClassMoments.of(embeddings, codes)
         self._moments[loader] = self._moments[loader].merge(moments) if loader in self._moments else moments
@@ -221,10 +220,12 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             else:
                 self._unpadded_length(trainer, loader)
                 try:
-                    value, scatter = self._ratio(self._moments.get(loader))
+                    value, scatter = ratio_of_set(
+                        self._moments.get(loader), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
+                    )
                 except Exception as error:  # a metric must not end a training
                     self._policy.handle(error, missing)
-            self._log(pl_module, key, value)
+            log_of_all(pl_module, key, value)
             if self.variance_ratio:
                 self._log_variance_ratio(pl_module, f"{stage}/variance_ratio", suffix, scatter)
 
@@ -243,39 +244,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             if found.undefined is not None:
                 self._policy.warn(f"{name}{suffix} is NaN. {found.undefined} (Shown once.)", kind=name + suffix)
         for end, value in zip(VARIANCE_RATIO_ENDS, values, strict=True):
-            self._log(pl_module, f"{name}{end}{suffix}", value)
-
-    def _ratio(self, mine: ClassMoments | None) -> tuple[float, ClassScatter]:
-        """Compute J of the items of all processes, and the scatter for the variance ratio.
-
-        Raises:
-            ValueError: Where J is undefined, with the reason.
-        """
-        processes = all_processes()
-        with processes.together():
-            dims = [dim for dim in processes.gather(None if mine is None else mine.means.shape[1]) if dim is not None]
-            if not dims:
-                raise ValueError("The set is empty: no step gave an embedding.")
-            moments = (ClassMoments.nothing(dims[0]) if mine is None else mine).shared(processes)
-            scatter, kept = self._class_scatter(moments, processes)
-        if not len(scatter.counts):
-            raise ValueError("The set is empty: no step gave an embedding.")
-        value = float(kept.discriminant_ratio(eps=self.eps))
-        if math.isnan(value):
-            raise ValueError(
-                f"Each of the {len(scatter.counts)} classes has one item. J compares items of the same class: "
-                f"validate on a set with several items of each class."
-                if scatter.counts.max() == 1
-                else "All embeddings are equal: the model has collapsed."
-            )
-        return value, scatter
-
-    def _class_scatter(self, moments: ClassMoments, processes: Processes) -> tuple[ClassScatter, ClassScatter]:
-        """Compute the scatter of all classes, and of those that enter J."""
-        every = moments.class_scatter(processes=processes)
-        return every, moments.class_scatter(
-            skip_singletons=True, processes=processes
-        ) if self.skip_singletons else every
+            log_of_all(pl_module, f"{name}{end}{suffix}", value)
 
     def _forget(self) -> None:
         self._moments: dict[int, ClassMoments] = {}

@@ -19,9 +19,9 @@ from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.functional._tensors import as_tensor, refuse_without_values
 from fewshot_callbacks.metrics.embedding_store import id_numbers
 
+# `("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or
+# `"encoder:pooler_output"` what its output holds under that name. A function of (outputs, batch): (embeddings, labels).
 Source = str | tuple[str, str] | Callable[[Any, Any], tuple[Any, Any]]
-"""`("embeddings", "labels")`: keys of the mapping that the step returns. `"encoder.head"`: the output of that submodule, or
-`"encoder:pooler_output"` what its output holds under that name. A function of (outputs, batch): (embeddings, labels)."""
 
 LabelSource = str | int | Callable[[Any], Any]
 """Where the labels, integers or words, are in a batch: a key, a position, or a function of the batch."""
@@ -55,6 +55,20 @@ def hooks_ignored() -> Iterator[None]:
         yield
     finally:
         _HOOKS_IGNORED.reset(token)
+
+
+def check_submodule(module: LightningModule, name: str, call: str, fix: str = "") -> None:
+    """See that there is the submodule that is named.
+
+    Raises:
+        ValueError: If not; with the names that are near.
+    """
+    names = [each for each, _ in module.named_modules() if each]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=3) or [each for each in names if "." not in each][:8]
+        raise ValueError(
+            f"{call}: {type(module).__name__} has no submodule of that name. It has, for instance, {', '.join(near)}.{fix}"
+        )
 
 
 class EmbeddingSource:
@@ -102,13 +116,8 @@ class EmbeddingSource:
         self._readers.add(reader)
         if not self.submodule or self._handle is not None:
             return
-        names = [name for name, _ in module.named_modules() if name]
-        if self.submodule not in names:
-            near = difflib.get_close_matches(self.submodule, names, n=3) or [n for n in names if "." not in n][:8]
-            raise ValueError(
-                f"{owner}(source={self.where!r}): {type(module).__name__} has no submodule of that name. It has, "
-                f"for instance, {', '.join(near)}. For keys of the step's output pass two: source=('embeddings', 'labels')."
-            )
+        fix = " For keys of the step's output pass two: source=('embeddings', 'labels')."
+        check_submodule(module, self.submodule, f"{owner}(source={self.where!r})", fix)
         self._handle = module.get_submodule(self.submodule).register_forward_hook(self._capture)
 
     def detach(self, reader: int) -> None:
@@ -133,6 +142,7 @@ class EmbeddingSource:
 
     def _capture(self, _module: Any, _inputs: Any, output: Any) -> None:
         if self._captured is not None and not _HOOKS_IGNORED.get():
+            # Detached at once: a graph that is kept would keep all activations of the step.
             self._captured.append(output.detach() if isinstance(output, Tensor) else output)
 
     def output(self, items: int, step: str, owner: str, hint: str) -> Tensor:
@@ -230,14 +240,12 @@ class EmbeddingReader:
         self.shared, self.owner = source, owner
         self.source = source.where
         self.labels = source.labels if labels is None else labels
-        self.number_targets: Callable[[Any, str], Any] | None = None
-        """turns multi-label targets of a step into one number for each item, where the owner takes them"""
+        # reads the labels of a step; the owner has a function of its own where it takes multi-label targets, too
+        self.read_labels: Callable[[Any, str], Labels] = lambda labels, step: as_labels(labels, "labels", owner)
+        # what the owner can do where a training step gives no embeddings or labels
         self.without_training = ""
-        """what the owner can do where a training step gives no embeddings or labels"""
         self._is_compiled, self._may_skip = False, False
         self._worked: set[str] = set()
-
-    # ----------------------------------------------------------------------------------------------------- hook on and off
 
     def attach(self, module: LightningModule) -> None:
         """Get ready: where the source is a submodule, listen to it.
@@ -261,13 +269,6 @@ class EmbeddingReader:
         """End the step: do not keep what the submodule returns from now on."""
         self.shared.dismiss(id(self))
 
-    @property
-    def captured(self) -> list[Any] | None:
-        """What the submodule has returned in this step; None between steps."""
-        return self.shared._captured
-
-    # ------------------------------------------------------------------------------------------------------------- reading
-
     def read(self, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         """Read embeddings (items, dim) and labels (items,) of the step that has just ended, detached, on its device.
 
@@ -283,6 +284,7 @@ class EmbeddingReader:
         try:
             found = self.checked(*self._found(outputs, batch, step), step)
         except UsageError as error:
+            # A training step may return None to skip its batch, of which Lightning makes an empty mapping.
             skipped = self._may_skip and step == TRAINING_STEP and isinstance(outputs, Mapping) and not outputs
             if step in self._worked or skipped:
                 raise ValueError(str(error)) from error
@@ -322,28 +324,24 @@ class EmbeddingReader:
     def _step_embeddings(self, outputs: Any, step: str, key: str, labels_key: str) -> Any:
         if isinstance(outputs, Mapping) and key in outputs:
             return outputs[key]
-        near = _near_key(key, outputs)
-        if near is not None:
-            given = _near_key(labels_key, outputs) or labels_key
-            raise UsageError(
-                f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. Did you mean "
-                f"source=({near!r}, {given!r})?"
-            )
-        raise UsageError(
-            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. Return "
-            f'{{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
-            f"source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
-            "whose output is the embedding." + self._hint(step)
+        near, given = _near_key(key, outputs), _near_key(labels_key, outputs) or labels_key
+        fix = (
+            f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
+            "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
+            "whose output is the embedding." + (self.without_training if step == TRAINING_STEP else "")
         )
-
-    def _hint(self, step: str) -> str:
-        return self.without_training if step == TRAINING_STEP else ""
+        raise UsageError(
+            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. "
+            + (fix if near is None else f"Did you mean source=({near!r}, {given!r})?")
+        )
 
     def labels_of(self, batch: Any, step: str) -> Any:
         """Find the labels of a batch that no step has processed."""
         return self._labels(None, batch, step, self.source[1] if isinstance(self.source, tuple) else STEP_KEYS[1])
 
     def _labels(self, outputs: Any, batch: Any, step: str, key: str) -> Any:
+        # What the user has said comes first, then what the step has returned, whose labels need not be those of the
+        # batch (views of items, mixed images), and only then the batch.
         if callable(self.labels):
             return self.labels(batch)
         if self.labels is not None:
@@ -365,46 +363,49 @@ class EmbeddingReader:
         raise UsageError(
             f"{self.owner} found no labels: {step} returned none under {key!r}, and the batch is {what}. "
             f"Say where they are in the batch: {self.owner}(labels='key'), labels=1 for a position, or a function of it."
-            + self._hint(step)
+            + (self.without_training if step == TRAINING_STEP else "")
         )
 
     def checked(self, embeddings: Any, labels: Any, step: str) -> tuple[Tensor, Labels]:
         """Check embeddings and labels of `step`, and detach them."""
-        if self.number_targets is not None:
-            labels = self.number_targets(labels, step)
         for name, value in (("embeddings", embeddings), ("labels", labels)):
             if isinstance(value, Tensor):  # not a mistake of the settings: another batch may have values
                 refuse_without_values(value, name, f"{self.owner}, {step}")
-        read = self._checked_labels(labels, step)
-        if not isinstance(embeddings, Tensor):
-            try:
-                embeddings = as_tensor(embeddings, "embeddings", self.owner)
-            except ValueError as error:
-                what = f"{self.owner}: the embeddings of {step} are {describe(embeddings)}, not a tensor."
-                raise UsageError(f"{what} {error}") from error
-        if embeddings.ndim > 2 and embeddings.shape[2:].numel() == 1:  # (items, dim, 1, 1) of a global pooling layer
-            embeddings = embeddings.flatten(1)
-        if embeddings.ndim != 2 or not embeddings.is_floating_point():
-            fix = SHAPE_FIXES.get(embeddings.ndim, "Flatten what belongs to one item: embeddings.flatten(1).")
-            raise UsageError(
-                f"{self.owner}: the embeddings of {step} are {describe(embeddings)}; expected one floating-point "
-                f"vector for each item, (items, dim). {fix}"
-            )
-        if self.shared.views > 1 and len(embeddings) == self.shared.views * len(read):
-            read = Labels(read.codes.repeat(self.shared.views), read.words)
-        if len(read) != len(embeddings):
-            raise UsageError(
-                f"{self.owner}: {step} gave {len(embeddings)} embeddings, but {len(read)} labels; expected one for "
-                f"each embedding, in the same order."
-            )
-        return embeddings.detach(), read
-
-    def _checked_labels(self, labels: Any, step: str) -> Labels:
-        """Read labels in any form."""
         try:
-            return as_labels(labels, "labels", self.owner)
+            read = self.read_labels(labels, step)
+        except UsageError:
+            raise
         except ValueError as error:
             raise UsageError(f"{self.owner}: the labels of {step} are {describe(labels)}. {error}") from error
+        rows = _rows(embeddings, step, self.owner)
+        if self.shared.views > 1 and len(rows) == self.shared.views * len(read):
+            read = Labels(read.codes.repeat(self.shared.views), read.words)
+        if len(read) != len(rows):
+            raise UsageError(
+                f"{self.owner}: {step} gave {len(rows)} embeddings, but {len(read)} labels; expected one for each "
+                "embedding, in the same order."
+            )
+        return rows.detach(), read
+
+
+def _rows(embeddings: Any, step: str, owner: str) -> Tensor:
+    """Check that the embeddings are one vector of floats for each item."""
+    if not isinstance(embeddings, Tensor):
+        try:
+            embeddings = as_tensor(embeddings, "embeddings", owner)
+        except ValueError as error:
+            what = f"{owner}: the embeddings of {step} are {describe(embeddings)}, not a tensor."
+            raise UsageError(f"{what} {error}") from error
+    if embeddings.ndim > 2 and embeddings.shape[2:].numel() == 1:  # (items, dim, 1, 1) of a global pooling layer
+        embeddings = embeddings.flatten(1)
+    if embeddings.ndim != 2 or not embeddings.is_floating_point():
+        fix = SHAPE_FIXES.get(embeddings.ndim, "Flatten what belongs to one item: embeddings.flatten(1).")
+        raise UsageError(
+            f"{owner}: the embeddings of {step} are {describe(embeddings)}; expected one floating-point vector for each "
+            f"item, (items, dim). {fix}"
+        )
+    rows: Tensor = embeddings
+    return rows
 
 
 def read_flag(
@@ -480,6 +481,8 @@ def _is_compiled(module: LightningModule) -> bool:
     """Check whether the module or a submodule was compiled."""
     if getattr(module, "_compiler_ctx", None) is not None:  # where Lightning keeps what it unpacks
         return True
+    # `torch.compile(module)` wraps a module and `module.compile()` marks it; PyTorch has no public way to ask for
+    # either.
     return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in module.modules())
 
 

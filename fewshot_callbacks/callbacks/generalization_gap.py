@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluation_loaders
+from fewshot_callbacks._trainer import evaluation_loaders, log_of_all
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
-from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor
+from fewshot_callbacks.callbacks._evaluation import EvaluationMonitor, loader_index, no_such_loader
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._schedule import Schedule
 from fewshot_callbacks.callbacks._training_classes import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
-from fewshot_callbacks.distributed.torch_distributed import all_processes, broadcast_object, gather_objects
+from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
@@ -76,7 +74,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         k: The K of Recall@K and of Grouped Recall@K.
         label_groups: Number of classes in a group.
         seed: Seed of the subset and of the groups, which are the same in every epoch.
-        every_n_epochs: Measure at most once in this number of epochs, beginning with the first validation.
+        every_n_epochs: Measure at most in one of this number of epochs, beginning with the first validation.
         max_share: Postpone a measurement until measuring has taken at most this share of the run time, in (0, 1); None
             never postpones.
         prefix: First part of the keys.
@@ -100,8 +98,6 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     """
 
     gap: GeneralizationGap | None
-    _latest: Tensor | None
-    """embeddings of the batch that is compared with `embed`"""
     _remedy_for_two = "Give them different prefixes."
 
     def __init__(
@@ -151,7 +147,6 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self.gap = None
         self._is_due = self._checked = False
         self._was_overfitting: bool | None = None
-        self._forget()
 
     @property
     def state_key(self) -> str:
@@ -178,48 +173,39 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set, if it is time to measure."""
         super().on_validation_epoch_start(trainer, pl_module)
-        is_due = trainer.state.fn != TrainerFn.FITTING or self.schedule.is_due(trainer.current_epoch)
-        self._is_due = trainer.sanity_checking or bool(broadcast_object(is_due))
+        self._is_due = trainer.sanity_checking or self.schedule.is_due(trainer.current_epoch)
 
     # ----------------------------------------------------------------------------------------------------------- collecting
 
-    def _read(self, trainer: Trainer, outputs: Any, batch: Any, loader: int, step: str) -> None:
-        """Read the embeddings of a batch; check once that training batches will be embedded in the same way."""
-        if step != "validation_step" or not self._is_due or loader != self._loader_index(trainer):
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """Read the embeddings of a batch of the loader that is measured, if it is time to."""
+        if self._is_due and dataloader_idx == loader_index(trainer, self.val_loader):
+            super().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+        else:
             self._reader.dismiss()
-            return
-        super()._read(trainer, outputs, batch, loader, step)
-        if not self._checked and self._latest is not None:
-            try:
-                self.embed.check(trainer, trainer.lightning_module, batch, self._latest, self._settings.similarity)
-                self._checked = True
-            except Exception as error:  # a metric must not end a training
-                self._failed[loader] = error
-        self._latest = None
+
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
+        """Leave the batch: a test is not compared with anything."""
+        self._reader.dismiss()
 
     def _collect(
-        self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
+        self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
     ) -> None:
+        """Keep a batch; check once that training batches will be embedded in the same way."""
         self._store.append(embeddings, labels)
-        self._latest = embeddings
+        if not self._checked:
+            self.embed.check(trainer, trainer.lightning_module, batch, embeddings, self._settings.similarity)
+            self._checked = True
 
     def _forget(self) -> None:
         self._store = EmbeddingStore()
-        self._latest = None
-
-    def _loader_index(self, trainer: Trainer) -> int | None:
-        names = list(evaluation_loaders(trainer))
-        if isinstance(self.val_loader, int):
-            return self.val_loader if self.val_loader < len(names) else None
-        return names.index(self.val_loader) if self.val_loader in names else None
 
     def _check_loaders(self, trainer: Trainer) -> None:
-        names = list(evaluation_loaders(trainer))
-        if names and self._loader_index(trainer) is None:
-            raise UsageError(
-                f"GeneralizationGapMonitor(val_loader={self.val_loader!r}): there is no such loader; there are "
-                f"{', '.join(map(repr, names))}. Pass one of these names or an index below {len(names)}."
-            )
+        if evaluation_loaders(trainer) and loader_index(trainer, self.val_loader) is None:
+            raise UsageError(no_such_loader(trainer, f"GeneralizationGapMonitor(val_loader={self.val_loader!r})"))
         self.training.loader(trainer)
 
     # ------------------------------------------------------------------------------------------------------------ measuring
@@ -238,9 +224,8 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         if stage != "val" or not self._is_due:  # a test is not compared with anything
             return
-        started = time.monotonic()
-        failures = [failed[loader] for loader in sorted(failed)]
-        outcome = failures[0] if failures else self._gap(trainer, pl_module)
+        with self.schedule.watch.running():
+            outcome = failed[min(failed)] if failed else self._gap(trainer)
         # a mistake that one process has found ends the run of all
         mistakes = [error for error in gather_objects(outcome if isinstance(outcome, UsageError) else None) if error]
         outcome = mistakes[0] if mistakes else outcome
@@ -252,18 +237,19 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             self._log_verdict(trainer, outcome)
         else:
             self._policy.handle(outcome, f"{self.prefix}/{first} and the other values of the gap are NaN.")
-        values["share_of_time"] = self.schedule.note(started, trainer.current_epoch)
+        values["share_of_time"] = self.schedule.watch.share
         for name, value in values.items():
-            self._log(pl_module, f"{self.prefix}/{name}", value, prog_bar=self.prog_bar and name == first)
+            log_of_all(pl_module, f"{self.prefix}/{name}", value, prog_bar=self.prog_bar and name == first)
 
-    def _gap(self, trainer: Trainer, pl_module: LightningModule) -> GeneralizationGap | Exception:
+    def _gap(self, trainer: Trainer) -> GeneralizationGap | Exception:
         """Compute the gap, or return the error; equal in every process. Collective."""
         processes = all_processes()
         try:
+            # An error of one process becomes one of all, or the others would wait for it inside of the evaluation.
             with processes.together():
                 self._check_loaders(trainer)
                 training = self.training.embedded(trainer, self.embed).shard(dataset_size=self.training.items)
-                dealt = self._unpadded_length(trainer, self._loader_index(trainer) or 0)
+                dealt = self._unpadded_length(trainer, loader_index(trainer, self.val_loader) or 0)
                 validation = self._store.shard(dataset_size=dealt)
                 if self.training.items_per_class is not None:
                     validation = validation.some_of_each_class(self.training.items_per_class, self.training.seed)
@@ -282,6 +268,7 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     def _log_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
         """Log a sentence when the verdict has changed, and warn of classes of uneven size."""
+        # A run that begins without overfitting is nothing to tell of.
         if gap.is_overfitting != self._was_overfitting and (gap.is_overfitting or self._was_overfitting is not None):
             rank_zero_info(f"{self.prefix}, epoch {trainer.current_epoch}: {gap.in_words()}")
         self._was_overfitting = gap.is_overfitting

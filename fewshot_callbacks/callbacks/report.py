@@ -7,18 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from fewshot_callbacks._trainer import run_folder
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.callbacks._item_images import Images, first_part, has_index
+from fewshot_callbacks.callbacks._item_images import ImageReader, Images, has_index
 from fewshot_callbacks.callbacks._loggers import Drawing
-from fewshot_callbacks.callbacks._pictures import Names, PictureCallback, class_name
-from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet
-from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.callbacks._pictures import PictureCallback
+from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names
 from fewshot_callbacks.functional.retrieval import RetrievalReport
-from fewshot_callbacks.plots.pictures import Scale, to_picture
+from fewshot_callbacks.plots.pictures import Scale
 from fewshot_callbacks.report import Items, ReportSettings, write_report
 
 
@@ -41,7 +40,7 @@ class ReportWriter(PictureCallback):
         std: Standard deviation of that normalisation, in the same form.
         names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
             set's attribute `classes`.
-        every_n_epochs: Write at most once in this number of epochs, beginning with the first.
+        every_n_epochs: Write at most in one of this number of epochs, beginning with the first.
         max_share: Skip epochs until all pictures and reports together have taken at most this share of the run time, in
             (0, 1); None never skips an epoch.
         prefix: Write only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
@@ -72,8 +71,8 @@ class ReportWriter(PictureCallback):
         settings: ReportSettings | None = None,
     ) -> None:
         super().__init__(every_n_epochs, max_share, prefix)
-        self.path, self.images, self.mean, self.std = os.fspath(path), images, mean, std
-        self.names, self.settings = names, settings or ReportSettings()
+        self.path, self.names, self.settings = os.fspath(path), names, settings or ReportSettings()
+        self._reader = ImageReader(images, mean, std)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run.
@@ -82,6 +81,7 @@ class ReportWriter(PictureCallback):
             UsageError: If there is no `RetrievalMonitor` to show, or the path cannot be filled in.
         """
         super().setup(trainer, pl_module, stage)
+        # A wrong field ends the run here, not after its first epoch, where it would only be a warning.
         try:
             self.path.format(epoch=0, step=0, prefix="", suffix="")
         except (KeyError, IndexError, ValueError) as error:
@@ -90,46 +90,29 @@ class ReportWriter(PictureCallback):
                 "{epoch}, {step}, {prefix} and {suffix}."
             ) from error
 
-    def _figures(self, trainer: Trainer, evaluated: EvaluatedSet, processes: Processes) -> Mapping[str, Drawing]:
+    def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
         """Write the report; there is no figure for the loggers."""
         report = evaluated.report
         if not isinstance(report, RetrievalReport):
             raise ValueError("a report shows items with one label each, and these have several")
         names = ("items",) if evaluated.gallery is None else ("queries", "gallery")
-        sets = (evaluated.queries, evaluated.gallery)
-        items = [
-            self._items(each, name, processes) for each, name in zip(sets, names, strict=False) if each is not None
-        ]
-        if processes.rank == 0:
-            prefix, suffix = (part.replace("/", "_") for part in (evaluated.prefix, evaluated.suffix))
-            filled = self.path.format(
-                epoch=trainer.current_epoch, step=trainer.global_step, prefix=prefix, suffix=suffix
-            )
-            path = Path((trainer.log_dir if trainer.loggers else None) or trainer.default_root_dir) / filled
-            path.parent.mkdir(parents=True, exist_ok=True)
-            where = f"{evaluated.prefix}{evaluated.suffix}, epoch {trainer.current_epoch}"
-            written = write_report(path, report, *items, title=f"Report of {where}", name=where, settings=self.settings)
-            rank_zero_info(f"ReportWriter: {written.path}")
+        sets = [each for each in (evaluated.queries, evaluated.gallery) if each is not None]
+        items = [self._items(each, name) for each, name in zip(sets, names, strict=True)]
+        # A slash in `{prefix}` would name another folder.
+        prefix, suffix = (part.replace("/", "_") for part in (evaluated.prefix, evaluated.suffix))
+        filled = self.path.format(epoch=evaluated.epoch, step=trainer.global_step, prefix=prefix, suffix=suffix)
+        path = Path(run_folder(trainer)) / filled
+        path.parent.mkdir(parents=True, exist_ok=True)
+        title = f"Report of {evaluated.where}"
+        written = write_report(path, report, *items, title=title, name=evaluated.where, settings=self.settings)
+        rank_zero_info(f"ReportWriter: {written.path}")
         return {}
 
-    def _items(self, items: ItemSet, name: str, processes: Processes) -> Items:
-        """Gather a set of items in the order of its places. Collective."""
-        shard = items.shard
-        codes = shard.labels.tolist()
-        labels = codes if shard.words is None else [shard.words[code] for code in codes]
-        everywhere = processes.gather((shard.places, shard.embeddings, shard.positions, labels))
-        order = torch.cat([places for places, *_ in everywhere]).argsort()
-        embeddings = torch.cat([rows for _, rows, *_ in everywhere])[order]
-        positions = torch.cat([each for *_, each, _ in everywhere])[order].tolist()
-        every = [label for *_, part in everywhere for label in part]
-        ordered = [every[place] for place in order.tolist()]
-        _, loader = self._loader_of(items)
-        named = {label: class_name(label, self.names, loader) for label in set(ordered)}
-        shows = has_index(loader) and len(positions) > 0 and max(positions) < len(loader.dataset)
-
-        def picture(index: int) -> Any:
-            dataset = loader.dataset
-            image = self.images(dataset, positions[index]) if self.images else first_part(dataset[positions[index]])
-            return image if isinstance(image, str) else to_picture(image, self.mean, self.std)
-
-        return Items(embeddings, ordered, name, picture if shows else None, label_names=named)
+    def _items(self, items: ItemSet, name: str) -> Items:
+        """Describe a set of items as the report takes them; with pictures if the data set has an index."""
+        positions, dataset = items.positions.tolist(), getattr(items.loader, "dataset", None)
+        named = {label: items.class_name(label, self.names) for label in set(items.labels)}
+        shows = dataset is not None and has_index(items.loader) and max(positions, default=-1) < len(dataset)
+        picture = (lambda index: self._reader.of_data_set(dataset, positions[index])) if shows else None
+        labels: list[Any] = list(items.labels)
+        return Items(items.embeddings, labels, name, picture, label_names=named)

@@ -10,19 +10,24 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluating, evaluation_loaders
+from fewshot_callbacks._trainer import evaluating, evaluation_loaders, log_of_all
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
-from fewshot_callbacks.callbacks._evaluation import STEPS, EvaluationMonitor, suffixes
+from fewshot_callbacks.callbacks._evaluation import (
+    EvaluationMonitor,
+    loader_index,
+    no_such_loader,
+    stage_of,
+    suffixes,
+)
 from fewshot_callbacks.callbacks._failures import UsageError, without_digits
 from fewshot_callbacks.callbacks._progress import evaluation_progress
 from fewshot_callbacks.callbacks._targets import (
     TargetBook,
-    gathered,
+    evaluate_targets,
     refuse_settings_of_classes,
-    target_arguments,
     target_metrics,
 )
-from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, viewers_of
+from fewshot_callbacks.callbacks._viewers import show_set, viewers_of
 from fewshot_callbacks.callbacks._watched import watched
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
@@ -33,17 +38,14 @@ from fewshot_callbacks.callbacks.embeddings import (
     read_flag,
     read_ids,
 )
-from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import (
     MultilabelReport,
-    Progress,
     RetrievalOptions,
     RetrievalReport,
     RetrievalSettings,
     Share,
-    evaluate_multilabel,
     evaluate_retrieval,
     shows_settings,
 )
@@ -74,6 +76,17 @@ class RetrievalMonitor(EvaluationMonitor):
     Labels of shape (items, labels) that hold zeros and ones are multi-label targets: a candidate is relevant if it shares a
     label, and the metrics of `evaluate_multilabel` are logged (`val/mAP`, `val/map@r`, `val/recall@1`, `val/ndcg@10` and so
     on). Settings that need one class for each item are then refused. Under DDP every process receives the whole set.
+
+    One validation runs in this order:
+
+    1. `on_validation_epoch_start` begins a new set, and the callbacks that draw decide whether they will;
+    2. `on_validation_batch_start` keeps what the submodule returns from now on, if embeddings come from one;
+    3. `on_validation_batch_end` reads embeddings and labels, once, and appends them to the store of their loader;
+    4. `on_validation_epoch_end` exchanges the errors of all ranks, and for each set
+    5. joins its batches to this rank's part and drops them, evaluates it together with the other ranks,
+    6. logs the values, of which checkpoints and early stopping read the same on every rank,
+    7. hands the whole set on the first rank to the callbacks that draw it, and drops it;
+    8. `on_validation_end`: the pictures forget what they had kept of the batches.
 
     Args:
         source: Where embeddings come from: two keys of the mapping that the step returns (default
@@ -143,13 +156,12 @@ class RetrievalMonitor(EvaluationMonitor):
         self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
         self._settings = RetrievalSettings.checked(RetrievalMonitor, settings)
         self._has_targets = False
-        self._reader.number_targets = self._number_targets
+        self._reader.read_labels = self._read_labels
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         self.gallery_loader, self.gallery_flag, self.ids = gallery_loader, gallery_flag, ids
         self.name, self.prog_bar = name, prog_bar
         self.reports = {}
-        self._forget()
 
     @property
     def report(self) -> RetrievalReport | MultilabelReport | None:
@@ -161,11 +173,6 @@ class RetrievalMonitor(EvaluationMonitor):
         """Key of the state in a checkpoint; two monitors in one Trainer differ in their name."""
         return self._generate_state_key(name=self.name)
 
-    def _prefix(self, stage: str) -> str:
-        return stage if self.name is None else f"{stage}/{self.name}"
-
-    # ----------------------------------------------------------------------------------------------------------- collecting
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
@@ -174,48 +181,45 @@ class RetrievalMonitor(EvaluationMonitor):
         if self.embed is not None:
             self.embed.check_name(pl_module)
 
-    def _read(self, trainer: Trainer, outputs: Any, batch: Any, loader: int, step: str) -> None:
-        start = self._seen.get(loader, 0)
-        super()._read(trainer, outputs, batch, loader, step)
-        positions = range(start, self._seen.get(loader, 0))
-        prefix = self._prefix(next(stage for stage, name in STEPS.items() if name == step))
-        for viewer in viewers_of(trainer, prefix) if positions else ():
-            viewer.see_batch(prefix, loader, positions, batch)
+    def _prefix(self, stage: str) -> str:
+        return stage if self.name is None else f"{stage}/{self.name}"
+
+    # ----------------------------------------------------------------------------------------------------------- collecting
 
     def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        """Read the embeddings of the step, or embed its batch once more."""
         if self.embed is None:
             return super()._embeddings(trainer, outputs, batch, step)
         self._reader.dismiss()
+        # A second pass, which monitors that listen to a submodule must not take for the step's own.
         with hooks_ignored(), evaluating(trainer.lightning_module):
             return self.embed(trainer, trainer.lightning_module, batch)
 
-    def _collect(
-        self, loader: int, embeddings: Tensor, labels: Labels, positions: range, outputs: Any, batch: Any
-    ) -> None:
-        places = torch.arange(positions.start, positions.stop, device="cpu")
-        of_batch = (outputs, batch, len(labels), self._policy.owner, self._reader.shared.views)
-        names = None if self.ids is None else read_ids(self.ids, *of_batch)
-        if self.gallery_flag is None:
-            self._stores.setdefault((loader, False), EmbeddingStore()).append(embeddings, labels, places, names)
-            return
-        in_gallery = read_flag(self.gallery_flag, *of_batch)
-        for is_gallery in (False, True):
-            chosen = in_gallery == is_gallery
-            on_device = chosen.to(embeddings.device)
-            store = self._stores.setdefault((loader, is_gallery), EmbeddingStore())
-            some = None if names is None else names[chosen]
-            store.append(embeddings[on_device], labels[chosen.to(labels.codes.device)], places[chosen], some)
-
-    def _number_targets(self, labels: Any, step: str) -> Any:
-        numbers = self._book.number(labels, step)
+    def _read_labels(self, labels: Any, step: str) -> Labels:
+        read = self._book.read(labels, step)
         if self._book.labels is not None and not self._has_targets:
             refuse_settings_of_classes(self._settings, self._book.labels, self._policy.owner)
             self._has_targets = True
-        return numbers
+        return read
+
+    def _collect(
+        self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
+    ) -> None:
+        places = torch.arange(first, first + len(labels), device="cpu")
+        of_batch = (outputs, batch, len(labels), self._policy.owner, self._reader.shared.views)
+        names = None if self.ids is None else read_ids(self.ids, *of_batch)
+        flag = None if self.gallery_flag is None else read_flag(self.gallery_flag, *of_batch)
+        for is_gallery in (False,) if flag is None else (False, True):
+            some = slice(None) if flag is None else flag == is_gallery
+            self._stores.setdefault((loader, is_gallery), EmbeddingStore()).append(
+                embeddings[some], labels[some], places[some], None if names is None else names[some]
+            )
+        prefix, (source, held) = self._prefix(stage_of(trainer)), list(evaluation_loaders(trainer).items())[loader]
+        for viewer in viewers_of(trainer, prefix):
+            viewer.see_batch(prefix, source, held, range(first, first + len(labels)), batch)
 
     def _forget(self) -> None:
         self._stores: dict[tuple[int, bool], EmbeddingStore] = {}
+        self._shards: dict[tuple[int, bool], Shard] = {}
         self._book = TargetBook("RetrievalMonitor")
 
     # ------------------------------------------------------------------------------------------------------------ measuring
@@ -225,91 +229,55 @@ class RetrievalMonitor(EvaluationMonitor):
         self.reports = {}
         self._has_targets = any(gather_objects(self._has_targets))  # a process without items has seen none
         try:
-            gallery = self._gallery_index(trainer)
+            gallery = _gallery_index(trainer, self.gallery_loader)
         except ValueError as error:
             failed, gallery = dict.fromkeys(range(len(suffixes(trainer))), error), None
         for loader, suffix in _query_sets(trainer, gallery).items():
-            failure = failed.get(loader) or (failed.get(gallery) if gallery is not None else None)
-            outcome = failure or self._evaluate(trainer, prefix, suffix, loader, gallery)
-            self._publish(pl_module, prefix, suffix, outcome if isinstance(outcome, Exception) else outcome.report)
+            parts = [(loader, False)]  # queries, and what is searched, if these are two sets
+            if gallery is not None or self.gallery_flag is not None:
+                parts.append((loader, True) if gallery is None else (gallery, False))
+            failure = next((failed[loader] for loader, _ in parts if loader in failed), None)
+            outcome = failure or self._evaluate(trainer, f"{prefix}{suffix}", parts)
+            self._publish(pl_module, prefix, suffix, outcome)
             if not isinstance(outcome, Exception):
-                for viewer in viewers_of(trainer, prefix):
-                    viewer.see_set(trainer, outcome)
-            del outcome  # the embeddings, before the next set is evaluated
-
-    def _check_loaders(self, trainer: Trainer) -> None:
-        self._gallery_index(trainer)
-
-    def _keys(self, trainer: Trainer) -> set[str]:
-        try:
-            sets = _query_sets(trainer, self._gallery_index(trainer))
-        except UsageError:  # of which the validation says more
-            return set()
-        names = {*self._settings.keys(), *target_metrics(self._settings), UNMATCHED}
-        return {f"{self._prefix('val')}/{name}{suffix}" for name in names for suffix in sets.values()}
-
-    def _gallery_index(self, trainer: Trainer) -> int | None:
-        if self.gallery_loader is None:
-            return None
-        names = list(evaluation_loaders(trainer))
-        known = dict(zip(names, range(len(names)), strict=True)) | {i: i for i in range(len(names))}
-        if self.gallery_loader not in known:
-            raise UsageError(
-                f"RetrievalMonitor(gallery_loader={self.gallery_loader!r}): there is no such loader; there are "
-                f"{', '.join(map(repr, names))}. Pass one of these names or an index below {len(names)}."
-            )
-        if len(names) < 2:
-            raise UsageError(
-                f"RetrievalMonitor(gallery_loader={self.gallery_loader!r}): there is one loader only, so there are no "
-                "queries. Return two loaders, or leave gallery_loader out for leave-one-out."
-            )
-        return known[self.gallery_loader]
+                shown = [(self._shards[part], part[0]) for part in parts]
+                show_set(trainer, prefix, suffix, outcome, shown, self._book.columns if self._has_targets else None)
+            self._shards.pop(parts[0], None)  # no other set has these queries: not to be held while it is evaluated
 
     def _evaluate(
-        self, trainer: Trainer, prefix: str, suffix: str, loader: int, gallery: int | None
-    ) -> EvaluatedSet | Exception:
+        self, trainer: Trainer, where: str, parts: Sequence[tuple[int, bool]]
+    ) -> RetrievalReport | MultilabelReport | Exception:
         """Evaluate a set, or return the error; the report is equal in every process. Collective."""
         processes = all_processes()
         try:
-            with processes.together(), evaluation_progress(trainer, f"Retrieval of {prefix}{suffix}") as progress:
-                sets = [ItemSet(self._shard(trainer, loader, is_gallery=False), loader)]
-                if gallery is not None or self.gallery_flag is not None:
-                    searched = loader if gallery is None else gallery
-                    sets.append(ItemSet(self._shard(trainer, searched, is_gallery=gallery is None), searched))
-                report = self._report([items.shard for items in sets], processes, progress)
-                book = self._book if self._has_targets else None
-                return EvaluatedSet(report, prefix, suffix, sets[0], sets[1] if len(sets) > 1 else None, book)
+            with processes.together(), evaluation_progress(trainer, f"Retrieval of {where}") as progress:
+                shards = [self._joined(trainer, part) for part in parts]
+                if self._has_targets:
+                    return evaluate_targets(shards, self._book, self._settings, processes, progress)
+                return evaluate_retrieval(
+                    *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
+                    share=Share(processes, *(shard.places for shard in shards)),
+                    progress=progress,
+                    **self._settings.arguments(),
+                )
         except Exception as error:  # a metric must not end a training
             return error
 
-    def _report(
-        self, shards: Sequence[Shard], processes: Processes, progress: Progress | None
-    ) -> RetrievalReport | MultilabelReport:
-        """Evaluate the queries, against the gallery if there is one."""
-        if self._has_targets:
-            return self._of_targets(shards, processes, progress)
-        return evaluate_retrieval(
-            *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
-            share=Share(processes, *(shard.places for shard in shards)),
-            progress=progress,
-            **self._settings.arguments(),
-        )
+    def _joined(self, trainer: Trainer, part: tuple[int, bool]) -> Shard:
+        """Join the batches of a part, once, and drop them. Collective."""
+        if part not in self._shards:
+            length = self._unpadded_length(trainer, part[0], ids=self.ids is not None)
+            shard = self._shards[part] = self._stores.get(part, EmbeddingStore()).shard(dataset_size=length)
+            self._stores.pop(part, None)
+            if shard.note is not None:
+                self._policy.warn(f"RetrievalMonitor: {shard.note} (Shown once.)", kind="ids")
+        return self._shards[part]
 
-    def _of_targets(self, shards: Sequence[Shard], processes: Processes, progress: Progress | None) -> MultilabelReport:
-        """Compute the report of multi-label targets; every process is sent all items."""
-        book = self._book.joined(processes)
-        sets = [gathered(shard, processes) for shard in shards]
-        tensors = [tensor for embeddings, numbers in sets for tensor in (embeddings, book.targets(numbers))]
-        return evaluate_multilabel(*tensors, **target_arguments(self._settings), progress=progress)
+    # -------------------------------------------------------------------------------------------------------------- logging
 
-    def _shard(self, trainer: Trainer, loader: int, *, is_gallery: bool) -> Shard:
-        held = self._stores.get((loader, is_gallery), EmbeddingStore())
-        if loader != self._gallery_index(trainer):  # no other set will be searched in it: not to be held twice
-            self._stores.pop((loader, is_gallery), None)
-        shard = held.shard(dataset_size=self._unpadded_length(trainer, loader, ids=self.ids is not None))
-        if shard.note is not None:
-            self._policy.warn(f"RetrievalMonitor: {shard.note} (Shown once.)", kind="ids")
-        return shard
+    def _names(self) -> Sequence[str]:
+        """List the keys of the metrics, also where nothing could be computed."""
+        return target_metrics(self._settings) if self._has_targets else self._settings.keys()
 
     def _publish(
         self,
@@ -318,33 +286,58 @@ class RetrievalMonitor(EvaluationMonitor):
         suffix: str,
         outcome: RetrievalReport | MultilabelReport | Exception,
     ) -> None:
-        names = target_metrics(self._settings) if self._has_targets else self._settings.keys()
+        """Log the metrics of a set; NaN for all that the set had before, or should have, if there was an error."""
+        names, where = self._names(), prefix + suffix
         if isinstance(outcome, Exception):
             self._policy.handle(outcome, f"{prefix}/{names[0]}{suffix} and the other values of this set are NaN.")
-            left_out = self._left_out.get(prefix + suffix, set())
+            left_out = self._left_out.get(where, set())
             values = {name: math.nan for name in (*names, UNMATCHED) if name not in left_out}
         else:
             self.reports[suffix] = outcome
-            self._warn_of_notes(outcome, prefix + suffix)
+            for note in outcome.messages:  # each kind once in a training
+                self._policy.warn(f"{where}: {note}", kind=without_digits(note))
             values = outcome.metrics() | {UNMATCHED: float(outcome.queries_without_match)}
             left_out = set(names) - values.keys()
-            if left_out:
-                self._left_out[prefix + suffix] = left_out
-        keys = {f"{prefix}/{name}{suffix}": name for name in left_out}
-        for key, who in watched(pl_module.trainer).items():
-            if key in keys:
-                error = UsageError(
-                    f"{who}(monitor={key!r}): this set has too few classes for it. Monitor another value."
+            self._left_out |= {where: left_out} if left_out else {}
+        waited_for = watched(pl_module.trainer)
+        for name in left_out:
+            if (key := f"{prefix}/{name}{suffix}") in waited_for:
+                fact = (
+                    f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. Monitor another value."
                 )
-                self._policy.handle(error, f"{key} is NaN.")
-                values[keys[key]] = math.nan
+                self._policy.handle(UsageError(fact), f"{key} is NaN.")
+                values[name] = math.nan
         for name, value in values.items():
-            self._log(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=self.prog_bar and name == names[0])
+            shown = self.prog_bar and name == names[0]
+            log_of_all(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=shown)
 
-    def _warn_of_notes(self, report: RetrievalReport | MultilabelReport, where: str) -> None:
-        """Warn of each kind of note once in a training."""
-        for note in report.messages:
-            self._policy.warn(f"{where}: {note}", kind=without_digits(note))
+    # -------------------------------------------------------------------------------------------------------------- loaders
+
+    def _check_loaders(self, trainer: Trainer) -> None:
+        _gallery_index(trainer, self.gallery_loader)
+
+    def _keys(self, trainer: Trainer) -> set[str]:
+        try:
+            sets = _query_sets(trainer, _gallery_index(trainer, self.gallery_loader))
+        except UsageError:  # of which the validation says more
+            return set()
+        names = {*self._settings.keys(), *target_metrics(self._settings), UNMATCHED}
+        return {f"{self._prefix('val')}/{name}{suffix}" for name in names for suffix in sets.values()}
+
+
+def _gallery_index(trainer: Trainer, gallery: int | str | None) -> int | None:
+    """Find the loader that holds the gallery; None where none is given."""
+    if gallery is None:
+        return None
+    index, call = loader_index(trainer, gallery), f"RetrievalMonitor(gallery_loader={gallery!r})"
+    if index is None:
+        raise UsageError(no_such_loader(trainer, call))
+    if len(evaluation_loaders(trainer)) < 2:
+        raise UsageError(
+            f"{call}: there is one loader only, so there are no queries. Return two loaders, or leave gallery_loader out "
+            "for leave-one-out."
+        )
+    return index
 
 
 def _query_sets(trainer: Trainer, gallery: int | None) -> dict[int, str]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
+import numpy as np
 from lightning.pytorch import Trainer
 from matplotlib.figure import Figure
 
-from fewshot_callbacks.callbacks._item_images import mixed
 from fewshot_callbacks.callbacks._loggers import Drawing
-from fewshot_callbacks.callbacks._panel_rows import Answers
-from fewshot_callbacks.callbacks._pictures import Names, PictureCallback, class_name
-from fewshot_callbacks.callbacks._retrieved import positions_of
-from fewshot_callbacks.callbacks._viewers import EvaluatedSet
-from fewshot_callbacks.distributed.processes import Processes
+from fewshot_callbacks.callbacks._pictures import PictureCallback
+from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
+from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.retrieval import MultilabelReport, RetrievalReport
 from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.plots.operating_marks import operating_marks
@@ -29,6 +26,7 @@ from fewshot_callbacks.plots.scores import (
     score_histograms,
     weakest_classes,
 )
+from fewshot_callbacks.report.findings import confusions, sample_of_classes
 
 FIGURES = (
     "score_histograms",
@@ -63,10 +61,9 @@ class ScorePlots(PictureCallback):
     Args:
         figures: Names of the figures to draw, from the list above; by default all.
         k: Number of neighbours of each query among which confused classes are counted, at least 1.
-        every_n_epochs: Draw at most once in this number of epochs, beginning with the first.
+        every_n_epochs: Draw at most in one of this number of epochs, beginning with the first.
         names: Names of the classes, as a mapping from labels or a list for labels 0, 1, 2, ...; by default the data
             set's attribute `classes`, or the labels themselves.
-        seed: Seed of the sample of queries for `confused_classes`.
         max_share: Skip epochs until all pictures together have taken at most this share of the run time, in (0, 1);
             None never skips an epoch.
         prefix: Draw only the sets whose keys begin with this prefix: `val`, `test`, or `val/t2i` for a `RetrievalMonitor`
@@ -89,7 +86,6 @@ class ScorePlots(PictureCallback):
         k: int = 5,
         every_n_epochs: int = 1,
         names: Names | None = None,
-        seed: int = 0,
         max_share: float | None = 0.05,
         prefix: str | None = None,
     ) -> None:
@@ -101,11 +97,11 @@ class ScorePlots(PictureCallback):
             )
         if k < 1:
             raise ValueError(f"ScorePlots(k={k}) must be at least 1.")
-        self.figures, self.k, self.names, self.seed = tuple(figures), k, names, seed
+        self.figures, self.k, self.names = tuple(figures), k, names
 
-    def _figures(self, trainer: Trainer, evaluated: EvaluatedSet, processes: Processes) -> Mapping[str, Drawing]:
+    def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
         """Count confused classes; the figures are drawn when a logger wants them."""
-        report, where = evaluated.report, f"{evaluated.prefix}{evaluated.suffix}, epoch {trainer.current_epoch}"
+        report, where = evaluated.report, evaluated.where
         drawings: dict[str, Callable[[], Figure]] = {
             "recall_at_k": lambda: recall_at_k_curve(_recalls(report), f"{where}: recall@k")
         }
@@ -115,7 +111,7 @@ class ScorePlots(PictureCallback):
                 drawings["weakest_classes"] = lambda: weakest_classes(
                     self._class_scores(report, evaluated), f"{where}: the weakest classes", overall=report.mAP
                 )
-            confusions = self._confusions(evaluated, processes) if "confused_classes" in self.figures else []
+            confusions = self._confusions(evaluated) if "confused_classes" in self.figures else []
             if confusions:
                 title = f"{where}: classes confused in the first {self.k} neighbours"
                 drawings["confused_classes"] = lambda: confused_classes(confusions, title)
@@ -123,6 +119,7 @@ class ScorePlots(PictureCallback):
 
     def _of_pairs(self, report: RetrievalReport, where: str) -> dict[str, Callable[[], Figure]]:
         counts, marks, errors = report.pair_counts, *operating_marks(report)
+        # The legend shows four decimals: an area that is known less well would show digits that are wrong.
         area = report.auc_pr.value if report.auc_pr.error < 5e-5 else None
         found: dict[str, Callable[[], Figure]] = {}
         if counts.relevant:
@@ -140,26 +137,19 @@ class ScorePlots(PictureCallback):
     def _class_scores(self, report: RetrievalReport, evaluated: EvaluatedSet) -> list[ClassScore]:
         """Return the mean average precision of each class that has a query with a match."""
         kinds, means, counts = class_means(report.per_query["mAP"], report.query_labels)
-        words, (_, loader) = report.label_names, self._loader_of(evaluated.queries)
-        named = [label if words is None else words[label] for label in kinds.tolist()]
+        words, name = report.label_names, functools.partial(evaluated.queries.class_name, names=self.names)
         return [
-            ClassScore(class_name(label, self.names, loader), mean, count)
-            for label, mean, count in zip(named, means.tolist(), counts.tolist(), strict=True)
+            ClassScore(name(label if words is None else words[label]), mean, count)
+            for label, mean, count in zip(kinds.tolist(), means.tolist(), counts.tolist(), strict=True)
         ]
 
-    def _confusions(self, evaluated: EvaluatedSet, processes: Processes) -> list[Confusion]:
-        """Count items of another class among the first neighbours of a sample of queries. Collective."""
-        hashes = mixed(self.seed, positions_of(evaluated.queries, processes).numpy())
-        answers = Answers.of(evaluated, hashes.argsort()[:ASKED].tolist(), self.k, processes)
-        pairs: Counter[Any] = Counter()
-        for place in answers.places:
-            own = answers.query_labels[place]
-            pairs.update((own, answers.gallery_labels[at]) for at, _, hit, _ in answers.neighbours(place) if not hit)
-        _, loader = self._loader_of(evaluated.queries)
-
-        def name(label: Any) -> str:
-            return class_name(label, self.names, loader)
-
+    def _confusions(self, evaluated: EvaluatedSet) -> list[Confusion]:
+        """Count items of another class among the first neighbours of a sample of queries."""
+        asked = sample_of_classes(as_labels(evaluated.queries.labels, "labels", "ScorePlots").codes.numpy(), ASKED)
+        pairs = confusions(
+            evaluated.nearest(np.array(asked), self.k), evaluated.queries.labels, evaluated.searched.labels
+        )
+        name = functools.partial(evaluated.queries.class_name, names=self.names)
         return [Confusion(name(one), name(other), count) for (one, other), count in pairs.items()]
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from operator import index
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fewshot_callbacks._trainer import without_side_effects
+from fewshot_callbacks._trainer import run_folder, without_side_effects
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._failures import FailurePolicy, UsageError
 from fewshot_callbacks.callbacks.embeddings import (
@@ -32,10 +30,10 @@ from fewshot_callbacks.functional.dynamics import (
     check_centering,
     training_dynamics,
 )
+from fewshot_callbacks.functional.dynamics.episode import episode_in
 
 FILE = "training_dynamics.json"
 LOGGED = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
-SECONDS_BETWEEN_WRITES = 5.0
 
 
 class TrainingDynamicsMonitor(Callback):
@@ -72,7 +70,8 @@ class TrainingDynamicsMonitor(Callback):
             embedding the mean of its own coordinates, as the authors' published program does.
         prefix: First part of the logged keys; a second monitor in the same Trainer needs another prefix and another file.
         file: Where the history is written as JSON for `compare_dynamics` and `fewshot compare`: a name in the folder of
-            the Trainer's logger (nothing is written without a logger), or an absolute path. None writes no file.
+            the Trainer's logger (nothing is written without a logger), or an absolute path. It is written at the end of
+            each epoch and of the run. None writes no file.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the first step that is measured; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
@@ -120,13 +119,13 @@ class TrainingDynamicsMonitor(Callback):
         self._embedder = Embedder(embed, self._reader, owner)
         self._policy = FailurePolicy(owner, strict)
         self._history: dict[int, StepDynamics] = {}
-        self._file = HistoryFile(file)
-        self._checked = False
+        self._path: Path | None = None
+        self._is_checked = self._is_new = False
         self._batches = self._stepping_batches = 0  # of this epoch
         self._updates = 0  # batches of all epochs after which weights had changed
         self._batch: Any = None
         self._before: tuple[Tensor, Labels] | None = None  # embeddings and labels of the batch, before its first step
-        self._due, self._steps = False, 0
+        self._is_due, self._steps = False, 0
 
     @property
     def state_key(self) -> str:
@@ -142,12 +141,25 @@ class TrainingDynamicsMonitor(Callback):
     # -------------------------------------------------------------------------------------------------------------- hooks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Begin a new history, unless a fit is resumed."""
+        """Begin a new history, unless a fit is resumed.
+
+        Raises:
+            ValueError: If another monitor has the same keys or the same file, or there is no submodule to embed with.
+        """
         self._policy.begin()
-        self._check_alone(trainer)
+        callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+        for other in callbacks:
+            alike = isinstance(other, TrainingDynamicsMonitor) and other is not self
+            if alike and (other.prefix == self.prefix or (self.file is not None and other.file == self.file)):
+                raise ValueError(
+                    "Two TrainingDynamicsMonitors in one Trainer would log under the same keys or write the same file. Give "
+                    "one of them another prefix=... and another file=...."
+                )
         self._embedder.check_name(pl_module)
+        # A checkpoint is read after this hook. A second fit with the same Trainer counts its steps on, and keeps the
+        # history.
         if stage == "fit" and trainer.global_step == 0:
-            self._history, self._checked, self._updates = {}, False, 0
+            self._history, self._is_checked, self._updates = {}, False, 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the sizes of the episodes are known.
@@ -161,8 +173,10 @@ class TrainingDynamicsMonitor(Callback):
             self._policy.handle(error, "dynamics are NaN.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the folder of the history."""
-        self._file.find(trainer)
+        """Find the file of the history, on the first rank: in the folder of the first logger, or at an absolute path."""
+        fast: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+        has_place = self.file is not None and (Path(self.file).is_absolute() or (trainer.loggers and not fast))
+        self._path = Path(run_folder(trainer)) / str(self.file) if has_place and trainer.is_global_zero else None
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset the counts of the epoch."""
@@ -176,15 +190,13 @@ class TrainingDynamicsMonitor(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Embed the episode with the weights as they are, before the first step of this batch."""
         self._steps += 1
-        if self._steps > 1:
-            return
-        self._due = (self._updates + 1) % self.every_n_steps == 0
-        if not self._due:
-            return
-        try:
-            self._before = self._embedded(trainer, pl_module, self._batch)
-        except Exception as error:  # a metric must not end a training
-            self._policy.handle(error, "dynamics are NaN.")
+        self._is_due = (self._updates + 1) % self.every_n_steps == 0
+        # Before the first step alone: several steps of one batch are measured together.
+        if self._is_due and self._steps == 1:
+            try:
+                self._before = self._embedded(trainer, pl_module)
+            except Exception as error:  # a metric must not end a training
+                self._policy.handle(error, "dynamics are NaN.")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -192,52 +204,34 @@ class TrainingDynamicsMonitor(Callback):
         """Embed the episode with the new weights, measure, log."""
         self._batches += 1
         self._stepping_batches += self._steps > 0
-        if not self._due:
-            self._updates += self._steps > 0
-            self._forget()
-            return
-        items, measured = 1, None
+        measured, items = None, 1
         try:
             if self._before is not None:
-                before, labels = self._before
-                items = len(before)
-                after, _ = self._embedded(trainer, pl_module, self._batch)
-                self._check(trainer, pl_module, outputs, before, after)
-                shots, episodes = self._sizes(pl_module)
-                some = slice(None) if episodes > 1 else self._episode_in(labels.codes.cpu(), shots)
-                measured = training_dynamics(
-                    before[some], after[some], labels[some], shots=shots, episodes=episodes, centering=self.centering
-                )
-        except Exception as error:
+                items = len(self._before[0])
+                measured = self._measured(trainer, pl_module, outputs, *self._before)
+        except Exception as error:  # a metric must not end a training
             self._policy.handle(error, "dynamics are NaN.")
-        self._forget()
-        self._updates += 1
+        self._updates += self._steps > 0
         if measured is not None:
             for reason in measured.undefined:
-                self._policy.handle(
-                    ValueError(f"{reason[0].upper()}{reason[1:]}; step {trainer.global_step}."), "dynamics are NaN."
-                )
-            self._history[trainer.global_step] = measured
-            self._write(is_new=True)
-        for name in LOGGED:
+                fact = f"{reason[0].upper()}{reason[1:]}; step {trainer.global_step}."
+                self._policy.handle(ValueError(fact), "dynamics are NaN.")
+            self._history[trainer.global_step], self._is_new = measured, True
+        for name in LOGGED if self._is_due else ():
             value = float("nan") if measured is None else getattr(measured, name)
             pl_module.log(f"{self.prefix}/{name}", value, on_step=True, on_epoch=False, batch_size=items)
+        self._forget()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn if the optimiser stepped outside Lightning's hooks, or may have."""
-        needed = max(1, trainer.accumulate_grad_batches)
-        if self._batches >= needed and self._stepping_batches == 0:
-            self._policy.handle(
-                ValueError(
-                    f"Lightning announced no optimiser step in {self._batches} batches, so none could be measured. "
-                    f"With manual optimisation, step through Lightning's wrapper: self.optimizers().step()."
-                ),
-                "There are no dynamics.",
-            )
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what is new."""
+        """Write what is new; warn if the optimiser stepped outside Lightning's hooks, or may have."""
         self._write()
+        # Fewer batches than are accumulated may be without a step.
+        if self._batches >= max(1, trainer.accumulate_grad_batches) and self._stepping_batches == 0:
+            fact = (
+                f"Lightning announced no optimiser step in {self._batches} batches, so none could be measured. With manual "
+                "optimisation, step through Lightning's wrapper: self.optimizers().step()."
+            )
+            self._policy.handle(ValueError(fact), "There are no dynamics.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Write what is new, also when the run was stopped."""
@@ -245,8 +239,9 @@ class TrainingDynamicsMonitor(Callback):
         self._write()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Drop the batch."""
+        """Drop the batch, and write what is new of an epoch that was not finished."""
         self._forget()
+        self._write()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history and the number of updates."""
@@ -266,14 +261,42 @@ class TrainingDynamicsMonitor(Callback):
 
     # ------------------------------------------------------------------------------------------------------------- measure
 
-    def _embedded(self, trainer: Trainer, module: LightningModule, batch: Any, draw: int = 0) -> tuple[Tensor, Labels]:
-        """Embed a batch as training does, without side effects; the same `draw` has the same dropout."""
+    def _forget(self) -> None:
+        self._batch = self._before = None
+        self._is_due, self._steps = False, 0
+
+    def _embedded(self, trainer: Trainer, module: LightningModule, draw: int = 0) -> tuple[Tensor, Labels]:
+        """Embed the batch as training does, without side effects; the same `draw` has the same dropout."""
+        # Two seeds for each update, as `draw` is 0 or 1: before and after the step dropout is the same, and no other
+        # update has it.
         with hooks_ignored(), without_side_effects(module, seed=2 * self._updates + draw):
-            embeddings, labels = self._embedder(trainer, module, batch)
+            embeddings, labels = self._embedder(trainer, module, self._batch)
             return embeddings.clone(), labels
 
+    def _measured(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, before: Tensor, labels: Labels
+    ) -> StepDynamics:
+        """Measure what the steps of this batch have moved."""
+        after, _ = self._embedded(trainer, module)
+        if not self._is_checked:
+            self._check(trainer, module, outputs, before, after)
+            self._is_checked = True
+        shots, episodes = self._sizes(module)
+        if episodes == 1:
+            chosen, size, classes = episode_in(labels.codes.cpu(), shots)
+            left_out = len(labels) - len(chosen)
+            if left_out:
+                before, after, labels = before[chosen], after[chosen], labels[chosen]
+                self._policy.warn(
+                    f"TrainingDynamicsMonitor: the batch is not an episode. Measured are {size} items of each of the "
+                    f"{classes} classes that have more than shots={shots}; {left_out} of {left_out + len(chosen)} items are "
+                    "left out. An EpisodicBatchSampler gives episodes. (Shown once.)",
+                    kind="no episode",
+                )
+        return training_dynamics(before, after, labels, shots=shots, episodes=episodes, centering=self.centering)
+
     def _check(self, trainer: Trainer, module: LightningModule, outputs: Any, before: Tensor, after: Tensor) -> None:
-        """Check once that the embeddings that the step returns, if any, are those of the monitor.
+        """Check that the embeddings that the step returns, if any, are those of the monitor.
 
         Raises:
             ValueError: If they are not. Where the forward pass draws random numbers, or weights may have changed before the
@@ -281,12 +304,12 @@ class TrainingDynamicsMonitor(Callback):
         """
         source = self._reader.source
         returned = outputs.get(source[0]) if isinstance(outputs, Mapping) and isinstance(source, tuple) else None
-        if self._checked:
-            return
         if isinstance(returned, Tensor):
             given = returned.detach()
             if before.shape == given.shape:
-                again, _ = self._embedded(trainer, module, self._batch, draw=1)
+                # Another draw of dropout: where it changes the embeddings, those of the step, of a third draw, cannot
+                # be compared.
+                again, _ = self._embedded(trainer, module, draw=1)
                 if not (module.automatic_optimization and after.equal(again)):
                     given = before
             self._embedder.compare(before, given, module, "training_step", "the dynamics would mean nothing")
@@ -296,131 +319,26 @@ class TrainingDynamicsMonitor(Callback):
                 "training_step returned none to compare with. If forward returns something else, such as class scores, pass "
                 "embed='name.of.a.submodule'; if not, pass embed=lambda module, batch: module(batch[0]) to say so."
             )
-        self._checked = True
-
-    def _check_alone(self, trainer: Trainer) -> None:
-        """Refuse another monitor of the same keys or the same file."""
-        for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-            if other is self or not isinstance(other, TrainingDynamicsMonitor):
-                continue
-            if other.prefix == self.prefix or (self.file is not None and other.file == self.file):
-                raise ValueError(
-                    "Two TrainingDynamicsMonitors in one Trainer would log under the same keys or write the same file. Give "
-                    "one of them another prefix=... and another file=...."
-                )
-
-    def _episode_in(self, labels: Tensor, shots: int) -> Tensor | slice:
-        """Choose the items of a batch that make one episode."""
-        chosen, size, classes = episode_in(labels, shots)
-        if len(chosen) == len(labels):
-            return slice(None)
-        self._policy.warn(
-            f"{type(self).__name__}: the batch is not an episode. Measured are {size} items of each of the {classes} "
-            f"classes "
-            f"that have more than shots={shots}; {len(labels) - len(chosen)} of {len(labels)} items are left out. An "
-            "EpisodicBatchSampler gives episodes. (Shown once.)",
-            kind="no episode",
-        )
-        return chosen
 
     def _sizes(self, module: LightningModule) -> tuple[int, int]:
-        """Shots, and episodes in a batch."""
-        shots = self._size(module, "shots", self.shots)
-        return shots, self._size(module, "episodes_per_batch", self.episodes_per_batch)
+        """Read the shots, and the episodes in a batch, of the settings or of the module."""
+        sizes = []
+        for name, given, default in (("shots", self.shots, None), ("episodes_per_batch", self.episodes_per_batch, 1)):
+            size: Any = getattr(module, name, default) if given is None else given
+            try:
+                sizes.append(index(size))
+            except TypeError:
+                raise UsageError(
+                    f"TrainingDynamicsMonitor needs the {name.replace('_', ' ')}: {type(module).__name__} has no "
+                    f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
+                ) from None
+        return sizes[0], sizes[1]
 
-    def _size(self, module: LightningModule, name: str, given: int | None) -> int:
-        """Read the number of shots, or of episodes in a batch."""
-        size: Any = getattr(module, name, None if name == "shots" else 1) if given is None else given
+    def _write(self) -> None:
+        if self._path is None or not self._is_new:
+            return
+        self._is_new = False
         try:
-            return index(size)
-        except TypeError:
-            raise UsageError(
-                f"{type(self).__name__} needs the {name.replace('_', ' ')}: {type(module).__name__} has no "
-                f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
-            ) from None
-
-    def _write(self, *, is_new: bool = False) -> None:
-        try:
-            self._file.write(lambda: self.history, is_new=is_new)
+            self.history.save(self._path)
         except OSError as error:
-            self._policy.handle(error, f"The training dynamics could not be written to {self._file.target}.")
-
-    def _forget(self) -> None:
-        self._batch = self._before = None
-        self._due, self._steps = False, 0
-
-
-def episode_in(labels: Tensor, shots: int) -> tuple[Tensor, int, int]:
-    """Choose the items of a batch that make one episode: as many of each class that has more than `shots`.
-
-    Args:
-        labels: (items,) on the CPU.
-        shots: Support items of each class.
-
-    Returns:
-        Indices of the items, ascending; the items of each class; the number of classes. All items of a batch with equally
-        many of each class, even if they are too few, which `training_dynamics` refuses.
-
-    Raises:
-        ValueError: If fewer than two classes have more than `shots` items.
-    """
-    _, classes, counts = labels.unique(return_inverse=True, return_counts=True)
-    if bool((counts == counts[0]).all()):
-        return torch.arange(len(labels), device=labels.device), int(counts[0]), len(counts)
-    enough = counts > shots
-    kept = int(enough.sum())
-    if kept < 2:
-        raise ValueError(
-            f"{kept} of the {len(counts)} classes of a batch have more than shots={shots} items, and two are needed. Train "
-            "with an EpisodicBatchSampler, or on larger batches of fewer classes."
-        )
-    size = int(counts[enough].min())
-    order = classes.argsort(stable=True)  # by class, in the order of the batch
-    position = (
-        torch.arange(len(order), device=labels.device) - (counts.cumsum(0) - counts)[classes[order]]
-    )  # in the class
-    return order[enough[classes[order]] & (position < size)].sort().values, size, kept
-
-
-class HistoryFile:
-    """The file that a history is written to, not more often than every few seconds.
-
-    Args:
-        name: Inside the folder of the first logger, or an absolute path; None for no file.
-    """
-
-    def __init__(self, name: str | None) -> None:
-        self.name = name
-        self.target: Path | None = None
-        self._last_write, self._has_waited = -SECONDS_BETWEEN_WRITES, False
-
-    def find(self, trainer: Trainer) -> None:
-        """Find the folder; all ranks have to call it, as `Trainer.log_dir` demands. Only rank 0 gets a target."""
-        folder = trainer.log_dir if trainer.loggers else None
-        self.target = None
-        if self.name is None or not trainer.is_global_zero:
-            return
-        if Path(self.name).is_absolute():
-            self.target = Path(self.name)
-        elif folder is not None:
-            place, logger = Path(folder), trainer.loggers[0]
-            if logger.log_dir is None:  # a logger whose runs share a folder
-                place = place / str(logger.name) / str(logger.version)
-            self.target = place / self.name
-
-    def write(self, history: Callable[[], DynamicsHistory], *, is_new: bool) -> None:
-        """Write a history that has grown.
-
-        Args:
-            history: Makes it.
-            is_new: A step has just been added, which may wait a few seconds; if not, write at once what has waited.
-
-        Raises:
-            OSError: If the file cannot be written.
-        """
-        self._has_waited |= is_new
-        is_early = time.monotonic() - self._last_write < SECONDS_BETWEEN_WRITES
-        if self.target is None or not self._has_waited or (is_new and is_early):
-            return
-        self._last_write, self._has_waited = time.monotonic(), False
-        history().save(self.target)
+            self._policy.handle(error, f"The training dynamics could not be written to {self._path}.")

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import json
-import math
-import warnings
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from fewshot_callbacks._terminal import as_text
-from fewshot_callbacks.cli._configuration import read_configuration
-from fewshot_callbacks.cli._options import OneLineErrors
-from fewshot_callbacks.cli.training_length import TrainingLength, notes_on_lengths, training_length
-from fewshot_callbacks.functional.dynamics import DynamicsComparison, DynamicsHistory, compare_dynamics, without_nan
+from fewshot_callbacks.cli.evaluate import comparison_table, differences_as_dict
+from fewshot_callbacks.cli.runs import TrainingRecord, best_checkpoint, notes_on_lengths
+from fewshot_callbacks.functional.dynamics import DynamicsHistory, compare_dynamics, without_nan
 from fewshot_callbacks.functional.episodes import EpisodeAccuracy
 from fewshot_callbacks.functional.retrieval import RetrievalReport, compare_reports
 from fewshot_callbacks.functional.statistics import Difference
+from fewshot_callbacks.functional.statistics.intervals import UNKNOWN
 
 DYNAMICS, CONFIGURATION = "training_dynamics.json", "config.yaml"
-DIFFERENCES = ("mAP", "recall@1", "f1", "grouped_recall@1")
+SHOWN = ("mAP", "recall@1", "f1", "grouped_recall@1")
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What the best checkpoint of a run gives on the test set."""
+    """What a network gives on the test set."""
 
-    checkpoint: Path
+    checkpoint: str
     accuracy: EpisodeAccuracy | None
     report: RetrievalReport | None
     j: float | None
@@ -41,111 +37,83 @@ class Tested:
         """Plain values for JSON."""
         accuracy, report = self.accuracy, self.report
         return {
-            "checkpoint": str(self.checkpoint),
+            "checkpoint": self.checkpoint,
             "accuracy": None if accuracy is None else accuracy.mean,
             "accuracy_ci95": None if accuracy is None else accuracy.ci95,
+            "episodes": None if accuracy is None else accuracy.n,
             "episodes_hash": None if accuracy is None else accuracy.episodes_hash,
             "J": self.j,
             "retrieval": None if report is None else report.to_dict(),
         }
 
 
-def parser() -> ArgumentParser:
-    """Make the options of `fewshot compare`."""
-    options = OneLineErrors(
-        prog="fewshot compare",
-        description=(
-            "Test the best checkpoints of two runs of 'fewshot fit' on the same episodes, and compare how their "
-            "optimiser steps moved the embeddings (TrainingDynamicsMonitor), with the tests of the distance-ratio paper."
-        ),
-    )
-    options.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help=f"folder of a run, or its {DYNAMICS}: two of them"
-    )
-    options.add_argument(
-        "--names",
-        type=str,
-        nargs=2,
-        default=None,
-        metavar="NAME",
-        help="names of the two runs in the tables; by default those of their heads",
-    )
-    options.add_argument("--test", type=bool, default=True, help="test both checkpoints; false compares only the steps")
-    options.add_argument("--json", action="store_true", help="print the comparison as JSON")
-    return options
-
-
-def run(arguments: Sequence[str]) -> None:
+def run(options: Namespace) -> None:
     """Compare and print."""
-    options = parser().parse_args(list(arguments))
-    if len(options.runs) != 2:
+    runs: tuple[Path, Path] = options.run, options.other_run
+    for each in runs:
+        if not each.exists():
+            raise FileNotFoundError(
+                f"There is no {each}. Give the folder of a run of 'fewshot fit', such as runs/version_0."
+            )
+    files = [each / DYNAMICS if each.is_dir() else each for each in runs]
+    untested = "" if options.test == "true" else "as requested"
+    for each in runs:
+        if not untested and not (each / CONFIGURATION).is_file():
+            untested = f"{each} holds no {CONFIGURATION}"
+    missing = next((file for file in files if not file.is_file()), None)
+    if untested and missing is not None:
         raise ValueError(
-            f"two runs are needed; got {len(options.runs)}. Name two folders, such as runs/version_0 runs/version_1."
+            f"{missing.parent} holds no {missing.name}, and nothing can be tested ({untested}). Give the folder of a run of "
+            f"'fewshot fit', such as runs/version_0; TrainingDynamicsMonitor writes {DYNAMICS} once it has measured a step."
         )
-    names: tuple[str, str] = tuple(options.names or names_of(options.runs))
-    histories = [history_of(folder) for folder in options.runs]
-    testable = [folder.is_dir() and (folder / CONFIGURATION).is_file() for folder in options.runs]
-    if not (options.test and all(testable)) and None in histories:
-        why = f"no {CONFIGURATION} to test it by" if options.test else "--test is false"
-        lacking = options.runs[testable.index(False) if options.test else histories.index(None)]
-        raise ValueError(
-            f"{lacking} holds no {DYNAMICS}, and {why}. Give the folder of a run of 'fewshot "
-            f"fit', such as runs/version_0; TrainingDynamicsMonitor writes {DYNAMICS} once it has measured a step."
-        )
-    lengths = [training_length(run if run.is_dir() else run.parent) for run in options.runs]
-    notes = notes_on_lengths(names, lengths)
-    dynamics = None
-    if None not in histories:
-        dynamics = compare_dynamics(histories[0], histories[1], names=names)  # type: ignore[arg-type]
-    tests = [tested(folder) for folder in options.runs] if options.test and all(testable) else []  # takes longest
+    records = [TrainingRecord.of(file.parent) for file in files]
+    names = (*options.names,) if options.names else names_of([file.parent for file in files], records)
+    notes = notes_on_lengths(names, records)
+    histories = [DynamicsHistory.load(file) for file in files] if missing is None else []
+    dynamics = compare_dynamics(*histories, names=names) if histories else None
+    tests = [] if untested else [tested(each) for each in runs]  # takes longest
+    differences = differences_of(*tests) if tests else {}
     if options.json:
-        runs = _runs_as_dicts(names, options.runs, lengths, tests)
-        print(json.dumps(without_nan({"runs": runs, "notes": notes} | as_dict(tests, dynamics)), indent=2))
+        described = [
+            {
+                "name": name,
+                "folder": str(each),
+                "epochs": None if record is None else record.epochs,
+                "steps": None if record is None else record.steps,
+            }
+            | ({"test": tests[i].to_dict()} if tests else {})
+            for i, (name, each, record) in enumerate(zip(names, runs, records, strict=True))
+        ]
+        printed = {
+            "runs": described,
+            "notes": notes,
+            "differences": differences_as_dict(differences),  # of the second run minus the first
+            "dynamics": None if dynamics is None else dynamics.to_dict(),
+        }
+        print(json.dumps(without_nan(printed), indent=2))
         return
     console = Console()
     for sentence in notes:
         console.print(as_text(sentence), soft_wrap=True)
-    if tests:
-        console.print(test_table(names, tests))
+    if untested:
+        console.print(as_text(f"Not tested: {untested}."), soft_wrap=True)
     else:
-        console.print("Not tested: " + ("as requested." if not options.test else f"a run has no {CONFIGURATION}."))
-    if dynamics is None:
-        console.print(
-            as_text(f"No steps to compare: {options.runs[histories.index(None)]} holds no {DYNAMICS}."), soft_wrap=True
-        )
-    else:
+        caption = f"difference: {names[1]} minus {names[0]}. ± and intervals: 95 %. Accuracy: {_episodes(tests)}."
+        title = "best checkpoints on the test set"
+        console.print(comparison_table(differences, (names[1], names[0]), title, caption))
+    if dynamics is not None:
         console.print(dynamics.table())
+    else:
+        console.print(as_text(f"No steps to compare: there is no {missing}."), soft_wrap=True)
 
 
-def names_of(runs: Sequence[Path]) -> list[str]:
+def names_of(folders: Sequence[Path], records: Sequence[TrainingRecord | None]) -> tuple[str, str]:
     """Name two runs by their heads where these differ, or else by their folders."""
-    heads = [_head(folder / CONFIGURATION) for folder in runs]
-    if None not in heads and heads[0] != heads[1]:
-        return [str(head) for head in heads]
-    folders = [folder.name if folder.suffix != ".json" else folder.parent.name for folder in runs]
-    return folders if folders[0] != folders[1] else ["A", "B"]
-
-
-def _head(configuration: Path) -> str | None:
-    if not configuration.is_file():
-        return None
-    head = (read_configuration(configuration).get("model") or {}).get("head")
-    return head if isinstance(head, str) else None
-
-
-def history_of(run: Path) -> DynamicsHistory | None:
-    """Read the measured steps of a run; None where there are none.
-
-    Raises:
-        FileNotFoundError: There is no such folder or file.
-        ValueError: The file is something else.
-    """
-    if not run.exists():
-        raise FileNotFoundError(
-            f"There is no {run}. Give the folder of a run of 'fewshot fit', such as runs/version_0."
-        )
-    file = run / DYNAMICS if run.is_dir() else run
-    return DynamicsHistory.load(file) if file.is_file() else None
+    heads = [None if record is None else record.head for record in records]
+    if heads[0] and heads[1] and heads[0] != heads[1]:
+        return heads[0], heads[1]
+    first, second = (folder.name for folder in folders)
+    return (first, second) if first != second else ("A", "B")
 
 
 def tested(run: Path) -> Tested:
@@ -154,136 +122,65 @@ def tested(run: Path) -> Tested:
     Raises:
         FileNotFoundError: It has none.
     """
-    from fewshot_callbacks.callbacks import RetrievalMonitor  # noqa: PLC0415 - Lightning, which tables of steps do not need
-    from fewshot_callbacks.cli.demo import quiet_lightning  # noqa: PLC0415
-    from fewshot_callbacks.cli.fit import command  # noqa: PLC0415
-
     checkpoint = best_checkpoint(run)
+    if checkpoint is None:
+        raise FileNotFoundError(
+            f"{run} holds no checkpoint, so it cannot be tested. --test false compares only the steps."
+        )
+    return result_of("--config", str(run / CONFIGURATION), "--ckpt_path", str(checkpoint))
+
+
+def result_of(*words: str, as_prototypes: bool = False) -> Tested:
+    """Run `fewshot test` with these words, and keep what it finds.
+
+    Args:
+        words: Options of `fewshot test`.
+        as_prototypes: Test the backbone of a module without episodes, too: by the angles to the prototypes.
+    """
+    # Lightning, which tables of steps do not need
+    from fewshot_callbacks.cli.fit import command, quiet_lightning  # noqa: PLC0415
+    from fewshot_callbacks.protonet import ProtoNet, SoftmaxHead  # noqa: PLC0415
+
     with quiet_lightning():
-        warnings.filterwarnings("ignore", "The dirpath has changed")  # of the checkpoint that is tested
-        configuration = ["--config", str(run / CONFIGURATION), "--ckpt_path", str(checkpoint)]
-        quiet = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false", "--verbose", "false"]
-        cli = command(["test", *configuration, "--trainer.devices", "1", *quiet], keep_configuration=False)
-    monitors = [monitor for monitor in cli.trainer.callbacks if isinstance(monitor, RetrievalMonitor)]  # type: ignore[attr-defined]
-    report = monitors[0].report if monitors else None
-    j = cli.trainer.callback_metrics.get("test/J")
+        # On one device, since several would count the images twice by which Lightning makes their shares equal.
+        cli = command(["test", *words, "--trainer.devices=1", "--trainer.enable_progress_bar=false", "--verbose=false"])
+        trainer: Any = cli.trainer
+        model = cli.model
+        if as_prototypes:
+            model = ProtoNet(model.backbone, SoftmaxHead("unit_euclidean"), evaluation=cli.datamodule.evaluation)
+            trainer.test(model, cli.datamodule, verbose=False)
+    reports = [getattr(callback, "report", None) for callback in trainer.callbacks]
+    j = trainer.callback_metrics.get("test/J")
     return Tested(
-        checkpoint=checkpoint,
-        accuracy=cli.model.evaluation_results.get("test"),
-        report=report if isinstance(report, RetrievalReport) else None,
+        checkpoint=words[words.index("--ckpt_path") + 1],
+        accuracy=getattr(model, "evaluation_results", {}).get("test"),
+        report=next((report for report in reports if isinstance(report, RetrievalReport)), None),
         j=None if j is None else float(j),
     )
 
 
-def best_checkpoint(run: Path) -> Path:
-    """Find `checkpoints/best.ckpt`; of several (`best-v1.ckpt`) the newest, without any `last.ckpt`.
-
-    Raises:
-        FileNotFoundError: There is none.
-    """
-    folder = run / "checkpoints"
-    for pattern in ("best*.ckpt", "last*.ckpt", "*.ckpt"):
-        found = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime)
-        if found:
-            return found[-1]
-    raise FileNotFoundError(
-        f"{run} holds no checkpoint in {folder}, so it cannot be tested. --test false compares only the steps."
-    )
-
-
-def differences_of(tests: Sequence[Tested]) -> dict[str, Difference]:
-    """Compute the differences of the retrieval metrics; empty where the test sets differ."""
-    first, second = (test.report for test in tests)
-    if first is None or second is None:
-        return {}
-    try:
-        differences = compare_reports(second, first)  # what the second gains over the first
-    except ValueError:  # other queries
-        return {}
-    return {name: differences[name] for name in DIFFERENCES if name in differences}
-
-
-def test_table(names: Sequence[str], tests: Sequence[Tested]) -> Table:
-    """Make the table of both runs on the test set, with the difference where it is beyond chance."""
-    first, second = tests
-    same = first.accuracy is not None and second.accuracy is not None
-    same = same and first.accuracy.episodes_hash == second.accuracy.episodes_hash  # type: ignore[union-attr]
-    table = Table(
-        title="best checkpoints on the test set",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        caption=(
-            f"± and in brackets: 95 % intervals. Accuracy: {_protocol(first.accuracy)}"
-            + (", the same for both." if same else f"; of the second: {_protocol(second.accuracy)}.")
-        ),
-        title_style="bold",
-        collapse_padding=True,
-    )
-    for name in ("", *names, f"{names[1]} - {names[0]}"):
-        table.add_column(as_text(name), justify="right" if name else "left", overflow="fold")
-    table.add_column("beyond\nchance", overflow="fold")
+def differences_of(first: Tested, second: Tested) -> dict[str, Difference]:
+    """Compute what the second gains over the first; nothing where one lacks a metric, or the test sets differ."""
+    found: dict[str, Difference] = {}
     if first.accuracy is not None and second.accuracy is not None:
-        cells = [f"{100 * a.mean:.2f} ±{100 * a.ci95:.2f}" for a in (first.accuracy, second.accuracy)]
-        table.add_row("accuracy %", *cells, *_difference_cells(second.accuracy.minus(first.accuracy), 100, 2))
-    differences = differences_of(tests)
-    for metric in DIFFERENCES:
-        values = [None if test.report is None else test.report.metrics().get(metric) for test in tests]
-        if None in values:
-            continue
-        table.add_row(metric, *(f"{value:.4f}" for value in values), *_difference_cells(differences.get(metric), 1, 4))
+        found["accuracy"] = second.accuracy.minus(first.accuracy)
+    if first.report is not None and second.report is not None:
+        try:
+            of_reports = compare_reports(second.report, first.report)
+        except ValueError:  # other queries
+            of_reports = {}
+        found |= {name: of_reports[name] for name in SHOWN if name in of_reports}
     if first.j is not None and second.j is not None:
-        table.add_row("J", f"{first.j:.3f}", f"{second.j:.3f}", f"{second.j - first.j:+.3f}", "")
-    return table
+        # J has no interval, so that its difference has none either.
+        found["J"] = Difference(second.j, first.j, UNKNOWN)
+    return found
 
 
-def _difference_cells(difference: Difference | None, scale: float, digits: int) -> tuple[str, str]:
-    """Format a difference with its interval, and whether that excludes zero; a pooled value has no interval."""
-    if difference is None:
-        return "", ""
-    value, low, high = (scale * number for number in (difference.value, *difference.interval))
-    if math.isnan(low):
-        return f"{value:+.{digits}f}", ""
-    ends = f"({low:+.{digits}f} to {high:+.{digits}f})"
-    return f"{value:+.{digits}f} {ends}", "yes" if difference.is_beyond_chance else "no"
-
-
-def _protocol(accuracy: EpisodeAccuracy | None) -> str:
-    if accuracy is None:
-        return "none, as the warning above says"
-    return f"{accuracy.ways}-way {accuracy.shots}-shot, {accuracy.n} episodes, list {accuracy.episodes_hash}"
-
-
-def _runs_as_dicts(
-    names: Sequence[str], runs: Sequence[Path], lengths: Sequence[TrainingLength | None], tests: Sequence[Tested]
-) -> list[dict[str, Any]]:
-    """Both runs, for JSON: how far each was trained, null where that is unknown, and its tests if there are any."""
-    return [
-        {
-            "name": name,
-            "folder": str(folder),
-            "epochs": None if length is None else length.epochs,
-            "steps": None if length is None else length.steps,
-        }
-        | ({"test": tests[i].to_dict()} if tests else {})
-        for i, (name, folder, length) in enumerate(zip(names, runs, lengths, strict=True))
-    ]
-
-
-def as_dict(tests: Sequence[Tested], dynamics: DynamicsComparison | None) -> dict[str, Any]:
-    """What was compared, for JSON; a number that is none is null."""
-    found = differences_of(tests) if tests else {}
-    if tests and tests[0].accuracy is not None and tests[1].accuracy is not None:
-        found = {"accuracy": tests[1].accuracy.minus(tests[0].accuracy), **found}
-    differences = {
-        name: {
-            "value": one.value,
-            "low": one.interval.low,
-            "high": one.interval.high,
-            "beyond_chance": one.is_beyond_chance,
-        }
-        for name, one in found.items()
-    }
-    return {
-        "differences": differences,  # of the second run minus the first
-        "dynamics": None if dynamics is None else dynamics.to_dict(),
-    }
+def _episodes(tests: Sequence[Tested]) -> str:
+    """Describe the episodes of both runs, and how far their accuracies are known."""
+    one, other = (
+        f"{each.ways}-way {each.shots}-shot, {each.n} episodes, list {each.episodes_hash}" if each else "none"
+        for each in (test.accuracy for test in tests)
+    )
+    spans = " and ".join(f"±{test.accuracy.ci95:.4f}" for test in tests if test.accuracy)
+    return f"{spans}, {one}, " + ("the same for both" if one == other else f"and {other}")

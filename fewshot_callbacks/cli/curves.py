@@ -22,8 +22,8 @@ PANELS = (
     ("val/recall@1", "Recall@1, validation set"),
 )
 SMOOTHING = 0.9
+# Steps and values of a metric.
 Curve = Sequence[Sequence[float]]
-"""Steps and values of a metric."""
 
 
 def read_curves(log: str | Path) -> dict[str, Curve]:

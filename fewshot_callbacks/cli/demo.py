@@ -1,80 +1,117 @@
-"""`fewshot demo`: two heads and soft AP trained on the glyphs, watched, and compared on unseen classes."""
+"""`fewshot demo`: two heads and soft AP trained on the glyphs by `fewshot fit`, and compared on unseen classes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
+import math
 import os
 import shutil
-import sys
-import tempfile
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from jsonargparse import ArgumentParser
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from fewshot_callbacks import __version__
-from fewshot_callbacks.cli._options import WHOLE, OneLineErrors
+from fewshot_callbacks._terminal import as_text
+from fewshot_callbacks.cli.compare import Tested, result_of
+from fewshot_callbacks.cli.curves import read_curves, training_curves
+from fewshot_callbacks.cli.fit import command, quiet_lightning
+from fewshot_callbacks.cli.runs import TrainingRecord
+from fewshot_callbacks.data import Glyphs
+from fewshot_callbacks.plots import save
 
-MARKER, UNFINISHED = "results.json", "unfinished.json"
-Trained = Literal["softmax", "dr", "soft_ap"]
-TRAINED: tuple[Trained, ...] = ("softmax", "dr", "soft_ap")
+MARKER = "results.json"
+# What is trained -> the words of `fewshot fit` for it.
+TRAINED = {
+    "softmax": ("--config=demo_protonet", "--model.head=softmax"),
+    "dr": ("--config=demo_protonet", "--model.head=dr"),
+    "soft_ap": ("--config=demo_soft_ap",),
+}
 TITLES = {"random": "random", "softmax": "softmax", "dr": "DR", "soft_ap": "soft AP"}
 
 
-def parser() -> ArgumentParser:
-    """Make the options of `fewshot demo`."""
-    options = OneLineErrors(
-        prog="fewshot demo",
-        description=(
-            "Train two prototypical networks (softmax head, distance-ratio head) and a network with average precision "
-            "as the loss, on characters drawn in many typefaces, and compare them with random weights on unseen "
-            "classes. Writes curves, logs and checkpoints."
-        ),
-    )
-    options.add_argument(
-        "--output", type=Path, default=Path("demo"), help="folder to write; an earlier demo is replaced"
-    )
-    options.add_argument("--epochs", type=WHOLE, default=4, help="training epochs of each network")
-    options.add_argument("--episodes", type=WHOLE, default=40, help="training episodes, or batches, in an epoch")
-    options.add_argument("--test_episodes", type=WHOLE, default=600, help="episodes of the comparison")
-    options.add_argument("--seed", type=WHOLE, default=0, help="seed of weights, episodes and augmentation")
-    options.add_argument(
-        "--accelerator",
-        type=str,
-        default="auto",
-        help="device to train on, as Lightning's Trainer names it: auto, cpu, gpu or mps",
-    )
-    return options
-
-
-def run(arguments: Sequence[str]) -> None:
-    """Run the demo."""
-    options = parser().parse_args(list(arguments))
-    from fewshot_callbacks.cli._demo_run import train_and_compare  # noqa: PLC0415 - Lightning, which the help does not need
-
-    settings = {name: value for name, value in options.as_dict().items() if name != "output"}
+def run(options: Namespace) -> None:
+    """Train the networks, test them, and print the table and what lies in the folder of the demo."""
+    console, started = Console(), time.perf_counter()
+    settings = {name: value for name, value in vars(options).items() if name != "output"}
     with quiet_lightning(), replaced_folder(options.output, settings) as folder:
-        compared = train_and_compare(options, folder)
-    compared.show(options.output)
+        rows = train_and_test(options, folder, console)
+        curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
+        save(curves, folder / "curves.png")
+        results = [{"name": name, **row.to_dict()} for name, row in rows.items()]
+        (folder / MARKER).write_text(json.dumps(results, indent=2) + "\n")
+    console.print()
+    console.print(comparison(rows))
+    dr = options.output / "dr"
+    console.print(
+        as_text(
+            f"{time.perf_counter() - started:.0f} s. Curves of J and mAP: {options.output / 'curves.png'}; values: "
+            f"{dr / 'metrics.csv'}; best checkpoints: {dr / 'best.ckpt'}; report with failures and suspects: "
+            f"{dr / 'report.html'}; TensorBoard: tensorboard --logdir {options.output}"
+        ),
+        soft_wrap=True,
+    )
 
 
-def trained_in(folder: Path) -> dict[str, str]:
-    """Read which networks an interrupted demo has trained, and the file of the best weights of each."""
-    try:
-        trained: dict[str, str] = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return trained
+def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[str, Tested]:
+    """Train the networks that a folder lacks, and test all, and their random weights."""
+    console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
+    with console.status("Drawing the glyphs (once; they are cached) ..."):
+        glyphs = Glyphs()
+    for split in glyphs.splits:
+        part = glyphs.with_split(split)
+        scripts = ", ".join(dict.fromkeys(part.scripts))
+        console.print(as_text(f"  {split:<5} {len(part):>6,} images of {len(part.class_names):>5,} classes: {scripts}"))
+    common = [
+        f"--seed_everything={options.seed}",
+        f"--data.seed={options.seed}",
+        f"--data.evaluation.episodes={options.test_episodes}",
+        f"--trainer.accelerator={options.accelerator}",
+    ]
+    rows = {"random": result_of(*TRAINED["softmax"], *common, "--ckpt_path", "none")}
+    for name, words in TRAINED.items():
+        what = "batches of 20 classes x 4 images" if name == "soft_ap" else "episodes, 20-way 1-shot"
+        console.print(f"\n[bold]{TITLES[name]}[/]: {options.epochs} epochs of {options.episodes} {what}")
+        own, record = folder / name, TrainingRecord.of(folder / name)
+        if record is not None and record.ended:
+            console.print("  trained before the interruption")
+        else:
+            shutil.rmtree(own, ignore_errors=True)  # half a training
+            size = f"--data.train.{'batches' if name == 'soft_ap' else 'episodes'}={options.episodes}"
+            cli = command(["fit", *words, *common, size, *_places(own), f"--trainer.max_epochs={options.epochs}"])
+            best = cli.trainer.checkpoint_callback.best_model_score  # type: ignore[union-attr]
+            console.print(f"  best validation mAP {float(best or 0):.3f}")
+        report = _report(own / "report.html", glyphs) if name == "dr" else []
+        # a network of soft AP has no episodes of its own
+        weights = ("--ckpt_path", str(own / "best.ckpt"))
+        rows[name] = result_of(*words, *common, *report, *weights, as_prototypes=name == "soft_ap")
+    return rows
 
 
-def note_trained(folder: Path, name: str, weights: str) -> None:
-    """Note that a network is trained."""
-    (folder / UNFINISHED).write_text(json.dumps(trained_in(folder) | {name: weights}), encoding="utf-8")
+def _places(folder: Path) -> list[str]:
+    """The words that put logs and checkpoints of a training into a folder; the checkpoint is the last callback."""
+    kinds = {"CSVLogger": "", "TensorBoardLogger": "logs"}
+    loggers = [
+        {"class_path": kind, "init_args": {"save_dir": str(folder.parent), "name": folder.name, "version": version}}
+        for kind, version in kinds.items()
+    ]
+    return [f"--trainer.logger={json.dumps(loggers)}", f"--trainer.callbacks.dirpath={folder}"]
+
+
+def _report(file: Path, glyphs: Glyphs) -> list[str]:
+    """The words that write a report of the test set."""
+    path = str(file).replace("{", "{{").replace("}", "}}")  # which ReportWriter would fill
+    names = json.dumps(glyphs.with_split("test").class_names)
+    writer = {"path": path, "names": names, "prefix": "test", "max_share": "null"}
+    words = [f"--trainer.callbacks.{name}={value}" for name, value in writer.items()]
+    return ["--trainer.callbacks+=fewshot_callbacks.ReportWriter", *words]
 
 
 @contextmanager
@@ -91,57 +128,58 @@ def replaced_folder(target: Path, settings: Mapping[str, Any]) -> Iterator[Path]
     target = target.resolve()
     if target.exists() and not (target / MARKER).is_file() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} holds files that no demo has written. Choose another --output.")
-    target.parent.mkdir(parents=True, exist_ok=True)
     what = json.dumps({"version": __version__, **settings}, sort_keys=True, default=str)
-    kept = target.with_name(f"{target.name}.incomplete-{hashlib.sha256(what.encode()).hexdigest()[:12]}")
-    folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.incomplete-", dir=target.parent))
-    with suppress(OSError):  # one process alone can rename what is kept
-        folder.rmdir()
-        kept.rename(folder)
-    folder.mkdir(exist_ok=True)
+    folder = target.with_name(f"{target.name}.incomplete-{hashlib.sha256(what.encode()).hexdigest()[:12]}")
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         yield folder
-        (folder / UNFINISHED).unlink(missing_ok=True)
-        if target.exists():
-            shutil.rmtree(target)
-        folder.chmod(0o755)
+        # A folder that holds anything is in the way of `os.replace`.
+        shutil.rmtree(target, ignore_errors=True)
         os.replace(folder, target)
-    except KeyboardInterrupt as stop:
-        trained = [TITLES[name] for name in trained_in(folder)]
-        if not trained:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        shutil.rmtree(kept, ignore_errors=True)
-        folder.rename(kept)
-        raise type(stop)(
-            f"Kept in {kept}: {', '.join(trained)}, trained. The same command goes on from there."
-        ) from None
-    except BaseException:
+    except BaseException as stop:
+        records = {name: TrainingRecord.of(folder / name) for name in TRAINED}
+        trained = [TITLES[name] for name, record in records.items() if record is not None and record.ended]
+        if isinstance(stop, KeyboardInterrupt) and trained:
+            kept = f"Kept in {folder}: {', '.join(trained)}, trained. The same command goes on from there."
+            raise type(stop)(kept) from None
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Keep Lightning's remarks about hardware and workers off the screen of the demo."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        for words in (
-            ".*does not have many workers.*",
-            ".*Checkpoint directory.*",
-            ".*The dirpath has changed.*",  # of networks that an interrupted demo has trained
-            ".*LeafSpec.*",
-            ".*GPU available but not used.*",
-        ):
-            warnings.filterwarnings("ignore", words)
-        if not sys.warnoptions:
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
-            warnings.filterwarnings("ignore", category=FutureWarning)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+def comparison(rows: Mapping[str, Tested]) -> Table:
+    """Make the table at the end."""
+    first = rows["random"]
+    if first.report is None or first.accuracy is None:
+        raise ValueError("The test set could not be evaluated; the warnings above say why.")
+    [precision], size = first.report.at_precision, first.report.grouped.group_size if first.report.grouped else 0
+    table = Table(
+        title=f"{first.report.queries:,} images of {first.report.classes} classes, scripts never seen in training",
+        caption=(
+            f"accuracy: 20-way 1-shot, {first.accuracy.n} episodes, list {first.accuracy.episodes_hash}. GR@1: Grouped "
+            f"Recall@1 among {size} classes. R@P: recall at precision {precision:g}. ± and in brackets: 95 % intervals. "
+            "random: the weights before training. Another processor moves the values by a point or two."
+        ),
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,  # all columns in 80 characters
+    )
+    table.add_column("")
+    for column in ("accuracy %", "mAP", "R@1", f"GR@1 of {size}", f"R@P{precision:g}".replace("0.", "."), "F1", "J"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, row in rows.items():
+        report, accuracy = row.report, row.accuracy
+        if report is None or accuracy is None or row.j is None:
+            raise ValueError(f"{TITLES[name]} could not be evaluated; the warnings above say why.")
+        low, high = report.intervals.get("grouped_recall@1", (math.nan, math.nan))
+        table.add_row(
+            TITLES[name],
+            f"{100 * accuracy.mean:.1f} ±{100 * accuracy.ci95:.1f}",
+            f"{report.mAP:.3f}",
+            f"{report['recall@1']:.3f}",
+            f"{report.metrics().get('grouped_recall@1', math.nan):.3f} ({low:.3f} to {high:.3f})",
+            f"{report.at_precision[precision].recall:.3f}",
+            f"{report['f1']:.3f}",
+            f"{row.j:.2f}",
+        )
+    return table

@@ -6,14 +6,13 @@ import json
 import math
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 import numpy as np
-import yaml
-from jsonargparse import ArgumentParser
 from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -21,26 +20,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fewshot_callbacks._terminal import as_text, note
-from fewshot_callbacks.cli._options import (
-    NUMBER_LIST,
-    NUMBER_OR_NONE,
-    WHOLE,
-    WHOLE_OR_NONE,
-    OneLineErrors,
-    Parsed,
-    split,
-)
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.retrieval import (
-    METRICS,
     RetrievalOptions,
     RetrievalReport,
     asked_metric,
     compare_reports,
-    described_settings,
     evaluate_retrieval,
 )
-from fewshot_callbacks.functional.retrieval.settings import GONE
 from fewshot_callbacks.functional.statistics import Difference
 
 # The arrays that commands read.
@@ -48,84 +35,14 @@ PER_ITEM = (
     *("embeddings", "labels", "query_ids", "query_groups", "paths", "label_names"),
     *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
 )
+OPTIONS = get_type_hints(RetrievalOptions)
+COMPARED = "Each query is compared with itself; the intervals are robust to the dependence of queries of one class."
 
 
-def parser() -> ArgumentParser:
-    """Make the options of `fewshot evaluate`."""
-    options = OneLineErrors(
-        prog="fewshot evaluate",
-        description=(
-            "Compute exact retrieval metrics of embeddings in an .npz file: arrays 'embeddings' (items, dim) and "
-            "'labels' (items,); "
-            "optionally 'gallery' and 'gallery_labels'. Without a gallery each item is a query against all others. "
-            "Optional arrays: 'query_ids' and 'gallery_ids' (an item is not a candidate for itself), 'query_groups' "
-            "and 'gallery_groups'."
-        ),
-    )
-    options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
-    options.add_argument(
-        "--against",
-        type=Path | None,
-        default=None,
-        metavar="FILE",
-        help=(
-            "embeddings of the same items in the same order, for instance by another model: shows which "
-            "differences are beyond chance"
-        ),
-    )
-    options.add_argument("--json", action="store_true", help="print the report as JSON")
-    options.add_argument("--per_class", action="store_true", help="print the means of each class, too")
-    add_settings(options)
-    return options
-
-
-def add_settings(options: ArgumentParser, leave_out: Sequence[str] = ()) -> None:
-    """Add the settings of `evaluate_retrieval` to the options of a command, but for some."""
-    for name, setting in described_settings().items():
-        if name == "metrics":
-            options.add_argument(
-                "--metrics", nargs="+", metavar="KEY", default=setting.default, help=setting.meaning + KEYS
-            )
-        elif name not in ("confidence", *leave_out):  # the tables name their intervals: 95 %
-            kind = AS_PEOPLE_WRITE.get(name, setting.type)
-            options.add_argument(f"--{name}", type=kind, default=setting.default, help=setting.meaning)
-
-
-KEYS = " There are " + ", ".join(metric.pattern for metric in METRICS) + "; macro_ before one is its mean over classes."
-
-
-def _groups(word: Any) -> Any:
-    """Read `10`, `none`, or the labels of each group: `[[0, 1, 2], [3, 4, 5]]`."""
-    if str(word).startswith("["):
-        return yaml.safe_load(str(word))
-    return WHOLE_OR_NONE(word)
-
-
-# Name of a setting -> how a word of the command line is read.
-AS_PEOPLE_WRITE = {
-    "threshold": NUMBER_OR_NONE,
-    "threshold_bounds": Parsed("two numbers with a comma between them", lambda words: tuple(NUMBER_LIST(words))),
-    "label_groups": Parsed("number, lists of labels, or none", _groups),
-    "max_queries": WHOLE_OR_NONE,
-    "seed": WHOLE,
-    "memory_mb": NUMBER_OR_NONE,
-}
-
-
-def refuse_gone(arguments: Sequence[str]) -> None:
-    """Refuse an option of an earlier version, with what is written in its place."""
-    for name in (argument.removeprefix("--").partition("=")[0] for argument in arguments if argument.startswith("--")):
-        if name in GONE and name != "per_class":
-            raise ValueError(
-                f"--{name} is gone. Write {GONE[name]}, here as --metrics mAP recall@1 or --label_groups 10."
-            )
-
-
-def run(arguments: Sequence[str]) -> None:
+def run(options: Namespace) -> None:
     """Evaluate and print."""
-    refuse_gone(arguments)
-    options = parser().parse_args(list(arguments))
     console, errors = Console(), Console(stderr=True)
+    # A bar in a file or a pipe is a heap of control characters.
     hidden = options.json or not sys.stderr.isatty()
     if options.per_class and options.against is not None and not options.json:
         raise ValueError(
@@ -145,16 +62,18 @@ def run(arguments: Sequence[str]) -> None:
             other = evaluate_arrays(others, options, progress)
         differences = compare_reports(report, other)
         if options.json:
-            print(json.dumps(_as_json(report, other, differences, options), indent=2))
+            both = {"first": as_dict(report, options), "second": as_dict(other, options)}
+            print(json.dumps(both | {"differences": differences_as_dict(differences)}, indent=2))
             return
-        console.print(comparison_table(differences, str(options.file), str(options.against)))
+        title = f"{options.file} against {options.against}"
+        console.print(comparison_table(differences, ("first", "second"), title, COMPARED))
         for name, of_one in ((options.file, report), (options.against, other)):
             for message in of_one.messages:
                 console.print(note(f"{name}: {message}"))
         return
     j = discriminant_ratio_of(arrays)
     if options.json:
-        print(json.dumps(_report_as_json(report, options) | {"J": j}, indent=2))
+        print(json.dumps(as_dict(report, options) | {"J": j}, indent=2))
         return
     console.print(report_table(report, j, title=str(options.file)))
     for table in class_tables(report, console.width) if options.per_class else ():
@@ -164,11 +83,12 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def evaluate_arrays(
-    arrays: dict[str, NDArray[Any]], options: Any, progress: Callable[[int, int], None] | None
+    arrays: dict[str, NDArray[Any]], options: Namespace, progress: Callable[[int, int], None] | None
 ) -> RetrievalReport:
     """Evaluate the arrays of a file with the settings among the options of a command."""
-    settings = {name: options[name] for name in described_settings() if name in options}
-    settings["metrics"] = [key for word in options.metrics for key in split(word)]  # commas between them, too
+    settings = {name: vars(options)[name] for name in OPTIONS if name in options}
+    if "metrics" in settings:  # words, in each of which there may be several with commas between them
+        settings["metrics"] = [key for word in settings["metrics"] for key in word]
     return evaluate_retrieval(
         arrays["embeddings"],
         arrays["labels"],
@@ -192,10 +112,12 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     how = "Write one with numpy.savez(path, embeddings=..., labels=...)."
     if not file.exists():
         raise ValueError(f"{file} does not exist. {how}")
+    # `np.load` would open a single array as well, and speak of pickles where a file is anything else.
     if not file.is_file() or not zipfile.is_zipfile(file):
         raise ValueError(f"{file} is not an .npz file of plain arrays. {how}")
     arrays: dict[str, NDArray[Any]] = {}
     try:
+        # A pickle can run any code, and files of embeddings are passed on.
         with np.load(file, allow_pickle=False) as archive:
             for name in archive.files:
                 arrays[name] = _plain_array(archive, name)
@@ -224,6 +146,7 @@ def _plain_array(archive: Any, name: str) -> NDArray[Any]:
         raise ValueError(f"{name}: {error}") from error
     if not isinstance(array, np.ndarray):  # NumPy returns the bytes of what has not its head
         raise ValueError(f"{name} is no array")
+    # PyTorch takes no other byte order.
     native: NDArray[Any] = array.astype(array.dtype.newbyteorder("="), copy=False)
     return native
 
@@ -259,6 +182,7 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
     labels = max((as_text(label).cell_len for label in (*classes, "class")), default=0)
     rows: list[list[str]] = [[]]
     for metric in per_class:
+        # A value such as 0.1234 takes six characters, and each column two more to keep it from the next.
         if rows[-1] and labels + 2 + sum(max(len(name), 6) + 2 for name in (*rows[-1], metric)) > width:
             rows.append([])
         rows[-1].append(metric)
@@ -276,11 +200,11 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
     return tables
 
 
-def comparison_table(differences: dict[str, Difference], first: str, second: str) -> Table:
-    """Make the table that compares two evaluations, for a screen."""
+def comparison_table(differences: Mapping[str, Difference], names: Sequence[str], title: str, caption: str) -> Table:
+    """Make the table that compares two evaluations, for a screen; the difference is that of the first minus the second."""
     table = Table(
-        title=as_text(f"{first} against {second}"),
-        caption="Each query is compared with itself; the intervals are robust to the dependence of queries of one class.",
+        title=as_text(title),
+        caption=as_text(caption),
         title_style="bold",
         caption_justify="left",
         box=SIMPLE_HEAD,
@@ -288,47 +212,29 @@ def comparison_table(differences: dict[str, Difference], first: str, second: str
         collapse_padding=True,  # all columns in 80 characters
     )
     table.add_column("metric", overflow="fold")
-    for name in ("first", "second", "difference"):
-        table.add_column(name, justify="right", style="bold" if name == "difference" else "", overflow="fold")
+    for name in (*names, "difference"):
+        table.add_column(as_text(name), justify="right", style="bold" if name == "difference" else "", overflow="fold")
     table.add_column("its 95 % interval", justify="right", overflow="fold")
     table.add_column("beyond\nchance", overflow="fold")
     for name, difference in differences.items():
-        low, high = difference.interval
-        known = not math.isnan(low)
-        verdict = ("[bold]yes[/]" if difference.is_beyond_chance else "no") if known else ""
-        table.add_row(
-            name,
-            f"{difference.first:.4f}",
-            f"{difference.second:.4f}",
-            f"{difference.value:+.4f}",
-            f"{low:+.4f} to {high:+.4f}" if known else "",
-            verdict,
-        )
+        table.add_row(name, *difference.in_words())
     return table
 
 
-def _as_json(
-    first: RetrievalReport, second: RetrievalReport, differences: dict[str, Difference], options: Any
-) -> dict[str, Any]:
-    def plain(value: float) -> float | None:
-        return None if math.isnan(value) else value
-
+def differences_as_dict(differences: Mapping[str, Difference]) -> dict[str, Any]:
+    """Plain values for JSON; a number that is none is null."""
     return {
-        "first": _report_as_json(first, options),
-        "second": _report_as_json(second, options),
-        "differences": {
-            name: {
-                "value": plain(difference.value),
-                "interval": [plain(end) for end in difference.interval],
-                "is_beyond_chance": difference.is_beyond_chance if not math.isnan(difference.interval.low) else None,
-            }
-            for name, difference in differences.items()
-        },
+        name: {
+            "value": None if math.isnan(difference.value) else difference.value,
+            "interval": [None if math.isnan(end) else end for end in difference.interval],
+            "is_beyond_chance": None if math.isnan(difference.interval.low) else difference.is_beyond_chance,
+        }
+        for name, difference in differences.items()
     }
 
 
-def _report_as_json(report: RetrievalReport, options: Any) -> dict[str, Any]:
-    """Write a report, with the means of its classes if they are wanted."""
+def as_dict(report: RetrievalReport, options: Namespace) -> dict[str, Any]:
+    """Write a report for JSON, with the means of its classes if they are wanted."""
     if not options.per_class:
         return report.to_dict()
     classes = {name: {str(label): mean for label, mean in of.items()} for name, of in report.per_class().items()}
@@ -338,9 +244,9 @@ def _report_as_json(report: RetrievalReport, options: Any) -> dict[str, Any]:
 def _meaning(name: str, report: RetrievalReport) -> str:
     """Write the meaning of a metric, and where it was measured."""
     asked, where = asked_metric(name), ""
-    point: Any = report.at_precision | report.at_false_match_rate
+    points: dict[float, Any] = {**report.at_precision, **report.at_false_match_rate}
     if "p" in asked.parameters:
-        where = f" Threshold {point[asked.parameters['p']].threshold:.4f}."
+        where = f" Threshold {points[asked.parameters['p']].threshold:.4f}."
     elif asked.metric.source == "groups" and report.grouped is not None:
         where = f" {report.grouped.groups} groups of {report.grouped.group_size or 'several'} classes."
     return asked.meaning + where

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -17,19 +21,40 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fewshot_callbacks._terminal import printable
-from fewshot_callbacks.cli._checkpoint import Checkpoint, chosen_checkpoint
-from fewshot_callbacks.cli._configuration import files_of, with_paths
-from fewshot_callbacks.cli._options import OneLineErrors
+from fewshot_callbacks.cli._mistakes import explained
 from fewshot_callbacks.cli.main import Terminated
+from fewshot_callbacks.cli.options import configurations, nearest
+from fewshot_callbacks.cli.runs import TrainingRecord, best_checkpoint
 from fewshot_callbacks.data import FewShotDataModule
 from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 
 # The monitors, the checkpoint of the best mAP, and TensorBoard logs in `runs/`.
 DEFAULTS = Path(__file__).with_name("defaults.yaml")
+# `--ckpt_path none` evaluates the initial weights; the others are words of Lightning.
+UNTRAINED, WORDS = "none", ("best", "last", "hpc", "registry")
+
+# What a ProtoNet takes from the data; a data module of one's own need not have it.
+LINKS: dict[str, Callable[[Any], Any]] = {
+    "in_channels": lambda data: getattr(getattr(data, "dataset", data), "in_channels", 3),
+    "shots": lambda data: getattr(getattr(data, "train", data), "shots", 1),
+    "episodes_per_batch": lambda data: getattr(getattr(data, "train", data), "episodes_per_batch", 1),
+    "evaluation": lambda data: asdict(getattr(data, "evaluation", EpisodeProtocol())),
+    "validation_episodes": lambda data: getattr(data, "val_episodes", None),
+    "evaluation_batches": lambda data: "episodes" if getattr(data, "episodic_evaluation", False) else "images",
+}
 
 
-class FewshotParser(OneLineErrors, LightningArgumentParser):
+class FewshotParser(LightningArgumentParser):
     """LightningCLI's parser, which answers a mistake with one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the line and exit with status 2."""
+        parser = getattr(ex, "subcommand_parser", None) or self
+        if not self.exit_on_error:  # a parser inside another, which prints the message
+            super().error(message, ex)
+        command = parser.prog.replace(" [options]", "")
+        options = [option for option in parser._option_string_actions if option.startswith("--")]
+        self.exit(2, f"{command}: {explained(message, options)} '{command} --help' tells how options are written.\n")
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse a configuration; name the model's class, which Lightning 2.5 leaves among a checkpoint's arguments."""
@@ -43,26 +68,26 @@ class FewshotParser(OneLineErrors, LightningArgumentParser):
 class FewshotCLI(LightningCLI):
     """LightningCLI for `ProtoNet`, where the data alone sets what model and data must agree on; or for any module."""
 
-    checkpoint: Checkpoint | None = None
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Copy settings of the data to a ProtoNet: channels, shots, episodes in a batch, sizes of the test episodes."""
+        for name, of_data in {} if self.subclass_mode_model else LINKS.items():
+            # The data is made first, since only what is made can be asked, whatever its class.
+            parser.link_arguments("data", f"model.{name}", compute_fn=of_data, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Read the checkpoint, and remember the configuration before LightningCLI replaces hyperparameters by its own."""
+        """Check the checkpoint, and remember the configuration before LightningCLI replaces hyperparameters by its own."""
         super().parse_arguments(parser, args)
         settings = self._settings
-        self.checkpoint = chosen_checkpoint(
-            self.config.subcommand,
-            settings.get("ckpt_path"),
-            [Path(str(file)) for file in settings.get("config") or ()],
-        )
-        if self.checkpoint is None and self.config.subcommand != "fit":
-            settings.ckpt_path = None  # an untrained network, which was asked for
+        check_checkpoint(self.config.subcommand, settings.get("ckpt_path"), settings.get("config") or ())
+        if settings.get("ckpt_path") == UNTRAINED:
+            settings.ckpt_path = None
         self._configured = _arguments_of(settings.model)
 
     def before_instantiate_classes(self) -> None:
         """Say which hyperparameters the checkpoint overrules; log no validation or test unless requested."""
         settings = self._settings
-        if self.checkpoint is not None:
-            say_what_is_overruled(self._configured, _arguments_of(settings.model))
+        say_what_is_overruled(self._configured, _arguments_of(settings.model))
+        # Of the words, not of the settings, in which the defaults have put a logger.
         asked = any(word.startswith("--trainer.logger") for word in sys.argv)
         if self.config.subcommand != "fit" and not asked:
             settings.trainer.logger = False  # a logger would make the folder of another run
@@ -72,39 +97,11 @@ class FewshotCLI(LightningCLI):
     def _settings(self) -> Any:
         return self.config[self.config.subcommand]
 
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Copy settings of the data to a ProtoNet: channels, shots, episodes in a batch, sizes of the test episodes."""
-        if self.subclass_mode_model:
-            return
-        parser.link_arguments("data", "model.in_channels", compute_fn=_channels, apply_on="instantiate")
-        parser.link_arguments("data", "model.shots", compute_fn=_shots, apply_on="instantiate")
-        parser.link_arguments(
-            "data", "model.episodes_per_batch", compute_fn=_episodes_per_batch, apply_on="instantiate"
-        )
-        parser.link_arguments("data", "model.evaluation", compute_fn=_protocol, apply_on="instantiate")
-        parser.link_arguments(
-            "data", "model.validation_episodes", compute_fn=_validation_episodes, apply_on="instantiate"
-        )
-        parser.link_arguments("data", "model.evaluation_batches", compute_fn=_batches, apply_on="instantiate")
-
     def before_fit(self) -> None:
         """Find now what would only show when the trained network is evaluated."""
         if isinstance(self.datamodule, FewShotDataModule):
             in_episodes = isinstance(self.model, ProtoNet) or self.datamodule.episodic_evaluation
             self.datamodule.check("train", *(("val", "test") if in_episodes else ()))
-        self._check_weights()
-
-    def before_validate(self) -> None:
-        """Refuse the weights of another network."""
-        self._check_weights()
-
-    def before_test(self) -> None:
-        """Refuse the weights of another network."""
-        self._check_weights()
-
-    def _check_weights(self) -> None:
-        if self.checkpoint is not None:
-            self.checkpoint.check_weights(self.model)
 
 
 def _arguments_of(model: Any) -> dict[str, Any]:
@@ -124,69 +121,106 @@ def say_what_is_overruled(configured: Mapping[str, Any], used: Mapping[str, Any]
         print(f"The checkpoint was trained with other hyperparameters, which are used: {words}.", file=sys.stderr)
 
 
-class InterruptReport(Callback):
-    """What an interrupted training has kept, in one line."""
+def check_checkpoint(command: str, given: Any, configuration_files: Sequence[Any]) -> None:
+    """See that what `--ckpt_path` names is a checkpoint.
 
-    text = ""
+    Raises:
+        ValueError: `validate` or `test` without a checkpoint, of which Lightning would evaluate the initial weights; or
+            there is no such file, or it is something else.
+    """
+    suggested: object = "runs/version_0/checkpoints/best.ckpt"
+    if given is None and command != "fit":
+        beside = [best_checkpoint(Path(str(file)).parent / "checkpoints") for file in configuration_files]
+        suggested = next((file for file in beside if file), suggested)
+        raise ValueError(
+            f"there are no weights to {command}. Give --ckpt_path {suggested}, or --ckpt_path {UNTRAINED} for the "
+            "untrained network."
+        )
+    if given is None or (given == UNTRAINED and command != "fit"):
+        return
+    # Lightning finds these itself; an address is that of a remote file system.
+    if str(given).partition(":")[0] in WORDS or "://" in str(given):
+        return
+    path = Path(given)
+    if not path.is_file():
+        folder = path if path.is_dir() else path.parent
+        others = ", ".join(sorted(file.name for file in folder.glob("*.ckpt")))
+        there = f"{folder} holds {others}" if others else f"Give a file, such as {best_checkpoint(folder) or suggested}"
+        raise ValueError(f"There is no checkpoint {path}. {there}.")
+    try:
+        # Before data and network are made, which may take a while and would be in vain.
+        torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    except PermissionError:
+        raise
+    except Exception as error:  # torch.load promises no class of error; of a file cut short it may be an OSError
+        raise ValueError(
+            f"{path} is not a checkpoint of 'fewshot fit', or it is damaged ({type(error).__name__}). Give another one, "
+            "such as best.ckpt or last.ckpt of the same run."
+        ) from error
+
+
+class Recorder(Callback):
+    """Keeps the record of a training in the folder of its run, and notes what an interrupted one has kept."""
+
+    kept = ""
+    _folder: str | None = None
+    _record: TrainingRecord | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Find the folder, about which all processes are asked."""
+        self._folder = trainer.log_dir if trainer.loggers else None
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write how far the training has come."""
+        head = pl_module.hparams.get("head")
+        self._record = TrainingRecord(
+            trainer.current_epoch + 1,
+            trainer.global_step,
+            trainer.max_epochs,
+            ended=False,
+            head=head if isinstance(head, str) else None,
+        )
+        self._write(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the training came to its end."""
+        if self._record is not None:
+            self._record = replace(self._record, ended=True)
+            self._write(trainer)
+
+    def _write(self, trainer: Trainer) -> None:
+        if self._record is not None and self._folder is not None and trainer.is_global_zero:
+            self._record.save(Path(self._folder))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Note the checkpoints that are there."""
+        if trainer.state.fn != "fit":
+            return
         files = [
             getattr(checkpoint, f"{which}_model_path", "")
             for checkpoint in trainer.checkpoint_callbacks
             for which in ("best", "last")
         ]
         kept = list(dict.fromkeys(file for file in files if file and Path(file).is_file()))
-        if trainer.state.fn != "fit":
-            return
+        self.kept = "No checkpoint was kept: the first is written when a validation ends."
         if kept:
-            self.text = f"Kept: {' and '.join(kept)}; --ckpt_path {kept[-1]} continues from there."
-        else:
-            self.text = "No checkpoint was kept: the first is written when a validation ends."
-
-
-# a data module of one's own may have attributes of the same names
-
-
-def _channels(data: LightningDataModule) -> int:
-    return int(getattr(getattr(data, "dataset", data), "in_channels", 3))
-
-
-def _shots(data: LightningDataModule) -> int:
-    return int(getattr(getattr(data, "train", data), "shots", 1))
-
-
-def _episodes_per_batch(data: LightningDataModule) -> int:
-    return int(getattr(getattr(data, "train", data), "episodes_per_batch", 1))
-
-
-def _protocol(data: LightningDataModule) -> dict[str, int]:
-    return asdict(getattr(data, "evaluation", EpisodeProtocol()))
-
-
-def _validation_episodes(data: LightningDataModule) -> int | None:
-    return getattr(data, "val_episodes", None)
-
-
-def _batches(data: LightningDataModule) -> str:
-    return "episodes" if getattr(data, "episodic_evaluation", False) else "images"
+            self.kept = f"Kept: {' and '.join(kept)}; --ckpt_path {kept[-1]} continues from there."
 
 
 def run(arguments: Sequence[str]) -> None:
     """Run `fit`, `validate` or `test` with the words that follow, and say where a training is kept."""
-    cli = command(arguments)
-    if arguments[:1] == ["fit"] and not cli.trainer.fast_dev_run:  # type: ignore[attr-defined]
-        kept = where_it_is_kept(cli.trainer)  # asks all processes
-        if cli.trainer.is_global_zero:
+    trainer = command(arguments).trainer
+    if arguments[:1] == ["fit"] and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        kept = where_it_is_kept(trainer)  # asks all processes
+        if trainer.is_global_zero:
             print(kept)
 
 
-def command(arguments: Sequence[str], *, keep_configuration: bool = True) -> FewshotCLI:
+def command(arguments: Sequence[str]) -> FewshotCLI:
     """Run `fit`, `validate` or `test` with the words that follow.
 
     Args:
         arguments: The words.
-        keep_configuration: Write `config.yaml` into the folder of the logger; without one, into the working directory.
 
     Returns:
         What was run, with its trainer, model and datamodule.
@@ -195,13 +229,12 @@ def command(arguments: Sequence[str], *, keep_configuration: bool = True) -> Few
         ValueError: The settings, the checkpoint or the data cannot be used; Lightning's own refusals included.
         KeyboardInterrupt: The run was interrupted, or ended by SIGTERM; says what a training has kept.
     """
-    arguments = with_paths(arguments)
+    words = with_paths(arguments)
     # LightningCLI reads these, and starts further processes by them
-    before, sys.argv = sys.argv, [sys.argv[0], *arguments]
-    interrupt = InterruptReport()
-    named = names_a_model(arguments)
+    before, sys.argv = sys.argv, [sys.argv[0], *words]
+    recorder, named = Recorder(), names_a_model(words)
     try:
-        if arguments[:1] != ["fit"]:
+        if words[:1] != ["fit"]:
             warnings.filterwarnings("ignore", "The dirpath has changed")  # nothing is saved
         return FewshotCLI(
             LightningModule if named else ProtoNet,
@@ -210,18 +243,46 @@ def command(arguments: Sequence[str], *, keep_configuration: bool = True) -> Few
             subclass_mode_data=True,
             seed_everything_default=0,
             parser_class=FewshotParser,
-            trainer_defaults={"callbacks": interrupt},
+            trainer_defaults={"callbacks": recorder},
             parser_kwargs={"prog": "fewshot"}
             | {command: {"default_config_files": [str(DEFAULTS)]} for command in ("fit", "validate", "test")},
-            save_config_callback=SaveConfigCallback if keep_configuration else None,
+            save_config_callback=SaveConfigCallback,
             save_config_kwargs={"overwrite": True},
         )
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
+    except RuntimeError as error:
+        # PyTorch's words for weights that do not fit; any other RuntimeError is not the user's.
+        if "loading state_dict" not in str(error):
+            raise
+        what = textwrap.shorten(str(error).partition("\n")[2], 300, placeholder=" ...")
+        fix = "Give the config.yaml of its run with --config."
+        raise ValueError(f"The checkpoint holds the weights of another network: {what} {fix}") from error
     except SystemExit as stop:
-        raise signal_behind(stop, interrupt.text) from None
+        raise signal_behind(stop, recorder.kept) from None
     finally:
         sys.argv = before
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Keep Lightning's remarks about hardware and workers off the screen."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        for words in ("does not have many workers", "Checkpoint directory", "LeafSpec", "GPU available but not used"):
+            warnings.filterwarnings("ignore", f".*{words}")
+        # Whoever has asked Python for warnings gets them.
+        if not sys.warnoptions:
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", category=FutureWarning)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def signal_behind(stop: SystemExit, text: str = "") -> BaseException:
@@ -234,21 +295,54 @@ def signal_behind(stop: SystemExit, text: str = "") -> BaseException:
     return KeyboardInterrupt(text) if isinstance(stop.__context__, KeyboardInterrupt) else stop
 
 
-def names_a_model(arguments: Sequence[str]) -> bool:
+def with_paths(arguments: Sequence[str]) -> list[str]:
+    """Replace names of the package's configurations, such as `--config protonet_dr_folder`, by their paths.
+
+    Raises:
+        ValueError: There is neither such a file nor such a configuration; names the nearest.
+    """
+    joined = ("--config=", "-c=")
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith(joined) else [word])]
+    known = configurations()
+    for place, word in _configured(words):
+        if not word or Path(word).suffix in (".yaml", ".yml", ".json") or Path(word).is_file():
+            continue  # of what is missing the parser informs
+        if word not in known:
+            hint = nearest(word, known) or f" Give a file, or one of {', '.join(sorted(known))}."
+            raise ValueError(f"there is no file {word}, and no configuration of this name.{hint}")
+        words[place] = str(known[word])
+    return words
+
+
+def _configured(words: Sequence[str]) -> list[tuple[int, str]]:
+    """List the words that follow `--config`, with their places."""
+    return [(i, word) for i, word in enumerate(words) if i and words[i - 1] in ("-c", "--config")]
+
+
+def names_a_model(words: Sequence[str]) -> bool:
     """Check whether a configuration or a word names the class of the model (`class_path`), not settings of ProtoNet."""
-    if any(word.partition("=")[0] in ("--model", "--model.class_path") for word in arguments):
-        return True
-    return any("class_path" in _model_in(file) for file in files_of(arguments))
+    models = [_model_of(Path(file)) for _, file in _configured(words)]
+    return any(word.partition("=")[0] in ("--model", "--model.class_path") for word in words) or any(
+        isinstance(model, Mapping) and "class_path" in model for model in models
+    )
 
 
-def _model_in(file: Path) -> Mapping[str, Any]:
-    """Read the model of a configuration; nothing where it cannot be read, of which the parser informs."""
+def _model_of(file: Path) -> Any:
+    """Read the model of a configuration.
+
+    Raises:
+        ValueError: It is damaged, or something else; jsonargparse would not name the file.
+    """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    model = content.get("model") if isinstance(content, Mapping) else None
-    return model if isinstance(model, Mapping) else {}
+    except OSError:  # of which the parser informs
+        return None
+    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"{file} is damaged: it is no YAML ({what}). Give another configuration.") from error
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{file} is no configuration: it should hold settings of model, data and trainer by name.")
+    return content.get("model")
 
 
 def where_it_is_kept(trainer: Trainer) -> str:

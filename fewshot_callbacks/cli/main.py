@@ -9,12 +9,13 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
 from fewshot_callbacks._extras import needs
 from fewshot_callbacks._terminal import printable
+from fewshot_callbacks.cli import options as options_of
+from fewshot_callbacks.cli.options import nearest
 
 COMMANDS = {
     "demo": "train both heads and soft AP on the glyphs, and compare them",
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = first.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
+        # `--help` after a command is for its own parser.
         commands.add_parser(name, help=text, add_help=False)
     return first
 
@@ -102,17 +104,24 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
     if not words:
         parser().print_help()
         return 2
-    if not words[0].startswith("-") and words[0] not in COMMANDS:
-        near = get_close_matches(words[0], COMMANDS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else f" There are {', '.join(COMMANDS)}."
-        print(f"fewshot: there is no command {words[0]}.{hint}", file=sys.stderr)
+    command = words[0]
+    if not command.startswith("-") and command not in COMMANDS:
+        hint = nearest(command, COMMANDS) or f" There are {', '.join(COMMANDS)}."
+        print(f"fewshot: there is no command {command}.{hint}", file=sys.stderr)
         return 2
-    command = parser().parse_args(words[:1]).command
-    module = "fit" if command in ("fit", "validate", "test") else command
+    parser().parse_args(words[:1])
+    options: Any = words
+    if command not in options_of.PARSERS:
+        if {"-h", "--help"} & set(words):
+            options_of.fit(command).parse_args(["--help"])
+        options = ["--help" if word == "--help=full" else word for word in words]
+    else:
+        options = options_of.parse(command, words[1:])
     try:
         with needs("cli" if command in ("compare", "evaluate", "plan") else "all", f"fewshot {command}"):
-            run = _run_of(module, owns_process=owns_process)
-        return int(run(words if module == "fit" else words[1:]) or 0)
+            run = _run_of(command if command in options_of.PARSERS else "fit", owns_process=owns_process)
+        return int(run(options) or 0)
+    # An OSError as well, which would be taken for bad input below.
     except BrokenPipeError:
         raise
     except KeyboardInterrupt as stop:
@@ -126,13 +135,13 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
         return 1
 
 
-def _run_of(module: str, *, owns_process: bool) -> Callable[[Sequence[str]], int | None]:
+def _run_of(module: str, *, owns_process: bool) -> Callable[[Any], int | None]:
     """Import a command; in a separate process without garbage collections, which cost 0.5 s there and find nothing."""
     if owns_process:
         warnings.showwarning = _show_warning
         gc.disable()
     try:
-        run: Callable[[Sequence[str]], int | None] = import_module(f"fewshot_callbacks.cli.{module}").run
+        run: Callable[[Any], int | None] = import_module(f"fewshot_callbacks.cli.{module}").run
     finally:
         if owns_process:
             gc.enable()
@@ -160,7 +169,7 @@ def one_line(error: Exception) -> str:
     if "Original Traceback" in text:  # of a worker of a DataLoader: its last line is the error's type and text
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif "Union subtypes" in text:  # of jsonargparse, where a class refuses its arguments
-        from fewshot_callbacks.cli._options import reason  # noqa: PLC0415 - not needed otherwise
+        from fewshot_callbacks.cli._mistakes import reason  # noqa: PLC0415 - not needed otherwise
 
         text = reason(text)
     elif not _is_ours(error):

@@ -5,55 +5,20 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from argparse import Namespace
 from dataclasses import asdict
-from typing import Any, get_args
 
-from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks.cli._options import NUMBER_OR_NONE, WHOLE, WHOLE_OR_NONE, OneLineErrors
 from fewshot_callbacks.functional.retrieval import EvaluationPlan, plan_evaluation
-from fewshot_callbacks.functional.retrieval.cost import EmbeddingType
 
 # What an evaluation of one set takes, in matrix products of all pairs: benchmarks/README.md.
 USUAL_RATIOS = (0.4, 2.0)
 
 
-def parser() -> ArgumentParser:
-    """Make the options of `fewshot plan`."""
-    options = OneLineErrors(
-        prog="fewshot plan",
-        description="Compute the pairs, operations, memory and tiles of an exact evaluation before it is started.",
-    )
-    options.add_argument("--queries", type=WHOLE, required=True, help="number of queries, such as 158652 or 1e6")
-    options.add_argument(
-        "--gallery",
-        type=WHOLE_OR_NONE,
-        default=None,
-        help="number of gallery items; by default that of the queries, which are then also the gallery",
-    )
-    options.add_argument("--dim", type=WHOLE, required=True, help="number of components of an embedding")
-    options.add_argument(
-        "--memory_mb",
-        type=NUMBER_OR_NONE,
-        default=512,
-        help="memory budget beyond the embeddings, in MB; inf sets no limit",
-    )
-    options.add_argument(
-        "--max_queries", type=WHOLE_OR_NONE, default=None, help="queries that are drawn for an estimate; by default all"
-    )
-    options.add_argument(
-        "--dtype", type=str, choices=get_args(EmbeddingType), default="float32", help="number format of the embeddings"
-    )
-    options.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    return options
-
-
-def run(arguments: Sequence[str]) -> None:
+def run(options: Namespace) -> None:
     """Print the plan."""
-    options = parser().parse_args(list(arguments))
     plan = plan_evaluation(
         options.queries,
         options.queries if options.gallery is None else options.gallery,
@@ -74,6 +39,7 @@ def product_speed(dim: int) -> float:
     import torch  # noqa: PLC0415 - the plan as JSON needs none
 
     left, right = torch.randn(1024, dim), torch.randn(4096, dim)
+    # The best of three: the first one also starts threads and touches new memory.
     best = float("inf")
     for _ in range(3):
         started = time.perf_counter()
@@ -82,7 +48,7 @@ def product_speed(dim: int) -> float:
     return 2 * 1024 * 4096 * dim / best
 
 
-def _table(plan: EvaluationPlan, speed: float, options: Any) -> Table:
+def _table(plan: EvaluationPlan, speed: float, options: Namespace) -> Table:
     drawn = "" if plan.queries == options.queries else f", drawn from {options.queries:,}"
     title = f"{plan.queries:,} queries{drawn} against {plan.gallery:,} items, d = {plan.dim}"
     table = Table(title=title, show_header=False)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jsonargparse import ArgumentParser
 from numpy.typing import NDArray
 from rich.console import Console
 
 from fewshot_callbacks._terminal import as_text, note, printable
-from fewshot_callbacks.cli._options import OneLineErrors
-from fewshot_callbacks.cli.evaluate import add_settings, evaluate_arrays, load_arrays, progress_bar
+from fewshot_callbacks.cli.evaluate import evaluate_arrays, load_arrays, progress_bar
 from fewshot_callbacks.functional.retrieval import RetrievalReport
-from fewshot_callbacks.functional.retrieval.settings import meanings_of
 from fewshot_callbacks.report import (
     Items,
     Model,
@@ -29,80 +26,17 @@ from fewshot_callbacks.report import (
 )
 from fewshot_callbacks.report.items import find_images
 
-# Settings of an evaluation that a report does not have, since it shows single queries.
-LEFT_OUT = ("max_queries",)
 Arrays = dict[str, NDArray[Any]]
 
 
-def parser() -> ArgumentParser:
-    """Make the options of `fewshot report`."""
-    options = OneLineErrors(
-        prog="fewshot report",
-        description=(
-            "Write one self-contained HTML file about embeddings: metrics with intervals, an adjustable threshold, "
-            "the weakest classes, the worst queries with the items retrieved for them, items that may be mislabelled, "
-            "and near duplicates. It opens in any browser. The .npz file is that of 'fewshot evaluate': 'embeddings' "
-            "and 'labels', and optionally 'gallery' and 'gallery_labels', ids and groups. It may also hold 'paths' "
-            "and 'gallery_paths', the image "
-            "files of the items, and 'label_names', the name of each label 0, 1, 2, ..."
-        ),
-    )
-    options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
-    options.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the HTML file to write")
-    options.add_argument("--title", type=str, default="Retrieval report", help="title of the page")
-    options.add_argument(
-        "--images",
-        type=Path | None,
-        default=None,
-        metavar="FOLDER",
-        help=(
-            "folder of the images of the items. With 'paths' in the file, the paths are relative to this folder "
-            "(by default to the folder of the file). Otherwise its images are taken in the order of torchvision's "
-            "ImageFolder: folders sorted by name, files sorted in each; without folders, files sorted by name"
-        ),
-    )
-    options.add_argument(
-        "--gallery_images", type=Path | None, default=None, metavar="FOLDER", help="the same for the gallery"
-    )
-    options.add_argument(
-        "--against",
-        type=Path | None,
-        default=None,
-        metavar="FILE",
-        help=(
-            "embeddings of the same items in the same order by a second model: shows metrics and failures of "
-            "both, with the intervals of the differences"
-        ),
-    )
-    options.add_argument(
-        "--train",
-        type=Path | None,
-        default=None,
-        metavar="FILE",
-        help=(
-            "embeddings of another split by the same model, such as the training set: finds near duplicates "
-            "between the splits"
-        ),
-    )
-    options.add_argument(
-        "--train_images", type=Path | None, default=None, metavar="FOLDER", help="the same as --images for that split"
-    )
-    meanings = meanings_of(ReportSettings)
-    for field in fields(ReportSettings):
-        if field.name != "memory_mb":  # one for evaluation and searches
-            kind = float if field.name in ("max_mb", "duplicates_from") else int
-            options.add_argument(f"--{field.name}", type=kind, default=field.default, help=meanings.get(field.name, ""))
-    add_settings(options, LEFT_OUT)
-    return options
-
-
-def run(arguments: Sequence[str]) -> None:
+def run(options: Namespace) -> None:
     """Evaluate, and write the report."""
-    options = parser().parse_args(list(arguments))
+    given = vars(options)
     settings = ReportSettings(
-        **{field.name: options[field.name] for field in fields(ReportSettings) if field.name in options}
+        **{field.name: given[field.name] for field in fields(ReportSettings) if field.name in given}
     )
     console, errors = Console(), Console(stderr=True)
+    # Before an evaluation that may take minutes.
     check_writable(options.output)
     arrays = load_arrays(options.file)
     queries, gallery = items_of(arrays, options.file, options.images, options.gallery_images, settings)
@@ -239,7 +173,7 @@ def _below(path: Path, base: Path) -> str:
     return str(path.relative_to(base)) if path.is_relative_to(base) else path.name
 
 
-def _check_same_items(arrays: Arrays, others: Arrays, options: Any) -> None:
+def _check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None:
     for name in ("labels", "gallery_labels"):
         one, other = (each.get(name) for each in (arrays, others))
         if (one is None) != (other is None) or (
@@ -252,7 +186,7 @@ def _check_same_items(arrays: Arrays, others: Arrays, options: Any) -> None:
             )
 
 
-def _check_same_dim(arrays: Arrays, train: Items, options: Any) -> None:
+def _check_same_dim(arrays: Arrays, train: Items, options: Namespace) -> None:
     dims = [np.shape(rows)[-1] for rows in (arrays["embeddings"], train.embeddings)]
     if dims[0] != dims[1]:
         raise ValueError(

@@ -7,6 +7,7 @@ from fewshot_callbacks.data.data_module import FewShotDataModule
 from fewshot_callbacks.data.dataset import FewShotDataset
 from fewshot_callbacks.data.episodes import EpisodicBatchSampler
 
+# Samplers and the data module need no image package, and stay usable where the extra is not installed.
 try:
     from fewshot_callbacks.data.cub200 import CUB200
     from fewshot_callbacks.data.glyphs import Glyphs, augment_glyphs

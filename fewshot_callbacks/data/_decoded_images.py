@@ -21,6 +21,7 @@ class DecodedImages:
         self.items = items
         self._images: dict[int, Image.Image] = {}
         self._bytes = 0
+        # Nobody who asked for none has to be told that they do not fit.
         self._full = megabytes == 0
 
     def get(self, index: int, read: Callable[[int], Image.Image]) -> Image.Image:
@@ -40,6 +41,7 @@ class DecodedImages:
             self._bytes += size
             return
         self._full = True
+        # The workers of a loader would each say it, and again whenever they are started.
         if worker is None:
             rank_zero_info(
                 f"{len(self._images):,} of {self.items:,} images fill cache_mb = {self.megabytes:g} once they are "

@@ -1,6 +1,5 @@
 """Draws the glyphs: which characters, in which faces, at which place, and which of them look alike."""
 
-import sys
 import unicodedata
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -12,38 +11,23 @@ import torch
 from jaxtyping import Int, UInt8
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
+from tqdm import tqdm
 
 Drawings = dict[str, UInt8[np.ndarray, "size size"]]  # of one face, by character
 
 VERSION = 1  # of the drawing: raise it with every change that moves a pixel or a class
 
-# The text faces among matplotlib's fonts; its display, size-variant and private-use fonts are not text.
-FACES = (
-    "DejaVuSans",
-    "DejaVuSans-Bold",
-    "DejaVuSans-Oblique",
-    "DejaVuSans-BoldOblique",
-    "DejaVuSerif",
-    "DejaVuSerif-Bold",
-    "DejaVuSerif-Italic",
-    "DejaVuSerif-BoldItalic",
-    "DejaVuSansMono",
-    "DejaVuSansMono-Bold",
-    "DejaVuSansMono-Oblique",
-    "DejaVuSansMono-BoldOblique",
-    "STIXGeneral",
-    "STIXGeneralBol",
-    "STIXGeneralItalic",
-    "STIXGeneralBolIta",
-)
-
-FACE_FAMILIES = ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono", "STIX General")
-# Of the faces: each family in each style; DejaVu calls its slanted sans faces oblique.
-FACE_STYLES = ("regular", "bold", "italic", "bold italic")
+# The text faces among matplotlib's fonts: each family, and how it calls its regular, bold, italic and bold italic face.
+# Its display, size-variant and private-use fonts are not text.
+FAMILIES = {
+    "DejaVuSans": ("", "-Bold", "-Oblique", "-BoldOblique"),
+    "DejaVuSerif": ("", "-Bold", "-Italic", "-BoldItalic"),
+    "DejaVuSansMono": ("", "-Bold", "-Oblique", "-BoldOblique"),
+    "STIXGeneral": ("", "Bol", "Italic", "BolIta"),
+}
+FACES = tuple(family + style for family, styles in FAMILIES.items() for style in styles)
 
 # In the order in which look-alikes are settled: the first script keeps the drawing.
 SCRIPTS = ("Latin", "symbols", "Greek", "Cyrillic", "Armenian", "Georgian")
@@ -96,20 +80,17 @@ def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
     terminal.
     """
     fonts = Path(mpl.get_data_path()) / "fonts" / "ttf"
-    held = [_held(fonts / f"{face}.ttf") for face in FACES]
+    # of each face: the characters with a glyph other than its missing-glyph box, which is number 0
+    maps = [FT2Font(str(fonts / f"{face}.ttf")).get_charmap() for face in FACES]
+    held = [{chr(code) for code, glyph in of_face.items() if glyph != 0} for of_face in maps]
     count = Counter(character for characters in held for character in characters)
-    candidates = [character for character, faces in count.items() if faces >= min_faces and _has_ink(character)]
+    # separators (Z), control and private-use codes (C) and combining marks (M) have no ink
+    candidates = [c for c, faces in count.items() if faces >= min_faces and unicodedata.category(c)[0] not in "ZCM"]
     candidates.sort(key=lambda character: (SCRIPTS.index(script_of(character)), character))
 
     drawings: list[Drawings] = []  # for each face
-    bar = Console(stderr=True)
-    for face, characters in track(
-        list(zip(FACES, held, strict=True)),
-        "Drawing the glyphs, once",
-        console=bar,
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ):
+    shown = tqdm(list(zip(FACES, held, strict=True)), "Drawing the glyphs, once", leave=False, disable=None)
+    for face, characters in shown:
         here = [character for character in candidates if character in characters]
         box, *drawn = _draw([MISSING, *here], fonts / f"{face}.ttf", size)
         pairs = zip(here, drawn, strict=True)
@@ -131,25 +112,18 @@ def draw_glyphs(size: int, min_faces: int) -> DrawnGlyphs:
     )
 
 
-def _held(path: Path) -> set[str]:
-    """The characters that a font maps to a glyph other than its missing-glyph box, which is number 0."""
-    return {chr(code) for code, glyph in FT2Font(str(path)).get_charmap().items() if glyph != 0}
-
-
-def _has_ink(character: str) -> bool:
-    """Not a separator (Z), a control or private-use code (C) or a combining mark (M)."""
-    return unicodedata.category(character)[0] not in "ZCM"
-
-
 def _draw(characters: list[str], path: Path, size: int) -> UInt8[np.ndarray, "characters size size"]:
     """Draw characters of one font; all zero where one has no ink. All are pasted into one strip, which is reduced."""
     side, limit, em = size * SUPERSAMPLING, int(size * SUPERSAMPLING * INK), round(EM * size * SUPERSAMPLING)
+    # Pillow's own layout: it would prefer Raqm, which not every build has, and the drawing must not depend on the
+    # build.
     font = ImageFont.truetype(str(path), em, layout_engine=ImageFont.Layout.BASIC)
     strip = Image.new("L", (side, side * len(characters)))
     for i, character in enumerate(characters):
         ink = _ink(character, font, side)
         smaller = em
         while max(ink.size) > limit:  # once, or twice where hinting rounds up
+            # At least one less, or hinting could keep the size where it is for ever.
             smaller = min(smaller - 1, smaller * limit // max(ink.size))
             ink = _ink(character, font.font_variant(size=smaller), side)
         strip.paste(ink, ((side - ink.width) // 2, side * i + (side - ink.height) // 2))
@@ -190,6 +164,7 @@ def _look_alikes(drawn: Drawings) -> list[tuple[str, str]]:
     images = torch.from_numpy(np.stack(list(drawn.values()))).unsqueeze(1)  # (glyphs, 1, size, size)
     pixels = images.flatten(1).long()  # (glyphs, size * size)
     ink = pixels.square().sum(dim=1)
+    # Twice the mean of four pixels is half of their sum.
     blocks = 2 * avg_pool2d(images.float(), 2).flatten(1)
     energy = blocks.square().sum(dim=1)
     apart = torch.addmm(energy[:, None] + energy[None, :], blocks, blocks.T, alpha=-2)  # (glyphs, glyphs)
@@ -197,5 +172,6 @@ def _look_alikes(drawn: Drawings) -> list[tuple[str, str]]:
     maybe = apart <= larger.mul_(2 * LOOK_ALIKE)  # twice: room for the rounding of the product
     one, other = maybe.triu(diagonal=1).nonzero().unbind(1)
     exact = (pixels[one] - pixels[other]).square().sum(dim=1)
+    # The difference is multiplied instead of the ink being divided, so that all are integers.
     close = exact * round(1 / LOOK_ALIKE) <= torch.maximum(ink[one], ink[other])
     return [(characters[i], characters[j]) for i, j in zip(one[close].tolist(), other[close].tolist(), strict=True)]

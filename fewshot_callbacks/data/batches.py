@@ -71,8 +71,7 @@ class ClassBalanced:
     batches: int = 100
 
     def __post_init__(self) -> None:
-        check_batch_sizes(self.classes_per_batch, self.items_per_class)
-        check_episode_sizes(batches=self.batches)
+        check_batch_sizes(**asdict(self))
 
     def sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
         """Make the batches of a training: a function of the seed and the epoch."""

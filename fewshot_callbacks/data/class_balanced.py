@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from fewshot_callbacks.data.episodes import SeededBatchSampler, epoch_seed, own_rank
-from fewshot_callbacks.functional.episodes import ClassNames, class_name, sample_episodes
+from fewshot_callbacks.functional.episodes import ClassNames, class_name
 
 
 class ClassBalancedBatchSampler(SeededBatchSampler):
@@ -62,75 +62,60 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
         epoch: int = 0,
         sampler: Sampler[int] | Iterable[int] | None = None,
     ) -> None:
-        super().__init__(labels, class_names, seed, epoch)
+        check_batch_sizes(classes_per_batch=classes_per_batch, items_per_class=items_per_class)
+        # an episode with one support image and K - 1 queries is P classes of K items
+        super().__init__(labels, class_names, seed, epoch, ways=classes_per_batch, shots=1, queries=items_per_class - 1)
         check_class_balance(self.labels, classes_per_batch, items_per_class, self.class_names)
-        if batches is not None and not hasattr(batches, "__index__"):
-            raise ValueError(f"ClassBalancedBatchSampler(batches={batches!r}): must be a whole number, such as 100.")
-        if batches is not None and batches < 1:
-            raise ValueError(
-                f"ClassBalancedBatchSampler(batches={batches}): an epoch needs at least one. Use batches >= 1."
-            )
-        self.classes_per_batch = classes_per_batch
-        self.items_per_class = items_per_class
-        self.batches = max(1, len(self.labels) // (classes_per_batch * items_per_class)) if batches is None else batches
-        if type(self) is ClassBalancedBatchSampler:
-            self._note_arguments("classes_per_batch", "items_per_class", "batches")
+        filled = max(1, len(self.labels) // (classes_per_batch * items_per_class))
+        self.sizes["episodes"] = filled if batches is None else batches
+        check_batch_sizes(batches=self.sizes["episodes"])
 
     def __iter__(self) -> Iterator[list[int]]:
         # A generator, for a DataLoader with workers makes one iterator in vain, which must not count.
         rank, world_size = own_rank()
-        if self.classes_per_batch < world_size:
+        if self.sizes["ways"] < world_size:
             raise ValueError(
-                f"ClassBalancedBatchSampler: batches of {self.classes_per_batch} classes leave some of the "
+                f"ClassBalancedBatchSampler: batches of {self.sizes['ways']} classes leave some of the "
                 f"{world_size} processes without a class. Use classes_per_batch >= {world_size}."
             )
-        drawn = self._draw()
+        drawn = self.draw(epoch_seed(self.seed, self.epoch)).indices  # (batches, classes, items)
         self.epoch += 1
         for batch in drawn:
+            # whole classes, so that the items of a process have relevant ones among themselves, too
             yield batch[rank::world_size].flatten().tolist()
 
     def __len__(self) -> int:
-        return self.batches
-
-    def _draw(self) -> Int[Tensor, "batches classes items"]:
-        """An episode with one support image and K - 1 queries is P classes of K items."""
-        return sample_episodes(
-            self.labels,
-            ways=self.classes_per_batch,
-            shots=1,
-            queries=self.items_per_class - 1,
-            episodes=self.batches,
-            seed=epoch_seed(self.seed, self.epoch),
-        ).indices
+        return self.sizes["episodes"]
 
 
-def check_batch_sizes(classes_per_batch: int, items_per_class: int) -> None:
-    """Refuse P < 1 and K < 2, and what is no whole number.
+# Of each size of a batch: the smallest, and why.
+_SMALLEST = {
+    "classes_per_batch": (1, "a batch needs at least one class"),
+    "items_per_class": (2, "an item alone in its class has no relevant item"),
+    "batches": (1, "an epoch needs at least one"),
+}
+
+
+def check_batch_sizes(**sizes: Any) -> None:
+    """Refuse sizes that are too small, or no whole numbers.
 
     Args:
-        classes_per_batch: P.
-        items_per_class: K.
+        **sizes: `classes_per_batch`, `items_per_class` or `batches`.
 
     Raises:
-        ValueError: A number is too small, or not whole.
+        ValueError: Names the first such size.
 
     Examples:
-        >>> check_batch_sizes(4, 1)
+        >>> check_batch_sizes(items_per_class=1)
         Traceback (most recent call last):
         ValueError: items_per_class=1: an item alone in its class has no relevant item. Use items_per_class >= 2.
     """
-    for name, size in (("classes_per_batch", classes_per_batch), ("items_per_class", items_per_class)):
+    for name, size in sizes.items():
+        smallest, why = _SMALLEST[name]
         if not hasattr(size, "__index__") or isinstance(size, bool):
-            raise ValueError(f"{name}={size!r} must be a whole number, such as 4.")
-    if classes_per_batch < 1:
-        raise ValueError(
-            f"classes_per_batch={classes_per_batch}: a batch needs at least one class. Use classes_per_batch >= 1."
-        )
-    if items_per_class < 2:
-        raise ValueError(
-            f"items_per_class={items_per_class}: an item alone in its class has no relevant item. Use "
-            "items_per_class >= 2."
-        )
+            raise ValueError(f"{name}={size!r} must be a whole number, such as {smallest}.")
+        if size < smallest:
+            raise ValueError(f"{name}={size}: {why}. Use {name} >= {smallest}.")
 
 
 def check_class_balance(
@@ -150,14 +135,13 @@ def check_class_balance(
         prefix: What stands before the names of the two sizes in the advice of a message, such as `--data.`.
 
     Raises:
-        ValueError: A number is too small, there are too few classes, or a class has too few items.
+        ValueError: There are too few classes, or a class has too few items.
 
     Examples:
         >>> check_class_balance(torch.tensor([0, 0, 0, 1, 1]), 2, 3, ("heron", "owl"))
         Traceback (most recent call last):
         ValueError: items_per_class=3, but class 'owl' has 2 items. Use items_per_class <= 2 or drop the class.
     """
-    check_batch_sizes(classes_per_batch, items_per_class)
     classes, counts = torch.unique(labels, return_counts=True)
     if len(classes) < classes_per_batch:
         fix = (

@@ -4,15 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fewshot_callbacks.data.dataset import Split
-from fewshot_callbacks.data.image_set import (
-    ImageItem,
-    ImageSet,
-    check_class_counts,
-    check_no_file_is_missing,
-    check_no_split_is_empty,
-    missing_files,
-    required,
-)
+from fewshot_callbacks.data.image_set import ImageItem, ImageSet, in_splits, required
 from fewshot_callbacks.data.photo_transform import PhotoTransform
 
 FOLDER = "CUB_200_2011"
@@ -20,6 +12,7 @@ SOURCE = (
     "CUB_200_2011.tgz from the Caltech-UCSD Birds-200-2011 page of the Caltech Vision Lab "
     "(https://www.vision.caltech.edu/datasets/cub_200_2011/)"
 )
+# Published numbers, by which an incomplete copy is noticed.
 CLASSES: Mapping[Split, int] = {"train": 100, "val": 50, "test": 50}
 
 _TRANSFORM = PhotoTransform()
@@ -109,21 +102,14 @@ class CUB200(ImageSet):
         partial: bool = False,
         cache_mb: float = 512,
     ) -> None:
-        folder = Path(root) / FOLDER
-        fix = f"Unpack {SOURCE} into {root}, or pass partial=True to use what is there."
-        classes, paths, class_of = _tables(folder)
-        missing = set(missing_files(folder / "images", paths.values()))
-        if not partial:
-            check_no_file_is_missing(missing, list(paths.values()), folder / "images", "images.txt", fix)
-        items: dict[Split, list[ImageItem]] = {name: [] for name in CLASSES}
-        for image, path in paths.items():
-            if path not in missing:
-                item = ImageItem(folder / "images" / path, classes[class_of[image]])
-                items[cub_split(class_of[image])].append(item)
-        counts = {name: len({item.class_name for item in items[name]}) for name in CLASSES}
-        if not partial:
-            check_class_counts(counts, CLASSES, folder, fix)
-        check_no_split_is_empty(counts, folder, f"Unpack all of {SOURCE} into {root}.")
+        folder = Path(root) / FOLDER / "images"
+        classes, paths, class_of = _tables(folder.parent)
+        listed = [
+            (cub_split(class_of[image]), ImageItem(folder / path, classes[class_of[image]]))
+            for image, path in paths.items()
+        ]
+        fix = f"Unpack {SOURCE} into {root}"
+        items = in_splits(listed, folder, "images.txt", fix, CLASSES, partial=partial)
         super().__init__(items, split, transform, cache_mb=cache_mb)
 
 

@@ -79,6 +79,7 @@ class FewShotDataModule(LightningDataModule):
         names = ("val_episodes", "episodic_evaluation", "augment", "batch_size", "num_workers", "seed")
         # of plain values, which load anywhere, and under one name: the model has an `evaluation`, too
         self.save_hyperparameters({"data": settings | {name: getattr(self, name) for name in names}})
+        # a data set of one's own may read its lists anew for each split
         self._served: dict[Split, FewShotDataset] = {}
         self._augmented_batches = 0
 
@@ -174,7 +175,8 @@ class FewShotDataModule(LightningDataModule):
             **batches,
             collate_fn=as_tuple,
             num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
+            persistent_workers=self.num_workers > 0,  # each keeps the images that it has decoded
+            # PyTorch warns of pinned memory that no accelerator reads.
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -187,9 +189,11 @@ class FewShotDataModule(LightningDataModule):
         if not (self.augment and self.trainer is not None and self.trainer.training):
             return batch
         images, labels = batch
+        # a hash: sums of seed, rank and number would give the same random numbers to neighbours
         place = f"{self.seed} {self.trainer.global_rank} {self._augmented_batches}"
         seed = int.from_bytes(hashlib.sha256(place.encode()).digest()[:4], "little")
         self._augmented_batches += 1
+        # A generator on the CPU draws the same numbers for every kind of device.
         return self.dataset.augment_batch(images, torch.Generator().manual_seed(seed)), labels
 
     def state_dict(self) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class FewShotDataset(Dataset[tuple[Tensor, int]]):
 
 def seeded_draw(name: str, seed: int) -> float:
     """Draw a number in [0, 1): the first 8 bytes of SHA-256 of "seed name", read as a fraction."""
+    # not Python's `hash`, which is another one in each process
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big") / 2**64
 
 
@@ -98,6 +99,7 @@ def split_of(name: str, seed: int, val_share: float, test_share: float) -> Split
         >>> [split_of(name, 0, 0.2, 0.25) for name in ("edit-cut", "firefox", "weather-snow")]
         ['test', 'train', 'val']
     """
+    # The test classes come first, so that a change of `val_share` alone leaves them the same.
     draw = seeded_draw(name, seed)
     if draw < test_share:
         return "test"

@@ -19,13 +19,31 @@ class SeededBatchSampler(BatchSampler):
     `batch_sampler.sampler.set_epoch` before each epoch.
     """
 
-    def __init__(self, labels: Any, class_names: ClassNames | None, seed: int, epoch: int) -> None:
+    def __new__(cls, *args: Any, **settings: Any) -> Any:
+        """Leave the arguments where Lightning looks for them when it makes a batch sampler anew for several processes.
+
+        In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
+        """
+        self = super().__new__(cls)
+        # The names are those of `lightning.fabric.utilities.data`. `sampler` has to be among the arguments: Lightning
+        # looks for one of that name to replace, and fails without.
+        notes = {"args": args, "kwargs": {**settings, "sampler": None}, "default_kwargs": {}, "arg_names": ("labels",)}
+        for name, value in notes.items():
+            setattr(self, f"__pl_saved_{name}", value)
+        return self
+
+    def __init__(self, labels: Any, class_names: ClassNames | None, seed: int, epoch: int, **sizes: int) -> None:
         numbers, words = as_labels(labels, "labels", type(self).__name__).numbered()
         self.labels = numbers.cpu()
         self.class_names = words or class_names
         self.seed = seed
         self.epoch = epoch
+        self.sizes = sizes
         self.batch_size, self.drop_last = 1, False  # part of the interface of BatchSampler
+
+    def draw(self, seed: int) -> EpisodeList:
+        """Draw the list of episodes of a seed: `ways`, `shots`, `queries` and `episodes` are those of `sizes`."""
+        return sample_episodes(self.labels, **self.sizes, seed=seed, class_names=self.class_names)
 
     @property
     def sampler(self) -> "SeededBatchSampler":  # type: ignore[override]  # the base class has an attribute
@@ -47,19 +65,6 @@ class SeededBatchSampler(BatchSampler):
             True
         """
         self.epoch = epoch
-
-    def _note_arguments(self, *names: str) -> None:
-        """Leave the arguments where Lightning looks for them when it makes a batch sampler anew for several processes.
-
-        In its own hooks Lightning notes them itself; a loader that was made elsewhere would be an error otherwise.
-
-        Args:
-            *names: Names of the arguments that are attributes of the same name, besides those of this class.
-        """
-        settings = {name: getattr(self, name) for name in (*names, "seed", "class_names", "epoch")} | {"sampler": None}
-        notes = {"args": (self.labels,), "kwargs": settings, "default_kwargs": {}, "arg_names": ("labels",)}
-        for name, value in notes.items():
-            setattr(self, f"__pl_saved_{name}", value)
 
 
 class EpisodicBatchSampler(SeededBatchSampler):
@@ -124,29 +129,15 @@ class EpisodicBatchSampler(SeededBatchSampler):
         epoch: int = 0,
         sampler: Sampler[int] | Iterable[int] | None = None,
     ) -> None:
-        super().__init__(labels, class_names, seed, epoch)
+        super().__init__(labels, class_names, seed, epoch, ways=ways, shots=shots, queries=queries, episodes=episodes)
         check_episode_sizes(episodes=episodes, episodes_per_batch=episodes_per_batch)
         if episodes < episodes_per_batch:
             raise ValueError(
                 f"{episodes} episodes do not make a batch of {episodes_per_batch}. Use episodes >= {episodes_per_batch}."
             )
-        self.ways, self.shots, self.queries = ways, shots, queries
         self.episodes, self.episodes_per_batch, self.fixed = episodes, episodes_per_batch, fixed
-        self._list = self._draw(seed if fixed else epoch_seed(seed, epoch))  # a wrong setting fails here
+        self._list = self.draw(seed if fixed else epoch_seed(seed, epoch))  # a wrong setting fails here
         self._list_epoch = epoch
-        if type(self) is EpisodicBatchSampler:
-            self._note_arguments("ways", "shots", "queries", "episodes", "fixed", "episodes_per_batch")
-
-    def _draw(self, seed: int) -> EpisodeList:
-        return sample_episodes(
-            self.labels,
-            ways=self.ways,
-            shots=self.shots,
-            queries=self.queries,
-            episodes=self.episodes,
-            seed=seed,
-            class_names=self.class_names,
-        )
 
     @property
     def episode_list(self) -> EpisodeList:
@@ -159,7 +150,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
             True
         """
         if not self.fixed and self._list_epoch != self.epoch:
-            self._list, self._list_epoch = self._draw(epoch_seed(self.seed, self.epoch)), self.epoch
+            self._list, self._list_epoch = self.draw(epoch_seed(self.seed, self.epoch)), self.epoch
         return self._list
 
     @property
@@ -190,6 +181,8 @@ class EpisodicBatchSampler(SeededBatchSampler):
                 f"{self.episodes} episodes per epoch leave some of the {world_size} processes without {each}. Use "
                 f"episodes >= {needed}."
             )
+        # Every rank the same number of episodes: under DDP a rank that has one more would wait for the gradients of the
+        # others.
         return slice(rank, self.episodes // world_size * world_size, world_size)
 
 

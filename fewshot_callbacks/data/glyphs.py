@@ -5,26 +5,25 @@ alphabets (Lake et al., "Human-level concept learning through probabilistic prog
 classes of validation and test do not occur in training. `python examples/sheets.py` prints the sizes.
 """
 
+import contextlib
 import copy
 import hashlib
+import os
+import secrets
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import matplotlib as mpl
 import PIL
+import platformdirs
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
 
-from fewshot_callbacks.data._augmentation import move_at_random
-from fewshot_callbacks.data._cache import cache_folder, load_or_draw
-from fewshot_callbacks.data._glyph_drawing import (
-    FACES,
-    VERSION,
-    DrawnGlyphs,
-    draw_glyphs,
-)
+from fewshot_callbacks.data._glyph_drawing import FACES, VERSION, DrawnGlyphs, draw_glyphs
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 
 # The scripts of each split.
@@ -78,7 +77,12 @@ class Glyphs(FewShotDataset):
     def __init__(self, split: Split = "train", *, size: int = 32, min_faces: int = 10) -> None:
         if split not in SCRIPTS_OF:
             raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, SCRIPTS_OF))}.")
-        _check_drawing(size, min_faces)
+        if size < 8:
+            raise ValueError(f"size is {size}; glyphs cannot be distinguished below 8 pixels. Use size >= 8.")
+        if not 1 <= min_faces <= len(FACES):
+            raise ValueError(
+                f"min_faces is {min_faces}; there are {len(FACES)} faces. Use 1 <= min_faces <= {len(FACES)}."
+            )
         self._drawn = load_drawing(size, min_faces)
         self._choose(split)
 
@@ -111,13 +115,6 @@ class Glyphs(FewShotDataset):
         return augment_glyphs(images, generator)
 
 
-def _check_drawing(size: int, min_faces: int) -> None:
-    if size < 8:
-        raise ValueError(f"size is {size}; glyphs cannot be distinguished below 8 pixels. Use size >= 8.")
-    if not 1 <= min_faces <= len(FACES):
-        raise ValueError(f"min_faces is {min_faces}; there are {len(FACES)} faces. Use 1 <= min_faces <= {len(FACES)}.")
-
-
 def cache_file(size: int = 32, min_faces: int = 10) -> Path:
     """Where the drawing is kept; the name changes with everything that the drawing depends on.
 
@@ -132,9 +129,11 @@ def cache_file(size: int = 32, min_faces: int = 10) -> Path:
         >>> cache_file(size=32, min_faces=10).name
         'glyphs-32px-10faces-....pt'
     """
+    # Of another version of matplotlib the fonts may differ, and of Pillow the rasteriser.
     made_with = f"{VERSION} {mpl.__version__} {PIL.__version__} {size} {min_faces}"
     fingerprint = hashlib.sha256(made_with.encode()).hexdigest()[:12]
-    return cache_folder() / f"glyphs-{size}px-{min_faces}faces-{fingerprint}.pt"
+    folder = os.environ.get("FEWSHOT_CALLBACKS_CACHE") or platformdirs.user_cache_dir("fewshot_callbacks")
+    return Path(folder) / f"glyphs-{size}px-{min_faces}faces-{fingerprint}.pt"
 
 
 def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
@@ -152,11 +151,34 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
         >>> len(drawn.images) == len(drawn.classes)
         True
     """
-    return load_or_draw(cache_file(size, min_faces), DrawnGlyphs, "glyph", lambda: draw_glyphs(size, min_faces))
+    file = cache_file(size, min_faces)
+    try:
+        # Weights only: a file in a folder that others may write to must not run code.
+        return DrawnGlyphs(**torch.load(file, weights_only=True))
+    # It was never drawn: nothing to warn of.
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except Exception as error:  # torch.load promises no class of error for a damaged file
+        warnings.warn(f"The glyph cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=2)
+    drawn = draw_glyphs(size, min_faces)
+    unfinished = file.with_name(f"{file.name}.{secrets.token_hex(8)}")  # no other process reads half a file
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(vars(drawn), unfinished)
+        unfinished.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        warnings.warn(
+            f"The glyphs cannot be kept in {file.parent} ({error}), so they are drawn each time, which takes a while. "
+            "Name a folder that can be written in the environment variable FEWSHOT_CALLBACKS_CACHE.",
+            stacklevel=2,
+        )
+    return drawn
 
 
 def augment_glyphs(
-    images: Float[Tensor, "images 1 size size"],
+    images: Float[Tensor, "images channels size size"],
     generator: torch.Generator | None = None,
     *,
     degrees: float = 10.0,
@@ -164,7 +186,7 @@ def augment_glyphs(
     scale: float = 0.1,
     shift: float = 2 / 32,
     noise: float = 0.05,
-) -> Float[Tensor, "images 1 size size"]:
+) -> Float[Tensor, "images channels size size"]:
     """Transform each image of a batch by its own small random affine map, and add Gaussian noise.
 
     Args:
@@ -190,9 +212,22 @@ def augment_glyphs(
         >>> torch.allclose(still, images, atol=1e-5)
         True
     """
+    # `affine_grid` refuses an empty batch.
     if len(images) == 0:
         return images
-    moved = move_at_random(images, generator, degrees=degrees, shear=shear, scale=scale, shift=shift)
     source = generator.device if generator is not None else images.device
-    speckle = torch.randn(images.shape, generator=generator, device=source).to(images)
-    return (moved + noise * speckle).clamp(0, 1)
+
+    def uniform(limit: float) -> Float[Tensor, "images"]:
+        return limit * (2 * torch.rand(len(images), generator=generator, device=source) - 1)
+
+    angle, lean, size = torch.deg2rad(uniform(degrees)), uniform(shear), 1 + uniform(scale)
+    cos, sin = angle.cos() / size, angle.sin() / size
+    # Where each pixel of the result is looked up, in coordinates from -1 to 1: rotation, after shear, after scale.
+    across = torch.stack([cos, lean * cos - sin, 2 * uniform(shift)], dim=1)
+    down = torch.stack([sin, lean * sin + cos, 2 * uniform(shift)], dim=1)
+    theta = torch.stack([across, down], dim=1).to(images)  # (images, 2, 3)
+    grid = affine_grid(theta, list(images.shape), align_corners=False)  # (images, size, size, 2)
+    moved = grid_sample(images, grid, padding_mode="zeros", align_corners=False)
+    if noise:
+        moved = moved + noise * torch.randn(images.shape, generator=generator, device=source).to(images)
+    return moved.clamp(0, 1)

@@ -8,15 +8,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from fewshot_callbacks._image_files import ENDINGS, FoundFiles, images_below
 from fewshot_callbacks.data.dataset import Split, seeded_draw
-from fewshot_callbacks.data.image_set import (
-    PAIRS_OF_SPLITS,
-    ImageItem,
-    ImageSet,
-    check_shares,
-    counted,
-    named,
-    shared_classes,
-)
+from fewshot_callbacks.data.image_set import ImageItem, ImageSet, check_shares, counted, named, refuse_shared
 from fewshot_callbacks.data.photo_transform import PhotoTransform
 
 _TRANSFORM = PhotoTransform()
@@ -88,6 +80,7 @@ class ImageFolder(ImageSet):
         elif val_share or test_share:
             check_shares(val_share, test_share)
             listed = _listed_classes(root)
+            # Else `train`, `val` and `test` would be taken for three classes, without a word.
             if {train_folder, test_folder} <= {item.class_name for item in listed}:
                 raise ValueError(
                     f"{root} holds the folders {train_folder!r} and {test_folder!r}: it is split already. Leave out "
@@ -122,15 +115,15 @@ def _split_folders(root: Path, wanted: Mapping[Split, str]) -> dict[Split, list[
                 f"{shares if len(classes) >= len(wanted) else ''}"
             )
     items = {split: _listed_classes(root / name) for split, name in wanted.items()}
-    inside = {split: {item.class_name for item in of_split} for split, of_split in items.items()}
-    for one, other in PAIRS_OF_SPLITS:
-        if one not in wanted or other not in wanted or (one, wanted[one]) == ("val", wanted[other]):
-            continue  # val_folder="test" is an explicit choice
-        if shared := shared_classes(inside[one], inside[other]):
-            raise ValueError(
-                f"{wanted[one]!r} and {wanted[other]!r} share {shared}; few-shot evaluation needs classes that were "
-                "never seen. Keep each class in one split."
-            )
+    validates_on_test = wanted.get("val") == wanted["test"]  # an explicit choice
+    refuse_shared(
+        [
+            (repr(wanted[split]), {item.class_name for item in of_split})
+            for split, of_split in items.items()
+            if not (split == "val" and validates_on_test)
+        ],
+        "; few-shot evaluation needs classes that were never seen. Keep each class in one split.",
+    )
     return items
 
 
@@ -138,6 +131,7 @@ def _drawn_splits(
     items: Sequence[ImageItem], root: Path, val_share: float, test_share: float, seed: int
 ) -> dict[Split, list[ImageItem]]:
     """Split the classes by their shares; a split that was asked for has at least one."""
+    # by a draw of each name alone: a class that is added or removed moves few of the others
     classes = sorted({item.class_name for item in items}, key=lambda name: seeded_draw(name, seed))
     test = max(1, round(test_share * len(classes)))
     val = max(1, round(val_share * len(classes))) if val_share else 0

@@ -1,9 +1,11 @@
 """Data sets whose images are files, and what a reader says of a set that is not as it was published."""
 
 import copy
+import functools
+import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -19,18 +21,21 @@ from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 Transform = Callable[[Sequence[Image.Image], bool], Float[Tensor, "images channels height width"]]
 AnyImageSet = TypeVar("AnyImageSet", bound="ImageSet")  # the tests' type checker does not know Self here
 
-PAIRS_OF_SPLITS: tuple[tuple[Split, Split], ...] = (("train", "val"), ("train", "test"), ("val", "test"))
-
 _NAMED_AT_MOST = 5  # in an error message
 
 
 class ImageItem(NamedTuple):
-    """An image of a data set: its file, the name of its class, and the part of it that is served."""
+    """An image of a data set.
+
+    Attributes:
+        file: Its file.
+        class_name: The name of its class.
+        box: The part of it that is served: left, top, right and bottom, in pixels; None for the whole image.
+    """
 
     file: str | Path
     class_name: str
     box: tuple[int, int, int, int] | None = None
-    """Left, top, right and bottom, in pixels; None for the whole image."""
 
 
 class ImageSet(FewShotDataset):
@@ -85,6 +90,7 @@ class ImageSet(FewShotDataset):
             raise ValueError(f"There is no split {split!r}. Use one of {', '.join(map(repr, self.splits))}.")
         self.split: Split = split
         self.items = self._all_items[split]
+        # Sorted, so that labels depend neither on the order of the file system nor on the machine.
         names = sorted({item.class_name for item in self.items})
         label_of = {name: label for label, name in enumerate(names)}
         self.labels = torch.tensor([label_of[item.class_name] for item in self.items], dtype=torch.int64)
@@ -97,7 +103,7 @@ class ImageSet(FewShotDataset):
 
     def with_split(self: AnyImageSet, split: Split) -> AnyImageSet:
         """The images of another split; nothing is listed again, and decoded images are shared."""
-        other = copy.copy(self)
+        other = copy.copy(self)  # shallow: both hold the same lists and the same decoded images
         other._choose(split)
         return other
 
@@ -122,13 +128,14 @@ class ImageSet(FewShotDataset):
             raise ValueError(f"{file} cannot be read as an image: {error}. Replace the file or remove it.") from error
 
     def _read(self, item: ImageItem) -> Image.Image:
-        return read_image(item.file).convert(self._mode)
+        image = read_image(item.file)
+        return (image if item.box is None else image.crop(item.box)).convert(self._mode)
 
 
 def named(names: Sequence[str], noun: str) -> str:
     """`1 class ('a')`, `7 classes ('a', 'b', 'c', 'd', 'e', ...)`."""
     some = ", ".join(map(repr, names[:_NAMED_AT_MOST])) + (", ..." if len(names) > _NAMED_AT_MOST else "")
-    return f"{len(names)} {noun}{'es' if len(names) > 1 else ''} ({some})"
+    return f"{counted(len(names), noun)} ({some})"
 
 
 def counted(number: int, noun: str) -> str:
@@ -144,63 +151,75 @@ def required(path: Path, fix: str) -> Path:
     """
     if path.exists():
         return path
+    # The deepest folder that there is shows how far a path was right.
     nearest = next(parent for parent in path.parents if parent.exists() or parent == parent.parent)
     raise FileNotFoundError(f"{nearest} holds no {path.relative_to(nearest).as_posix()!r}. {fix}")
 
 
-def missing_files(folder: Path, names: Iterable[str]) -> list[str]:
-    """Those of the names, paths inside the folder, that are not there. Each folder is listed once."""
-    listings: dict[str, set[str]] = {}
-    missing = []
-    for name in names:
-        inside, _, file = name.rpartition("/")
-        if inside not in listings:
-            place = folder / inside
-            listings[inside] = set(os.listdir(place)) if place.is_dir() else set()
-        if file not in listings[inside]:
-            missing.append(name)
-    return missing
+def in_splits(
+    listed: Sequence[tuple[Split, ImageItem]],
+    folder: Path,
+    lists: str,
+    fix: str,
+    published: Mapping[Split, int],
+    *,
+    partial: bool,
+) -> dict[Split, list[ImageItem]]:
+    """Deal the images that lists name to their splits, and refuse them where they are not all that is published.
 
+    Args:
+        listed: The split of each image, and the image.
+        folder: Where the images are.
+        lists: What names them, for the message.
+        fix: What to do about what is missing: the beginning of a sentence.
+        published: Classes of each split.
+        partial: Leave out images that are missing, and accept fewer classes, though no split without one.
 
-def check_no_file_is_missing(
-    missing: Collection[str], names: Sequence[str], folder: Path, lists: str, fix: str
-) -> None:
-    """Refuse a folder that lacks some of the images that lists name.
+    Returns:
+        The images of each split, in the order of the lists.
 
     Raises:
-        FileNotFoundError: One is missing; the message ends in `fix`.
+        FileNotFoundError: An image is missing.
+        ValueError: There are other numbers of classes.
     """
-    if missing:
-        first = next(name for name in names if name in missing)
+    or_partial = f"{fix}, or pass partial=True to use what is there."
+    inside = functools.cache(
+        lambda place: set(os.listdir(place)) if place.is_dir() else set()
+    )  # quicker than each file
+    missing = [item.file for _, item in listed if Path(item.file).name not in inside(Path(item.file).parent)]
+    if missing and not partial:
         raise FileNotFoundError(
-            f"{len(missing):,} of the {len(names):,} images of {lists} are not in {folder}; the first is {first!r}. {fix}"
+            f"{len(missing):,} of the {len(listed):,} images of {lists} are not in {folder}; the first is "
+            f"{Path(missing[0]).relative_to(folder).as_posix()!r}. {or_partial}"
         )
+    gone = set(missing)
+    items = {name: [item for of, item in listed if of == name and item.file not in gone] for name in published}
+    found = {name: len({item.class_name for item in of_split}) for name, of_split in items.items()}
+    if found != dict(published) and not partial:
+        counts = "; ".join(f"{name} has {found[name]} of {number}" for name, number in published.items())
+        raise ValueError(f"The classes in {folder.parent} are not the published ones: {counts}. {or_partial}")
+    check_no_split_is_empty(items, folder.parent, f"{fix}.")
+    return items
 
 
-def shared_classes(one: Iterable[str], other: Iterable[str]) -> str | None:
-    """Name the classes that two splits share, such as `1 class ('owl')`; None if there is none."""
-    shared = sorted(set(one) & set(other))
-    return named(shared, "class") if shared else None
-
-
-def check_class_counts(found: Mapping[Split, int], published: Mapping[Split, int], where: Path, fix: str) -> None:
-    """Refuse splits that have not the published numbers of classes.
+def refuse_shared(classes: Iterable[tuple[str, Iterable[str]]], fix: str) -> None:
+    """Refuse a class that is in two of the folders or lists of splits, which are given by name.
 
     Raises:
-        ValueError: They have not; the message ends in `fix`.
+        ValueError: One is; the message ends in `fix`.
     """
-    if dict(found) != dict(published):
-        counts = "; ".join(f"{split} has {found[split]} of {number}" for split, number in published.items())
-        raise ValueError(f"The classes in {where} are not the published ones: {counts}. {fix}")
+    for (one, inside), (other, others) in itertools.combinations(classes, 2):
+        if shared := sorted(set(inside) & set(others)):
+            raise ValueError(f"{one} and {other} share {named(shared, 'class')}{fix}")
 
 
-def check_no_split_is_empty(found: Mapping[Split, int], where: Path, fix: str) -> None:
-    """Refuse a split without a class, which a part of a set may have.
+def check_no_split_is_empty(items: Mapping[Split, Sequence[ImageItem]], where: Path, fix: str) -> None:
+    """Refuse a split without an image, which a part of a set may have.
 
     Raises:
         ValueError: There is one; the message ends in `fix`.
     """
-    empty = [split for split, classes in found.items() if classes == 0]
+    empty = [split for split, inside in items.items() if not inside]
     if empty:
         raise ValueError(f"What is in {where} leaves {' and '.join(empty)} without a class. {fix}")
 

@@ -1,9 +1,7 @@
 """LogoDet-3K: the annotated boxes of 3,000 logos, with classes split by a seeded draw."""
 
-import math
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ from xml.etree import ElementTree
 import torch
 from jaxtyping import Int
 from lightning.pytorch.utilities import rank_zero_info
-from PIL import Image
 from torch import Tensor
 
-from fewshot_callbacks._image_files import image_size, read_image
+from fewshot_callbacks._image_files import image_size
 from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -129,11 +126,13 @@ class LogoTransform(PhotoTransform):
     min_area: float = 0.6
     flip: float = 0.0
 
-    def _fitted(self) -> list[Callable[[Any], Any]]:
-        return _squeezed_to(self.image_size)
+    def steps(self, augment: bool) -> list[Any]:
+        """List the transforms that bring one box to `image_size`."""
+        from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
-    def _cropped_at_random(self) -> list[Callable[[Any], Any]]:
-        return [*_squeezed_to(self._resized()), *super()._cropped_at_random()]
+        side = self._resized() if augment else self.image_size
+        squeezed = transforms.Resize((side, side) if isinstance(side, int) else side)
+        return [squeezed, *super().steps(augment)] if augment else [squeezed]
 
 
 _TRANSFORM = LogoTransform()
@@ -160,7 +159,6 @@ class LogoDet3K(ImageSet):
         root: The folder that holds `LogoDet-3K`.
         split: "train", "val" or "test".
         transform: What the model sees of a box.
-        margin: Added to a box on each side, as a part of its width or height, as far as the image goes.
         min_boxes: A class with fewer boxes is left out. An episode needs shots + queries of each class.
         val_share: Share of the classes to validate on, on average (`logo_split`); 0 for no validation.
         test_share: Share of the classes to test on, on average.
@@ -207,7 +205,6 @@ class LogoDet3K(ImageSet):
         split: Split = "train",
         *,
         transform: LogoTransform = _TRANSFORM,
-        margin: float = 0.0,
         min_boxes: int = 20,
         val_share: float = 0.2,
         test_share: float = 0.2,
@@ -215,8 +212,6 @@ class LogoDet3K(ImageSet):
         partial: bool = False,
         cache_mb: float = 512,
     ) -> None:
-        if not 0 <= margin < math.inf:
-            raise ValueError(f"margin is {margin}; it is a part of the box's side. Use 0 for none, 0.1 for a tenth.")
         if min_boxes < 1:
             raise ValueError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
         check_shares(val_share, test_share)
@@ -239,15 +234,15 @@ class LogoDet3K(ImageSet):
             unreadable_files=len(found.unreadable),
         )
         rank_zero_info(self.counts.in_words())
+        # Without a share there is no validation split to be empty, and asking for it names the setting.
         splits = [name for name in SPLITS if name != "val" or val_share > 0]
         items = {name: [item for item in kept if split_of[item.class_name] == name] for name in splits}
         check_no_split_is_empty(
-            {name: len(inside) for name, inside in items.items()},
+            items,
             folder,
             f"It has {counted(len(split_of), 'class')} with at least {min_boxes} boxes. Use a smaller min_boxes, other "
-            f"shares or another split_seed.",
+            "shares or another split_seed.",
         )
-        self._margin = margin
         super().__init__(
             items, split, transform, cache_mb=cache_mb, no_validation="val_share is 0. Use a positive share."
         )
@@ -256,19 +251,6 @@ class LogoDet3K(ImageSet):
     def boxes(self) -> Int[Tensor, "items 4"]:
         """Of each item: left, top, right and bottom in pixels, inside the image."""
         return torch.tensor([item.box for item in self.items])
-
-    def _read(self, item: ImageItem) -> Image.Image:
-        assert item.box is not None  # each item of this set has one
-        left, top, right, bottom = item.box
-        beside, above = round(self._margin * (right - left)), round(self._margin * (bottom - top))
-        image = read_image(item.file)
-        inside = (
-            max(left - beside, 0),
-            max(top - above, 0),
-            min(right + beside, image.width),
-            min(bottom + above, image.height),
-        )
-        return image.crop(inside).convert("RGB")
 
 
 @dataclass
@@ -307,21 +289,20 @@ def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
 
 def _read_brand(folder: Path, found: _Found) -> None:
     """Add what the annotations of a folder say."""
+    # One listing of the folder instead of a question for each of its images.
     names = {file.name for file in folder.iterdir()}
     for xml in sorted(name for name in names if name.endswith(".xml")):
         jpg = xml.removesuffix(".xml") + ".jpg"
         if jpg not in names:
             found.missing.append(folder / xml)
             continue
+        read = folder / xml
         try:
-            objects = ElementTree.parse(folder / xml).getroot().findall("object")
+            objects = ElementTree.parse(read).getroot().findall("object")
+            read = folder / jpg
+            size = image_size(read)
         except (ElementTree.ParseError, ValueError):
-            found.unreadable.append(folder / xml)
-            continue
-        try:
-            size = image_size(folder / jpg)
-        except ValueError:
-            found.unreadable.append(folder / jpg)
+            found.unreadable.append(read)
             continue
         for thing in objects:
             name, box = " ".join((thing.findtext("name") or "").split()), _box(thing, *size)
@@ -333,18 +314,10 @@ def _read_brand(folder: Path, found: _Found) -> None:
 
 def _box(thing: ElementTree.Element, width: int, height: int) -> tuple[int, int, int, int] | None:
     """Left, top, right and bottom of an object, cut to the image; None where nothing is left."""
+    sides = ("xmin", "ymin", "xmax", "ymax")
     try:
-        corners = [float(thing.findtext(f"bndbox/{side}") or "nan") for side in ("xmin", "ymin", "xmax", "ymax")]
-    except ValueError:
+        left, top, right, bottom = (round(float(thing.findtext(f"bndbox/{side}") or "nan")) for side in sides)
+    except (ValueError, OverflowError):  # no number, NaN; infinite
         return None
-    if not all(map(math.isfinite, corners)):
-        return None
-    left, top, right, bottom = map(round, corners)
     left, top, right, bottom = max(left, 0), max(top, 0), min(right, width), min(bottom, height)
     return (left, top, right, bottom) if left < right and top < bottom else None
-
-
-def _squeezed_to(side: Any) -> list[Callable[[Any], Any]]:
-    from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
-
-    return [transforms.Resize((side, side) if isinstance(side, int) else side)]

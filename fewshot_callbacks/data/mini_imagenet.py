@@ -5,17 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fewshot_callbacks.data.dataset import Split
-from fewshot_callbacks.data.image_set import (
-    PAIRS_OF_SPLITS,
-    ImageItem,
-    ImageSet,
-    check_class_counts,
-    check_no_file_is_missing,
-    check_no_split_is_empty,
-    missing_files,
-    required,
-    shared_classes,
-)
+from fewshot_callbacks.data.image_set import ImageItem, ImageSet, in_splits, refuse_shared, required
 from fewshot_callbacks.data.photo_transform import PhotoTransform
 
 LISTS = (
@@ -23,6 +13,7 @@ LISTS = (
     "https://github.com/twitter-research/meta-learning-lstm)"
 )
 IMAGES = "the images of ILSVRC-2012 (https://www.image-net.org) that the lists name, under the names of the lists"
+# Published numbers, by which an incomplete copy is noticed.
 CLASSES: Mapping[Split, int] = {"train": 64, "val": 16, "test": 20}
 
 _TRANSFORM = PhotoTransform()
@@ -81,34 +72,25 @@ class MiniImageNet(ImageSet):
         partial: bool = False,
         cache_mb: float = 512,
     ) -> None:
-        root = Path(root)
-        folder = root / "images"
-        or_partial = "Complete them, or pass partial=True to use what is there."
-        lists = {name: _rows(required(root / f"{name}.csv", f"Put {LISTS} there.")) for name in CLASSES}
+        folder = Path(root) / "images"
+        lists = {name: _rows(required(folder.parent / f"{name}.csv", f"Put {LISTS} there.")) for name in CLASSES}
         required(folder, f"Put {IMAGES} there.")
-        listed = [file for rows in lists.values() for file, _ in rows]
-        missing = set(missing_files(folder, listed))
-        if not partial:
-            check_no_file_is_missing(missing, listed, folder, "the lists", f"It should hold {IMAGES}. {or_partial}")
-        kept = {name: [row for row in rows if row[0] not in missing] for name, rows in lists.items()}
-        labels = {name: {label for _, label in rows} for name, rows in kept.items()}
-        for one, other in PAIRS_OF_SPLITS:
-            if shared := shared_classes(labels[one], labels[other]):
-                raise ValueError(f"{one}.csv and {other}.csv share {shared}. Use {LISTS}, unchanged.")
-        counts = {name: len(inside) for name, inside in labels.items()}
-        if not partial:
-            check_class_counts(counts, CLASSES, root, f"The lists are {LISTS}. {or_partial}")
-        check_no_split_is_empty(counts, root, f"It should hold {IMAGES}.")
-        items = {name: [ImageItem(folder / file, label) for file, label in rows] for name, rows in kept.items()}
+        classes = [(f"{name}.csv", {label for _, label in rows}) for name, rows in lists.items()]
+        refuse_shared(classes, f". Use {LISTS}, unchanged.")
+        listed = [(name, ImageItem(folder / file, label)) for name, rows in lists.items() for file, label in rows]
+        fix = f"Put {LISTS} into {root}, and {IMAGES} into {folder}"
+        items = in_splits(listed, folder, "the lists", fix, CLASSES, partial=partial)
         super().__init__(items, split, transform, cache_mb=cache_mb)
 
 
 def _rows(file: Path) -> list[tuple[str, str]]:
     """File name and label of each image of a list."""
+    # Line ends are left to the csv module, as it asks for: they may be part of a quoted field.
     with file.open(newline="", encoding="utf-8") as text:
-        header, *rows = list(csv.reader(text)) or [[]]
+        header, *rows = list(csv.reader(text)) or [[]]  # an empty file has no header either
     if header != ["filename", "label"]:
         raise ValueError(f"{file} begins with {header}, not with filename,label. Put {LISTS} there.")
+    # Lines are counted from 1, and the first is the header.
     for position, row in enumerate(rows, start=2):
         if len(row) != 2 or not all(row):
             raise ValueError(f"Line {position} of {file} is {row}, not a file name and a label. Put {LISTS} there.")

@@ -19,6 +19,7 @@ BACKGROUND, EVALUATION = "images_background", "images_evaluation"
 SOURCE = (
     "images_background.zip and images_evaluation.zip from the folder python of https://github.com/brendenlake/omniglot"
 )
+# Published numbers, by which an incomplete copy is noticed.
 CHARACTERS: Mapping[str, int] = {BACKGROUND: 964, EVALUATION: 659}
 DRAWINGS = 20  # of each character
 VALIDATION_ALPHABETS = ("Armenian", "Korean", "N_Ko", "Tagalog", "Tifinagh")
@@ -103,18 +104,19 @@ class Omniglot(ImageSet):
                 f"val_alphabets has {unknown[0]!r}, which is not an alphabet of the background set. Choose among "
                 f"{', '.join(alphabets)}."
             )
-        held_out = {name: files for name, files in background.items() if name.partition("/")[0] in val_alphabets}
-        trained_on = {name: files for name, files in background.items() if name not in held_out}
-        characters = dict(zip(SPLITS, (trained_on, held_out, evaluation), strict=True))
-        if not val_alphabets:
-            del characters["val"]
-        counts = {name: len(inside) for name, inside in characters.items()}
-        check_no_split_is_empty(counts, folder, "Hold out fewer alphabets, or unpack all of the set.")
+        characters = {
+            "train": {name: files for name, files in background.items() if name.partition("/")[0] not in val_alphabets},
+            "val": {name: files for name, files in background.items() if name.partition("/")[0] in val_alphabets},
+            "test": evaluation,
+        }
+        items: dict[Split, list[ImageItem]] = {
+            name: [ImageItem(file, character) for character, files in characters[name].items() for file in files]
+            for name in SPLITS
+            if name != "val" or val_alphabets
+        }
+        check_no_split_is_empty(items, folder, "Hold out fewer alphabets, or unpack all of the set.")
         super().__init__(
-            {
-                name: [ImageItem(file, character) for character, files in inside.items() for file in files]
-                for name, inside in characters.items()
-            },
+            items,
             split,
             InkOnPaper(image_size),
             cache_mb=cache_mb,
@@ -137,30 +139,28 @@ class InkOnPaper:
         """Return the batch, never augmented."""
         from torchvision import transforms  # noqa: PLC0415 - only images need torchvision
 
+        # The scans are black on white. Ink is 1 and paper 0, so that what a padding or a shift brings in is paper.
         size = (self.image_size, self.image_size)
         drawn = transforms.Compose([ImageOps.invert, transforms.Resize(size), transforms.ToTensor()])
         return torch.stack([drawn(image) for image in images])
 
 
 def _download(folder: Path) -> None:
-    """Fetch and unpack the archives whose folder is missing."""
+    """Fetch and unpack the archives whose folder is missing; torchvision's class would leave a kept archive packed."""
     from torchvision.datasets import Omniglot as Published  # noqa: PLC0415 - only images need torchvision
     from torchvision.datasets.utils import download_and_extract_archive  # noqa: PLC0415
 
     for name in (BACKGROUND, EVALUATION):
         if not (folder / name).is_dir():
-            download_and_extract_archive(
-                f"{Published.download_url_prefix}/{name}.zip",
-                str(folder),
-                filename=f"{name}.zip",
-                md5=Published.zips_md5[name],
-            )
+            address, md5 = f"{Published.download_url_prefix}/{name}.zip", Published.zips_md5[name]
+            download_and_extract_archive(address, str(folder), filename=f"{name}.zip", md5=md5)
 
 
 def _characters(parent: Path, name: str, *, partial: bool) -> dict[str, list[Path]]:
     """The drawings of each character, both in the order of their names."""
     fix = f"Unpack {SOURCE} into {parent}"
     folder = required(parent / name, f"{fix}, or pass download=True.")
+    # sorted, since a listing comes in the order of the file system
     found = {
         f"{alphabet.name}/{character.name}": sorted(character.glob("*.png"))
         for alphabet in sorted(entry for entry in folder.iterdir() if entry.is_dir())

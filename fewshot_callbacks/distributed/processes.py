@@ -42,6 +42,8 @@ class _Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> _Failure:
+        # An exception travels as its words: its class may not be known to the other process, or take other arguments
+        # than a string, and what it refers to may be large, or impossible to pickle.
         if type(error) is ValueError:
             return cls(str(error), ValueError)
         if not isinstance(error, Exception):  # an interrupt of one is an interrupt of all
@@ -56,6 +58,8 @@ def to_the_end() -> Iterator[None]:
     A second one is raised at once.
     """
     before = signal.getsignal(signal.SIGINT)
+    # Python runs handlers in the main thread alone, where alone they can be set. Where the signal is ignored or left to
+    # the system, `getsignal` gives no function that could be called later.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield  # no signal is handled here
         return
@@ -112,6 +116,11 @@ class Processes(ABC):
             raise failures[0].kind(failures[0].words)
         return everyone
 
+    def to_first(self, mine: T) -> list[T] | None:
+        """What each process holds, by rank, on the first process; None on the others."""
+        everyone = self.gather(mine)
+        return everyone if self.rank == 0 else None
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Report an error inside the block to the other processes at their next call, so that they do not wait for ever.
@@ -122,9 +131,13 @@ class Processes(ABC):
         self._depth += 1
         try:
             yield
+            # An inner block need not wait: an error is heard at the next call of all. After the outermost there may be
+            # none.
             if self._depth == 1 and self.count > 1:
                 self.gather(None)
         except BaseException as error:
+            # Once: the others take part in one call for this error. Where the error came from another process, they are
+            # past it.
             if self.count > 1 and not self._failed:
                 self._failed = True
                 with to_the_end():
@@ -154,6 +167,7 @@ class Processes(ABC):
             place: (items,) index of each of them among all columns.
             length: Number of all columns; those of no process are zero.
         """
+        # Nothing is missing, and all is in place: no copy of what may be large.
         if self.count == 1 and len(place) == length and bool((place == torch.arange(length)).all()):
             return mine
         whole = mine.new_zeros(*mine.shape[:-1], length)
@@ -171,6 +185,8 @@ class Processes(ABC):
         """
         mine = None if mine is None else [tensor.contiguous() for tensor in mine]
         with to_the_end():
+            # The shapes first, since a receiver has to make room before anything arrives. It is also where all learn
+            # that one has failed, and no tensor is then sent that nobody takes.
             shapes = self.gather(None if mine is None else [(tensor.shape, tensor.dtype) for tensor in mine])
             coming = shapes[source]
             theirs = None if coming is None else [torch.empty(shape, dtype=dtype) for shape, dtype in coming]

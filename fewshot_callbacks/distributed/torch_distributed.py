@@ -19,12 +19,13 @@ T = TypeVar("T")
 # interpreter ends, where a thread that releases a tensor aborts the process.
 # The group of all processes -> the gloo group that was created for CPU tensors.
 _beside: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-# A group -> its `TorchProcesses`: a single object as long as it is used, since it records which process has failed.
+# A group -> its `TorchProcesses`: a single object as long as it is used, since it records which process has failed. The
+# values are weak as well, since each holds its key, the group.
 _talking: WeakKeyDictionary[Any, ref[TorchProcesses]] = WeakKeyDictionary()
 
 
 class TorchProcesses(Processes):
-    """The processes of `torch.distributed`, for `evaluate_retrieval(..., processes=...)`.
+    """The processes of `torch.distributed`, for `evaluate_retrieval(..., share=Share(...))`.
 
     Embeddings are kept on the CPU and sent from there. Since NCCL does not support CPU tensors, a gloo group is then
     created once.
@@ -50,10 +51,23 @@ class TorchProcesses(Processes):
         torch.distributed.all_gather_object(everyone, mine, group=self._group)
         return everyone
 
+    def to_first(self, mine: T) -> list[T] | None:
+        """What each process holds, by rank, on the first process, without all of it in each of the others."""
+        everyone: list[Any] | None = [None] * self.count if self.rank == 0 else None
+        # `gather_object`, like `irecv` and `isend` below, counts ranks among all processes, not among those of the
+        # group.
+        first = torch.distributed.get_global_rank(self._group, 0)
+        with to_the_end():
+            self.gather(None)  # if one has failed, the others learn of it here
+            torch.distributed.gather_object(mine, everyone, dst=first, group=self._group)
+        return everyone
+
     def _swap(self, mine: Sequence[Tensor], to: int | None, theirs: Sequence[Tensor], source: int | None) -> None:
         def of_all(rank: int) -> int:
             return torch.distributed.get_global_rank(self._group, rank)
 
+        # Receive and send are begun before either is waited for: in a ring, where each first waits until its own is
+        # taken, nobody would ever take one. Both sides know the shapes, so that both leave out empty tensors.
         under_way = [
             torch.distributed.irecv(tensor, of_all(source), group=self._group, tag=tag)
             for tag, tensor in enumerate(theirs)
@@ -65,11 +79,13 @@ class TorchProcesses(Processes):
             if to is not None and tensor.numel()
         ]
         for work in under_way:
+            # PyTorch returns None to a process that is not in the group.
             if work is not None:
                 work.wait()
 
     def summed(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """The sum of each number over all processes, without the numbers of all in each."""
+        # A copy, since `all_reduce` overwrites it.
         total = torch.from_numpy(np.array(values, np.int64))
         with to_the_end():
             self.gather(None)  # if one has failed, the others learn of it here
@@ -78,7 +94,7 @@ class TorchProcesses(Processes):
 
 
 def all_processes() -> Processes:
-    """Return the processes of `torch.distributed`, for `evaluate_retrieval(..., processes=...)`.
+    """Return the processes of `torch.distributed`, for `evaluate_retrieval(..., share=Share(...))`.
 
     Without `torch.distributed` it is this process alone. If the backend does not support CPU tensors (NCCL), the first
     call is collective: all processes must make it together.

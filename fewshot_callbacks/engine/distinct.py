@@ -19,8 +19,8 @@ from fewshot_callbacks.engine.vectors import Floats, Vectors
 
 # An exact score, sorted and placed, takes about as long as so many estimates.
 FEWER = 64
-# Of a score of two distinct rows: itself and, while it is sorted, its order.
-HELD_BYTES = 16
+# Of a score of two distinct rows: itself and how many reach it, both sorted with their order, and bounds at it and above it.
+HELD_BYTES = 160
 
 
 def has_few(vectors: Vectors, relevance: Relevance, memory: float) -> bool:

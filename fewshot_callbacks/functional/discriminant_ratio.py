@@ -14,6 +14,7 @@ squared, and may be as large as 1e300.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -351,3 +352,43 @@ class ClassScatter:
         if len(self.counts) == 0 or self.counts.max() <= 1:
             return self.counts.new_full((), torch.nan)
         return _ratio(_lengths(self.counts.sqrt() * self.distances), _lengths(self.spread), eps)
+
+
+def ratio_of_set(
+    mine: ClassMoments | None, processes: Processes = ALONE, *, eps: float = EPS, skip_singletons: bool = False
+) -> tuple[float, ClassScatter]:
+    """Compute J of the items of all processes, and the scatter of all their classes. Collective.
+
+    Args:
+        mine: Of the items of this process; None if it has none.
+        processes: All that hold a part of the set.
+        eps: Share of the total scatter that is added to the scatter within classes.
+        skip_singletons: Leave classes with a single item out of J.
+
+    Raises:
+        ValueError: Where J is undefined, with the reason.
+
+    Examples:
+        >>> moments = ClassMoments.of(torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 2.0], [4.0, 2.0]]), [0, 1, 0, 1])
+        >>> round(ratio_of_set(moments)[0], 6)
+        4.0
+    """
+    with processes.together():
+        dims = [dim for dim in processes.gather(None if mine is None else mine.means.shape[1]) if dim is not None]
+        if not dims:
+            raise ValueError("The set is empty: no step gave an embedding.")
+        moments = (ClassMoments.nothing(dims[0]) if mine is None else mine).shared(processes)
+        scatter = kept = moments.class_scatter(processes=processes)
+        if skip_singletons:
+            kept = moments.class_scatter(skip_singletons=True, processes=processes)
+    if not len(scatter.counts):
+        raise ValueError("The set is empty: no step gave an embedding.")
+    value = float(kept.discriminant_ratio(eps=eps))
+    if math.isnan(value):
+        raise ValueError(
+            f"Each of the {len(scatter.counts)} classes has one item. J compares items of the same class: validate on a "
+            "set with several items of each class."
+            if scatter.counts.max() == 1
+            else "All embeddings are equal: the model has collapsed."
+        )
+    return value, scatter

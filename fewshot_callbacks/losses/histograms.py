@@ -15,16 +15,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+# What is divided into bins: the cosine of two embeddings, 1 minus their distance on the unit sphere, or minus the Hamming
+# distance of two (relaxed) codes of -1 and 1.
 Score = Literal["cosine", "euclidean", "hamming"]
-"""What is divided into bins: the cosine of two embeddings, 1 minus their distance on the unit sphere, or minus the Hamming
-distance of two (relaxed) codes of -1 and 1."""
 
 # Scores that are processed at once: 4 MB, and 16 MB for the intermediate tensors.
 CHUNK_SCORES = 2**20
 # A 16th of a smaller matrix is worked on at once, but no less than this: at B = 1,024, d = 512 chunks of 2^20 took 13
 # MB more, for 2.46 instead of 2.63 times the time of the bare product (`benchmarks/losses.py`, Xeon at 2.1 GHz).
 SMALLEST_CHUNK = 2**16
-# Scores up to this size are kept for the backward pass; larger ones are recomputed from the embeddings.
+# Scores up to this size are kept for the backward pass; larger ones are recomputed from the embeddings. It holds those of
+# a batch of 4,096 items in float32, and one of 8,192 then takes no more memory (`benchmarks/losses.py`: 121 and 127 MB).
 KEPT_BYTES = 2**27
 # Added to a squared distance, so that its root has a derivative at 0; the value of the source's listing.
 SMALLEST_SQUARE = 1e-3
@@ -47,6 +48,8 @@ class Bins:
     def places(self, products: Float[Tensor, "queries items"]) -> Float[Tensor, "queries items"]:
         """Where each score lies, 0 at the centre of the first bin, 1 at that of the second ...; overwrites the products."""
         if self.score == "euclidean":
+            # In place, since this is the largest tensor of the pass. Rounding may bring the product of equal embeddings
+            # above 1, and without the bound the root would be NaN.
             products.mul_(-2).add_(2 + SMALLEST_SQUARE).clamp_(min=SMALLEST_SQUARE).sqrt_().neg_().add_(1)
         return products.sub_(self.high).mul_(-self.per_score)
 
@@ -69,8 +72,8 @@ class Relevance(NamedTuple):
 
     query_labels: Int[Tensor, "queries"]
     gallery_labels: Int[Tensor, "items"]
+    # queries are also the gallery: no query is its own candidate
     own: bool
-    """queries are also the gallery: no query is its own candidate"""
 
     def rows(self, start: int, stop: int) -> Bool[Tensor, "queries items"]:
         """The relevant candidates of some queries."""
@@ -116,12 +119,14 @@ class _SoftHistograms(torch.autograd.Function):
     def forward(ctx: Any, queries: Tensor, gallery: Tensor, relevance: Relevance, bins: Bins) -> tuple[Tensor, Tensor]:
         ctx.relevance, ctx.bins = relevance, bins
         kept = len(queries) * len(gallery) * queries.element_size() <= KEPT_BYTES and any(ctx.needs_input_grad)
+        # On `ctx` itself, as it is neither an input nor an output, which `save_for_backward` is for.
         ctx.places = queries.new_empty(len(queries), len(gallery)) if kept else None
         histograms = queries.new_zeros(2, len(queries), bins.count)
         for start, stop in _chunks(queries, gallery):
             out = None if ctx.places is None else ctx.places[start:stop]
             places = bins.places(torch.mm(queries[start:stop], gallery.T, out=out))
             interval = _intervals(places, start, relevance, bins)
+            # Only places that nobody reads again may be overwritten.
             weight = places.frac() if kept else places.frac_()
             histograms[0, start:stop] = _histogram(interval, weight, bins)
             # few pairs are relevant, so that these are listed
@@ -137,6 +142,7 @@ class _SoftHistograms(torch.autograd.Function):
         queries, gallery = ctx.saved_tensors
         relevance, bins = ctx.relevance, ctx.bins
         steps, more = (_steps(gradient) for gradient in (of_candidates, of_relevant))
+        # The other road is in place and by chunks, so that autograd could not follow it a second time.
         if torch.is_grad_enabled():  # create_graph=True
             return (*_gradients(queries, gallery, steps, more, relevance, bins), None, None)
         query_gradient = torch.zeros_like(queries) if ctx.needs_input_grad[0] else None
@@ -169,6 +175,7 @@ def _gradients(
 
 
 def _chunks(queries: Tensor, gallery: Tensor) -> list[tuple[int, int]]:
+    # A chunk has whole rows, at least one of them even where a single row is longer than a chunk.
     scores = min(CHUNK_SCORES, max(SMALLEST_CHUNK, len(queries) * len(gallery) // 16))
     rows = max(1, scores // max(1, len(gallery)))
     return [(start, min(start + rows, len(queries))) for start in range(0, len(queries), rows)]
@@ -179,6 +186,7 @@ def _chunks(queries: Tensor, gallery: Tensor) -> list[tuple[int, int]]:
 
 
 def _intervals(places: Tensor, start: int, relevance: Relevance, bins: Bins) -> Int[Tensor, "queries items"]:
+    # Clamped before they become integers: a score far outside a narrow range has no place that int64 could hold.
     interval = places.floor().clamp_(-1, bins.count - 1).add_(1).long()
     if relevance.own:
         interval.diagonal(start).fill_(bins.count + 1)

@@ -39,7 +39,7 @@ class Shard(NamedTuple):
     embeddings: Float[Tensor, "items dim"]
     labels: Int[Tensor, "items"]
     places: Int[Tensor, "items"]
-    """index of each item among those of all processes, for `evaluate_retrieval(..., query_places=...)`"""
+    """index of each item among those of all processes, for `Share`"""
     dropped: int
     """number of items of all processes that were dropped as repetitions"""
     words: CodeBook | None

@@ -4,16 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
-from matplotlib.transforms import Affine2D
 
 from fewshot_callbacks.plots.projection import Points, Projection
 from fewshot_callbacks.plots.style import (
-    BLACK,
     CYCLE,
     GREY,
     LIGHT_GREY,
@@ -24,15 +21,11 @@ from fewshot_callbacks.plots.style import (
     in_house_style,
     new_figure,
 )
-from fewshot_callbacks.plots.text import shorten, width_of
+from fewshot_callbacks.plots.text import shorten
 
 MOST_CLASSES = 12  # more pairs of a colour and a mark are not told apart
 HEIGHT = 4.4  # inches of a figure without its legend
 COLUMNS = 3
-APART = 0.8  # share of items nearest to their own class's middle, from which names stand on the map
-MARK = 0.17  # inches of the mark before a name
-
-Placed = tuple[float, float, float, float]  # left, bottom, right, top in inches
 
 
 @in_house_style
@@ -46,7 +39,7 @@ def embedding_map(
 ) -> Figure:
     """Draw a map of items: some classes have a colour and a mark each, all others are grey.
 
-    Class names are written on the map if the classes are well separated and every name fits; otherwise below the map.
+    The names of the classes are written below the map.
 
     Args:
         projection: What `project` returned.
@@ -81,30 +74,25 @@ def embedding_map(
     entries = len(chosen) + (others > 0)
     lines = -(-entries // COLUMNS)
     notes = [shorten(note, WIDTH - 0.3, SMALL) for note in projection.notes]
-    figure = new_figure(HEIGHT)
+    figure = new_figure(HEIGHT + 0.1 + 0.18 * lines)
     if title:
         figure.suptitle(shorten(title, WIDTH - 0.2, TEXT + 1), x=0.02, ha="left", fontsize=TEXT + 1)
     axes = figure.add_subplot()
     axes.set_title("\n".join(notes), fontsize=SMALL, color=GREY)
     axes.set(xlabel=projection.axes[0], ylabel=projection.axes[1], aspect="equal", adjustable="datalim")
     axes.locator_params(nbins=5)
+    # Their numbers mean nothing: only what is near to what.
     if projection.method != "pca":
         axes.tick_params(length=0, labelleft=False, labelbottom=False)
     _scatter(axes, points, place, len(chosen))
-    figure.draw_without_rendering()
-    words = [shorten(name, 1.2, SMALL) for name in found]
-    spots = None if others else _spots(figure, axes, points, place, words)
-    if spots is not None:
-        _write(figure, axes, spots, words)
-    else:
-        figure.set_figheight(HEIGHT + 0.1 + 0.18 * lines)
-        _legend(figure, found, others)
+    _legend(figure, found, others)
     return figure
 
 
 def _largest(labels: np.ndarray, most: int) -> list[Any]:
     kinds, counts = np.unique(labels, return_counts=True)
     order = np.lexsort((np.arange(len(kinds)), -counts))[:most]
+    # In the order of the labels: a class keeps its colour when another one becomes larger.
     return [kinds[place] for place in sorted(order)]
 
 
@@ -146,75 +134,3 @@ def _legend(figure: Figure, found: Sequence[str], others: int) -> None:
         handles.append(Line2D([], [], linestyle="none", color=GREY, marker="o", markersize=3, alpha=0.5))
         words.append(f"{others:,} other class{'es' if others > 1 else ''}")
     figure.legend(handles, words, loc="outside lower left", ncols=COLUMNS, handlelength=1.0, columnspacing=1.2)
-
-
-def _spots(
-    figure: Figure, axes: Axes, points: Points, place: Int[np.ndarray, "items"], words: Sequence[str]
-) -> list[Placed] | None:
-    """Where the tag of each name goes, in inches from the corner of the axes; None where one finds no room.
-
-    A name stands above, below or beside its class or on its middle, wherever it covers the fewest points.
-    """
-    if not words or any(not (place == number).any() for number in range(len(words))):
-        return None
-    resolution = figure.dpi
-    box = axes.get_window_extent()
-    inches = (axes.transData.transform(points) - (box.x0, box.y0)) / resolution
-    middles = np.stack([np.median(inches[place == number], axis=0) for number in range(len(words))])
-    if _share_apart(inches, place, middles) < APART:
-        return None
-    taken: list[Placed] = []
-    for number, (text, middle) in enumerate(zip(words, middles, strict=True)):
-        room = np.array([width_of(text, SMALL) + MARK + 0.03, 1.6 * SMALL / 72])
-        (left, bottom), (right, top) = np.percentile(inches[place == number], (4, 96), axis=0)
-        across, up = middle - room / 2
-        corners = (
-            (across, top + 0.07),
-            (across, bottom - 0.07 - room[1]),
-            (right + 0.07, up),
-            (left - 0.07 - room[0], up),
-            (across, up),
-        )
-        spots = [(float(x), float(y), float(x + room[0]), float(y + room[1])) for x, y in corners]
-        free = [
-            spot
-            for spot in spots
-            if min(spot) >= 0
-            and spot[2] <= box.width / resolution
-            and spot[3] <= box.height / resolution
-            and not any(_overlap(spot, other) for other in taken)
-        ]
-        if not free:
-            return None
-        taken.append(min(free, key=lambda spot: _covered(inches, spot)))
-    return taken
-
-
-def _covered(points: Points, spot: Placed) -> int:
-    return int(((points >= spot[:2]) & (points <= spot[2:])).all(1).sum())
-
-
-def _share_apart(points: Points, place: Int[np.ndarray, "items"], middles: Float[np.ndarray, "classes 2"]) -> float:
-    """Share of the items that are nearest to the middle of their own class."""
-    distances = ((points[:, None] - middles[None]) ** 2).sum(-1)  # (items, classes)
-    return float((distances.argmin(1) == place).mean())
-
-
-def _overlap(one: Placed, other: Placed) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-def _write(figure: Figure, axes: Axes, spots: Sequence[Placed], words: Sequence[str]) -> None:
-    """Write the names on tags with the mark of their class, which cannot be mistaken for items."""
-    width, height = (length / figure.dpi for length in axes.get_window_extent().size)
-    inches = Affine2D().scale(1 / width, 1 / height) + axes.transAxes
-    for number, ((left, bottom, right, top), text) in enumerate(zip(spots, words, strict=True)):
-        colour, middle = CYCLE[number % len(CYCLE)], (bottom + top) / 2
-        place: dict[str, Any] = {"transform": inches, "zorder": 4}
-        axes.add_patch(
-            Rectangle(
-                (left, bottom), right - left, top - bottom, facecolor="white", edgecolor=colour, alpha=0.85, **place
-            )
-        )
-        axes.plot(left + 0.09, middle, MARKERS[number], color=colour, markersize=5, **place)
-        axes.text(left + MARK, middle, text, fontsize=SMALL, color=BLACK, va="center_baseline", **place)

@@ -215,6 +215,7 @@ def _draw_item(
         middle, level = (left + right) / 2, (top + bottom) / 2
         picture = np.broadcast_to(item.picture, (height, width, 3))
         limits = axes.axis()
+        # An image with fewer pixels than the screen has there would be blurred if it were smoothed.
         smoothing: Literal["nearest", "auto"] = "nearest" if max(height, width) < 100 * side else "auto"
         axes.imshow(
             picture,

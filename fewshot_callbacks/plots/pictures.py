@@ -63,8 +63,10 @@ def _channels_last(image: Any) -> tuple[Float[np.ndarray, "height width channels
     first = isinstance(image, Tensor)
     if isinstance(image, Tensor):
         image = image.detach().cpu()
+        # By float64, since NumPy has no bfloat16.
         array = (image.double() if image.is_floating_point() else image).numpy()
     else:
+        # Numbers of a palette or of another colour space would be shown as if they were red, green and blue.
         if getattr(image, "mode", None) in ("P", "PA", "LA", "CMYK", "YCbCr", "LAB", "HSV"):
             image = image.convert("RGBA" if image.mode in ("P", "PA", "LA") else "RGB")
         array = np.asarray(image)

@@ -122,6 +122,7 @@ def _array(values: Any) -> Shaped[np.ndarray, "items *rest"]:
     if not isinstance(values, Tensor):
         return np.asarray(values)
     values = values.detach().cpu()
+    # By float64, since NumPy has no bfloat16.
     return np.asarray((values.double() if values.is_floating_point() else values).numpy())
 
 
@@ -136,6 +137,7 @@ def _principal(vectors: Float[np.ndarray, "items dim"]) -> tuple[Points, tuple[f
     unit = np.abs(vectors).max() or 1.0  # so that no square is infinite
     centred = vectors / unit - (vectors / unit).mean(0)
     items, dim = centred.shape
+    # Both have the same eigenvalues other than zero: the smaller one is taken.
     products = centred.T @ centred if dim <= items else centred @ centred.T
     variance = float(np.trace(products))
     if variance <= 1e-24 * vectors.size:  # rounding alone: a coordinate is at most 1, its rounding error 1e-16
@@ -155,6 +157,7 @@ def _tsne(vectors: Float[np.ndarray, "items dim"], seed: int) -> Float[np.ndarra
         from sklearn.manifold import TSNE  # noqa: PLC0415 - only this method needs it
     except ImportError as error:
         raise ImportError('method="tsne" needs scikit-learn: pip install scikit-learn') from error
+    # scikit-learn's default; of few items a third of the others, as it has to be less than their number.
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     start, _ = _principal(vectors)
     start = (1e-4 * start / (start[:, 0].std() or 1.0)).astype(np.float32)  # as scikit-learn scales its own
@@ -168,7 +171,9 @@ def _umap(vectors: Float[np.ndarray, "items dim"], seed: int) -> Float[np.ndarra
     except ImportError as error:
         raise ImportError('method="umap" needs umap-learn: pip install umap-learn') from error
     start, _ = _principal(vectors)
+    # As far apart as UMAP puts the points of its own start.
     start = (10 * start / (np.abs(start).max() or 1.0)).astype(np.float32)
+    # UMAP's default; of few items all others. One job, since several would not give the same map twice.
     neighbours = min(15, len(vectors) - 1)
     points: Points = UMAP(n_neighbors=neighbours, init=start, random_state=seed, n_jobs=1).fit_transform(vectors)
     return points

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from matplotlib.typing import LineStyleType
 from scipy.special import ndtri
 
@@ -31,10 +31,11 @@ from fewshot_callbacks.plots.style import (
     in_house_style,
     new_figure,
 )
-from fewshot_callbacks.plots.text import readable, shorten, width_of
+from fewshot_callbacks.plots.text import readable, shorten
 
 HEIGHT = 3.6  # inches of a figure without its legend
 LEGEND_LINE = 0.18  # inches
+MOST_TICKS = 9  # numbers of four digits do not touch each other on an axis of five inches
 MOST_BINS = 100  # a bin is five pixels wide in a figure of 600
 MARK_STYLES: tuple[tuple[str, LineStyleType], ...] = (
     (BLACK, "--"),
@@ -121,6 +122,7 @@ def score_histograms(counts: PairCounts, marks: Sequence[Mark] = (), title: str 
         axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlim(edges[0], edges[-1])
     for number, mark in enumerate(marks):
+        # A mark outside of the axes is drawn at NaN, which shows nothing but keeps its line of the legend.
         colour, style = MARK_STYLES[number % len(MARK_STYLES)]
         inside = edges[0] <= mark.threshold <= edges[-1]
         level = mark.threshold if inside else math.nan
@@ -166,6 +168,7 @@ def precision_recall_curve(
     if not keep.any():
         raise ValueError("There is no threshold with a precision and a recall to draw.")
     recall, precision = recall[keep], precision[keep]
+    # Of one recall the highest precision first, or the line would go up and down in place.
     order = np.lexsort((-precision, recall))
     figure, axes = _one_plot(
         title, "recall of all pairs", "precision of all pairs", 1 + len(marks) + (chance is not None)
@@ -260,7 +263,7 @@ def recall_at_k_curve(series: Mapping[str, Mapping[int, float]], title: str = ""
     log = places[-1] > 10 * places[0]
     if log:
         axes.set_xscale("log")
-    axes.set_xticks(_apart(places, log), minor=False)
+    axes.xaxis.set_major_locator(FixedLocator(places, nbins=MOST_TICKS))
     axes.xaxis.set_major_formatter(lambda k, _: f"{k:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     for number, (name, values) in enumerate(known.items()):
@@ -434,19 +437,6 @@ def _merged(
     starts = np.arange(0, both.shape[1], -(-both.shape[1] // MOST_BINS))
     merged = np.add.reduceat(both, starts, axis=1)
     return np.append(edges[starts], edges[-1]), merged[0], merged[1]
-
-
-def _apart(places: list[int], log: bool) -> list[int]:
-    """Those of the values of k whose numbers do not touch each other on an axis of five inches."""
-    scale = [math.log(k) if log else float(k) for k in places]
-    span = (scale[-1] - scale[0]) or 1.0
-    kept, edge = [], -math.inf
-    for k, value in zip(places, scale, strict=True):
-        middle, half = 4.0 * (value - scale[0]) / span, width_of(str(k), SMALL) / 2 + 0.05
-        if middle - half > edge:
-            kept.append(k)
-            edge = middle + half
-    return kept
 
 
 def _bars(

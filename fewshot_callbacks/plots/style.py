@@ -122,6 +122,7 @@ def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) ->
         [6.0, 4.0]
     """
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained" if arranged else None)
+    # Pixels without a window, whichever backend the user has chosen.
     FigureCanvasAgg(figure)
     return figure
 
@@ -147,6 +148,7 @@ def encode(figure: Figure, file_format: Format = "png", resolution: float | None
     if file_format not in get_args(Format):
         raise ValueError(f"A figure is written as png or svg, not as {file_format!r}.")
     content = io.BytesIO()
+    # A version or a date would make two files of one figure differ.
     unsigned = {"Software": None} if file_format == "png" else {"Date": None}
     with house_style():
         figure.savefig(

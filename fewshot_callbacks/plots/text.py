@@ -39,6 +39,7 @@ def families() -> tuple[str, ...]:
 @functools.cache
 def _drawable() -> frozenset[int]:
     """Code points that one of the fonts holds."""
+    # Without a fallback: another font in its place would promise characters that it does not draw.
     paths = [findfont(FontProperties(family=[name]), fallback_to_default=False) for name in families()]
     return frozenset(point for path in paths for point in get_font(path).get_charmap())
 
@@ -106,9 +107,11 @@ def shorten(text: object, width: float, size: float) -> str:
     letters = whole.replace(r"\$", "$")
 
     def cut(kept: int) -> str:
+        # Three fifths of what is kept are the beginning, which is read first.
         head, tail = (3 * kept + 4) // 5, kept - (3 * kept + 4) // 5
         return (letters[:head].rstrip() + ELLIPSIS + letters[len(letters) - tail :].lstrip()).replace("$", r"\$")
 
+    # Bisection, since each measurement lays out all the letters.
     low, high = 0, min(len(letters) - 1, LONGEST_LINE)
     while low < high:
         middle = (low + high + 1) // 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fewshot_callbacks.protonet.heads import DistanceRatioHead
 
@@ -17,47 +17,35 @@ class ExponentWatch:
     """Stops a training whose rho has become infinite or NaN.
 
     On a CPU it looks at every step. An accelerator would have to be waited for at each look, so there it looks once in
-    `interval` steps, at all values since the last look: the step that it names is the right one.
+    50 steps, at all values since the last look: the step that it names is the right one.
 
     Args:
-        interval: Steps between two looks on an accelerator.
+        interval: Steps between two looks, instead of these.
     """
 
-    def __init__(self, interval: int = 50) -> None:
+    def __init__(self, interval: int | None = None) -> None:
         self.interval = interval
         self._seen: list[tuple[int, Tensor]] = []
         self._last: tuple[int, float] | None = None
 
-    def see(self, step: int, head: DistanceRatioHead) -> None:
+    def see(self, step: int, head: nn.Module, *, wait: bool = False) -> None:
         """Take note of rho before a step.
 
         Args:
             step: Number of the step.
-            head: Whose exponent it is.
+            head: Whose exponent it is; any other head is passed over.
+            wait: Look at once, as before a checkpoint or the end of a training.
 
         Raises:
             ValueError: Rho is no longer a finite number.
         """
+        if not isinstance(head, DistanceRatioHead):
+            return
+        # A copy, since the optimiser writes the next value into the same tensor.
         self._seen.append((step, head.log_rho.detach().clone()))
-        if not self._waits(head) or len(self._seen) >= self.interval:
+        interval = self.interval or (1 if head.log_rho.device.type == "cpu" else 50)
+        if wait or len(self._seen) >= interval:
             self._look()
-
-    def see_at_once(self, step: int, head: DistanceRatioHead) -> None:
-        """Note the exponent and check it at once, before the end of a training or a checkpoint.
-
-        Args:
-            step: Number of the next step.
-            head: Whose exponent it is.
-
-        Raises:
-            ValueError: Rho is no longer a finite number.
-        """
-        self._seen.append((step, head.log_rho.detach().clone()))
-        self._look()
-
-    def _waits(self, head: DistanceRatioHead) -> bool:
-        """Check whether reading the value would make the host wait for a device."""
-        return head.log_rho.device.type != "cpu"
 
     def _look(self) -> None:
         seen, self._seen = self._seen, []

@@ -47,7 +47,8 @@ class Conv4(nn.Module):
         _check_channels(in_channels)
         if width < 1:
             raise ValueError(f"width={width}: Conv4 needs at least one filter. Use width >= 1; the usual one is 64.")
-        check_convolution_init(init)
+        if init not in get_args(ConvolutionInit):
+            raise ValueError(f"Conv4: there is no init={init!r}. Choose 'pytorch' or 'he_fan_out'.")
         self.in_channels = in_channels
         self.width = width
         self.blocks = nn.Sequential(
@@ -100,9 +101,8 @@ class Conv4(nn.Module):
                 f"{tuple(images.shape)}. Use in_channels={channels}, or convert the images."
             )
         self.output_dim((height, width))  # refuses images that would vanish
-        if (
-            images.device.type == "cpu"
-        ):  # where convolutions are faster with the channels last in memory: benchmarks/episodes.py
+        if images.device.type == "cpu":
+            # convolutions are faster there with the channels last in memory: benchmarks/episodes.py
             images = images.to(memory_format=torch.channels_last)
         features: Tensor = self.blocks(images)  # (batch, width, height // 16, width // 16)
         return features.flatten(start_dim=1)  # (batch, dim)
@@ -135,6 +135,7 @@ def resnet18(in_channels: int = 3) -> nn.Module:
 
     _check_channels(in_channels)
     network = cast(nn.Module, models.resnet18(weights=None))
+    # Embeddings are what the classifier would have been given.
     network.fc = nn.Identity()
     if in_channels != 3:
         network.conv1 = nn.Conv2d(in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False)
@@ -185,19 +186,6 @@ def checked_embeddings(embeddings: Any, backbone: nn.Module, images: int, call: 
         f"{call}: {type(backbone).__name__} gave {gave} for {images} images; one vector per image is needed, (images, dim). "
         "End the backbone with nn.Flatten() or a pooling."
     )
-
-
-def check_convolution_init(init: str) -> None:
-    """Refuse an unknown name of an initialisation.
-
-    Args:
-        init: The name.
-
-    Raises:
-        ValueError: If it is not one of `ConvolutionInit`.
-    """
-    if init not in get_args(ConvolutionInit):
-        raise ValueError(f"Conv4: there is no init={init!r}. Choose 'pytorch' or 'he_fan_out'.")
 
 
 def _conv_block(in_channels: int, out_channels: int, init: ConvolutionInit) -> nn.Sequential:

@@ -134,6 +134,7 @@ class SupportClassifier(nn.Module):
         self.representation = representation
         self.classes: Int[Tensor, "classes"] | None = None
         self.class_names: tuple[str, ...] | None = None
+        # No buffers: their shapes follow the support, and a `state_dict` of another shape could not be loaded.
         self._points = torch.empty(0)  # (points, dim)
         self._class_of_point = torch.empty(0, dtype=torch.int64)  # (points,): positions in `classes`
 
@@ -158,6 +159,7 @@ class SupportClassifier(nn.Module):
         self.classes, members = torch.unique(numbers.to(points.device), return_inverse=True)
         if self.representation == "mean":
             points = on_unit_sphere(points) if isinstance(self.head, DistanceHead) and self.head.on_sphere else points
+            # not `prototypes`: classes may have different numbers of items here
             sums = points.new_zeros(len(self.classes), points.shape[1]).index_add_(0, members, points)
             points = sums / members.bincount(minlength=len(self.classes))[:, None]
             members = torch.arange(len(self.classes), device=points.device)
@@ -239,6 +241,7 @@ class SupportClassifier(nn.Module):
         classes, points = self._seen_classes(), self._points.to(embeddings.device)
         logits: Tensor = self.head(_exact(embeddings), points)  # (queries, points)
         members = self._class_of_point.to(logits.device).expand_as(logits)
+        # Below every logit; each class has a point, so that none of these stays.
         empty = logits.new_full((len(logits), len(classes)), -torch.inf)
         return empty.scatter_reduce(1, members, logits, reduce="amax")  # (queries, classes)
 
@@ -253,6 +256,7 @@ class SupportClassifier(nn.Module):
 
 def _exact(embeddings: Tensor) -> Tensor:
     """Convert to float64, where the device has it."""
+    # MPS has no float64
     return embeddings.float() if embeddings.device.type == "mps" else embeddings.double()
 
 

@@ -138,6 +138,7 @@ class EmbeddingModule(LightningModule):
                 f"single piece. Use micro_batch <= {len(images)}, micro_batch=None, or larger batches."
             )
         embeddings = self(images)
+        # The loss ranks the items of the whole batch; of the parts alone it would be another loss.
         every_embedding, every_label = of_all_processes(embeddings), of_all_processes(self._targets(labels))
         loss = self._checked(self.loss(every_embedding, every_label))
         self.log("train/loss", loss, prog_bar=True, batch_size=len(every_embedding))
@@ -204,6 +205,7 @@ class EmbeddingModule(LightningModule):
         if self.ap_every_n_steps and batch % self.ap_every_n_steps == 0:
             codes = criterion.similarity == "hamming"
             report = evaluate_retrieval(
+                # As `BinaryCodes` decides in evaluation, where 0 becomes 1.
                 embeddings >= 0 if codes else embeddings,
                 labels,
                 similarity="hamming" if codes else "cosine",  # distances on the unit sphere rank as cosines do

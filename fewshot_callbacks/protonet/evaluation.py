@@ -112,6 +112,7 @@ def evaluate_episodes(
     rows = episode_list.ways * (episode_list.shots + episode_list.queries)
     piece = max(1, NUMBERS_AT_ONCE // (rows * embeddings.shape[1]))
     targets = torch.arange(episode_list.ways, device=device).repeat_interleave(episode_list.queries)
+    # For a list without episodes, since `cat` joins at least one tensor.
     accuracies = [torch.empty(0, dtype=torch.float64)]
     with torch.no_grad():
         for start in range(0, len(episode_list), piece):
@@ -166,6 +167,29 @@ def score_batch(
     return loss, query_hits(logits.detach(), targets).reshape(episodes, ways, queries)
 
 
+def episode_accuracy(
+    embeddings: Float[Tensor, "images dim"],
+    labels: Tensor,
+    head: nn.Module,
+    representation: Representation,
+    protocol: EpisodeProtocol,
+) -> Float[Tensor, ""]:
+    """Compute the accuracy of a batch that is one episode, in float64 on the CPU.
+
+    Raises:
+        ValueError: It is no episode, or one of other sizes than those of the protocol.
+    """
+    _, hits = score_batch(embeddings, labels, head, representation, protocol.shots, 1, "evaluation")
+    ways, queries = hits.shape[1:]
+    if (ways, queries) != (protocol.ways, protocol.queries):
+        raise ValueError(
+            f"An evaluation batch holds {ways} classes with {protocol.shots} + {queries} images; the protocol is "
+            f"{protocol.ways}-way {protocol.shots}-shot with {protocol.queries} queries. Give ProtoNet's evaluation and "
+            "the episodes of the loader the same sizes."
+        )
+    return hits.cpu().double().mean()
+
+
 def summarize_batches(
     accuracies: Float[Tensor, "episodes"], episodes: object, protocol: EpisodeProtocol, *, batch_statistics: bool
 ) -> EpisodeAccuracy:
@@ -180,27 +204,25 @@ def summarize_batches(
     n, ways, shots, queries = len(accuracies), protocol.ways, protocol.shots, protocol.queries
     if isinstance(episodes, EpisodeList):
         return summarize_accuracies(accuracies, episodes.first(n), batch_statistics=batch_statistics)
+    # Only the sizes are read: the images of these episodes are not known.
     indices = torch.arange(n * ways * (shots + queries)).reshape(n, ways, shots + queries)
     unknown = EpisodeList(indices, ways, shots, queries)
     result = summarize_accuracies(accuracies, unknown, batch_statistics=batch_statistics)
     return replace(result, episodes_hash=UNKNOWN_EPISODES)
 
 
-def logged_values(result: EpisodeAccuracy | None) -> dict[str, float]:
+def logged_values(result: EpisodeAccuracy | None, batch_statistics: bool) -> dict[str, float]:
     """Name the values of a result for a logger; NaN and 0 episodes where nothing could be evaluated."""
-    if result is None:
-        return dict.fromkeys(("accuracy", "accuracy_std", "accuracy_ci95", "episodes_hash"), math.nan) | {
-            "episodes": 0.0
-        }
-    known = result.episodes_hash != UNKNOWN_EPISODES
+    known = result is not None and result.episodes_hash != UNKNOWN_EPISODES
     return {
-        "accuracy": result.mean,
-        "accuracy_std": result.std,
-        "accuracy_ci95": result.ci95,
+        "accuracy": result.mean if result else math.nan,
+        "accuracy_std": result.std if result else math.nan,
+        "accuracy_ci95": result.ci95 if result else math.nan,
         "episodes_hash": float(int(result.episodes_hash[:6], 16))
-        if known
-        else math.nan,  # below 2**24: exact in float32
-        "episodes": float(result.n),
+        if result and known
+        else math.nan,  # < 2**24: a float32
+        "episodes": float(result.n) if result else 0.0,
+        "batch_statistics": float(batch_statistics),
     }
 
 

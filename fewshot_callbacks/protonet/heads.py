@@ -11,7 +11,8 @@ from torch import Tensor, nn
 Distance = Literal["euclidean", "unit_euclidean", "angular"]
 """How far apart two embeddings are: as they are, or on the unit sphere by the chord or by the arc."""
 
-# Added to the squared distance under the logarithm of the distance-ratio head, so that distance 0 stays finite.
+# Added to the squared distance under the logarithm of the distance-ratio head, so that distance 0 stays finite; the paper
+# adds as much under its square root.
 EPSILON = 1e-10
 
 
@@ -121,6 +122,8 @@ def on_unit_sphere(embeddings: Float[Tensor, "*shape dim"]) -> Float[Tensor, "*s
     """
     embeddings = embeddings.to(_at_least_float32(embeddings))
     lengths = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True)  # (*shape, 1)
+    # Both sides are replaced before the division: the gradient of 0 / 0 would be NaN, even where `where` drops its
+    # value.
     return torch.where(lengths > 0, embeddings, 0.0) / torch.where(lengths > 0, lengths, 1.0)
 
 
@@ -275,36 +278,30 @@ class DistanceRatioHead(DistanceHead):
         return ", ".join(filter(None, (f"rho={self.rho.item():.4g}", super().extra_repr())))
 
 
-def make_head(head: str | nn.Module, distance: Distance = "euclidean") -> nn.Module:
+def make_head(head: str | nn.Module) -> nn.Module:
     """Build a head from its name, or pass a module through.
 
     Args:
         head: `"softmax"` (`SoftmaxHead`), `"dr"` (`DistanceRatioHead`), or any module that maps
             `(query, prototypes)` of shapes (..., query, dim) and (..., way, dim) to logits (..., query, way),
-            larger is closer.
-        distance: See `squared_distances`; only for a head given by name, since a module has its own.
+            larger is closer, such as `DistanceRatioHead(distance="angular")`.
 
     Returns:
         The head.
 
     Raises:
-        ValueError: If the name is unknown, or a distance is given together with a module.
+        ValueError: If the name is unknown.
 
     Examples:
         >>> make_head("dr")
         DistanceRatioHead(rho=7.389)
     """
     if isinstance(head, nn.Module):
-        if distance != "euclidean":
-            raise ValueError(
-                f"distance={distance!r} cannot be set for a head that is a module ({type(head).__name__}). Give the "
-                f"distance to the head, as in DistanceRatioHead(distance={distance!r}), or name the head."
-            )
         return head
     if head == "softmax":
-        return SoftmaxHead(distance)
+        return SoftmaxHead()
     if head == "dr":
-        return DistanceRatioHead(distance=distance)
+        return DistanceRatioHead()
     raise ValueError(
         f"There is no head {head!r}. Choose 'softmax' or 'dr', or pass an nn.Module (query, prototypes) -> logits."
     )

@@ -24,16 +24,16 @@ from fewshot_callbacks.protonet.classifiers import SupportClassifier
 from fewshot_callbacks.protonet.evaluation import (
     batch_norm_of_the_batch,
     batch_norms,
+    episode_accuracy,
     evaluate_episodes,
     logged_values,
     score_batch,
     summarize_batches,
 )
-from fewshot_callbacks.protonet.heads import Distance, DistanceRatioHead, make_head
+from fewshot_callbacks.protonet.heads import DistanceRatioHead, make_head
 from fewshot_callbacks.protonet.representations import Representation, check_representation
 
-Stage = Literal["val", "test"]
-
+StepOutput = dict[str, Tensor] | None
 # The protocol of the papers: 600 episodes, 5-way 1-shot with 15 queries per class.
 DEFAULT_PROTOCOL = EpisodeProtocol()
 
@@ -61,12 +61,12 @@ class ProtoNet(LightningModule):
     Args:
         backbone: The network from images to embeddings: `conv4`, `resnet18`, or a module that returns (images, dim).
         head: The mapping from distances to logits: `dr` for the distance-ratio head, `softmax` for the head of
-            prototypical networks, or a module `(query, prototypes) -> logits`; see `make_head`.
+            prototypical networks, or a module `(query, prototypes) -> logits`, such as
+            `DistanceRatioHead(distance="angular")`.
         in_channels: Channels of the images, for a backbone given by name.
         shots: Support images per class in a training episode, at least 1.
         representation: What represents a class, in training and evaluation: the `mean` of its support, or its support point
             `nearest` to the query, see `class_logits`.
-        distance: Distance of a head given by name: `euclidean`, or on the unit sphere `unit_euclidean` or `angular`.
         episodes_per_batch: Number of episodes in a training batch, at least 1, all of equal size; the loss is the mean
             over all queries. Batch norm normalises them together.
         learning_rate: Step size of Adam, positive.
@@ -103,8 +103,6 @@ class ProtoNet(LightningModule):
         torch.Size([2, 256])
     """
 
-    evaluation_results: dict[str, EpisodeAccuracy]
-
     def __init__(
         self,
         backbone: Literal["conv4", "resnet18"] | nn.Module = "conv4",
@@ -113,7 +111,6 @@ class ProtoNet(LightningModule):
         in_channels: int = 3,
         shots: int = 1,
         representation: Representation = "mean",
-        distance: Distance = "euclidean",
         episodes_per_batch: int = 1,
         learning_rate: float = 1e-3,
         evaluation: EpisodeProtocol | dict[str, int] = DEFAULT_PROTOCOL,
@@ -122,86 +119,45 @@ class ProtoNet(LightningModule):
         evaluation_batches: Literal["images", "episodes"] = "images",
     ) -> None:
         super().__init__()
-        if shots < 1:
-            raise ValueError(f"shots={shots}: a training episode needs a support image per class. Use shots >= 1.")
-        if episodes_per_batch < 1:
-            raise ValueError(
-                f"episodes_per_batch={episodes_per_batch}: a batch needs at least one episode. Use 1 or more."
-            )
         check_representation(representation, "ProtoNet")
-        if not 0 < learning_rate < math.inf:
-            raise ValueError(f"learning_rate={learning_rate}: Adam needs a positive step. The papers use 1e-3.")
-        if evaluation_batches not in ("images", "episodes"):
-            raise ValueError(f"There is no evaluation_batches={evaluation_batches!r}. Choose 'images' or 'episodes'.")
-        if batch_statistics and evaluation_batches == "images":
-            raise ValueError(
-                "batch_statistics=True normalises with the statistics of an episode, but with "
-                "evaluation_batches='images' a batch is not an episode. Use evaluation_batches='episodes', with a "
-                "loader of whole episodes, or batch_statistics=False."
-            )
         self.evaluation = EpisodeProtocol(**evaluation) if isinstance(evaluation, dict) else evaluation
         validation_episodes = self.evaluation.episodes if validation_episodes is None else validation_episodes
+        # validations may be shorter than the test, whose interval they need not have
         self.validation = replace(self.evaluation, episodes=validation_episodes)
+        # The name is that of the argument, since `save_hyperparameters` takes the values of arguments from this frame.
         evaluation = asdict(self.evaluation)  # what a checkpoint holds: plain numbers, which any reader can load
         modules = [name for name, given in {"backbone": backbone, "head": head}.items() if isinstance(given, nn.Module)]
         self.save_hyperparameters(ignore=modules)
         if "_instantiator" in self.hparams:  # LightningCLI hands over a module's configuration, which can be saved
             self.save_hyperparameters()
-        self.backbone = make_backbone(backbone, in_channels)
-        self.head = make_head(head, distance)
-        if batch_statistics and not batch_norms(self.backbone):
-            raise ValueError(
-                f"batch_statistics=True only affects batch norm, and {type(self.backbone).__name__} has none. "
-                "Use batch_statistics=False."
-            )
-        self.shots = shots
+        self.backbone, self.head = make_backbone(backbone, in_channels), make_head(head)
         self.representation: Representation = representation
-        self.episodes_per_batch = episodes_per_batch
-        self.learning_rate = learning_rate
-        self.batch_statistics = batch_statistics
-        self.evaluation_batches = evaluation_batches
-        self.evaluation_results = {}
+        self.shots, self.episodes_per_batch, self.learning_rate = shots, episodes_per_batch, learning_rate
+        self.batch_statistics, self.evaluation_batches = batch_statistics, evaluation_batches
+        _check_settings(self)
+        self.evaluation_results: dict[str, EpisodeAccuracy] = {}
         self._stores: list[EmbeddingStore] = []  # one per loader, while an evaluation runs
         self._warned: set[str] = set()
         self._exponent_watch = ExponentWatch()
 
     def forward(self, images: Shaped[Tensor, "images *shape"]) -> Float[Tensor, "images dim"]:
-        """Embed images.
-
-        Args:
-            images: A batch of inputs of the backbone; (images, channel, height, width) for the named ones.
-
-        Returns:
-            One embedding per image.
-
-        Raises:
-            ValueError: If the backbone returns anything but (images, dim).
-        """
+        """Embed images; (images, channel, height, width) for the named backbones."""
         return checked_embeddings(self.backbone(images), self.backbone, len(images), "ProtoNet")
 
     def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Compute the loss of one episode, or of several.
+        """Compute the loss of one episode, or of several: in each equally many images of each class, more than `shots`.
 
-        Args:
-            batch: Images and labels: in each episode equally many images of each class, more than `shots`.
-            batch_idx: Not used.
-
-        Returns:
-            `loss`, and for callbacks the detached `embeddings` and the `labels` of the whole batch.
-
-        Raises:
-            ValueError: If the batch does not form episodes, or rho is no longer a finite number.
+        For callbacks it comes with the detached `embeddings` and the `labels` of the whole batch.
         """
         images, labels = batch
-        if isinstance(self.head, DistanceRatioHead):
-            self._exponent_watch.see(self.global_step, self.head)
+        self._exponent_watch.see(self.global_step, self.head)
         embeddings = self(images)  # (images, dim)
         loss, hits = score_batch(
             embeddings, labels, self.head, self.representation, self.shots, self.episodes_per_batch, "training"
         )
-        self.log_dict(
-            {"train/loss": loss, "train/accuracy": hits.mean()}, prog_bar=True, sync_dist=True, batch_size=len(labels)
-        )
+        # the mean of all ranks: each has episodes of its own
+        logged = {"train/loss": loss, "train/accuracy": hits.mean()}
+        self.log_dict(logged, prog_bar=True, sync_dist=True, batch_size=len(labels))
         if isinstance(self.head, DistanceRatioHead):
             self.log("train/rho", self.head.rho, batch_size=len(labels))
         return {"loss": loss, "embeddings": embeddings.detach(), "labels": labels}
@@ -212,47 +168,48 @@ class ProtoNet(LightningModule):
 
     def on_train_end(self) -> None:
         """Check that the last steps left a number in rho."""
-        self._check_exponent()
+        self._exponent_watch.see(self.global_step, self.head, wait=True)
 
     def on_validation_epoch_start(self) -> None:
         """Drop what an aborted epoch may have left; in a fit, check that rho is still a number."""
-        self._check_exponent()
+        # A checkpoint may be written after the validation, and must not hold a rho that is none.
+        if self.trainer.state.fn == "fit":
+            self._exponent_watch.see(self.global_step, self.head, wait=True)
         self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
-
-    def validation_step(
-        self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0
-    ) -> dict[str, Tensor] | None:
-        """Embed one batch.
-
-        Args:
-            batch: Images and labels.
-            batch_idx: Position of the batch in its loader.
-            dataloader_idx: Which loader.
-
-        Returns:
-            `embeddings` and `labels`, for callbacks. None with `evaluation_batches="episodes"`: an image occurs in many
-            episodes there, and a callback that treats each row as a different image would be wrong.
-
-        Raises:
-            ValueError: With `evaluation_batches="episodes"`, if the batch is not an episode of the protocol's sizes.
-        """
-        return self._evaluation_step(batch, batch_idx, dataloader_idx)
-
-    def on_validation_epoch_end(self) -> None:
-        """Score the episodes and log the result."""
-        self._evaluate("val")
 
     def on_test_epoch_start(self) -> None:
         """Drop what an aborted epoch may have left."""
         self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
 
-    def test_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor] | None:
+    def validation_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> StepOutput:
+        """Embed one batch; return `embeddings` and `labels`, for callbacks.
+
+        None with `evaluation_batches="episodes"`: an image occurs in many of them, and a callback that treats each row as a
+        different image would be wrong.
+        """
+        images, labels = batch
+        store = self._stores[dataloader_idx]
+        if self.evaluation_batches == "images":
+            embeddings = self(images)
+            store.append(embeddings, labels)
+            return {"embeddings": embeddings, "labels": labels}
+        with batch_norm_of_the_batch(self.backbone) if self.batch_statistics else nullcontext():
+            embeddings = self(images)
+        accuracy = episode_accuracy(embeddings, labels, self.head, self.representation, self.evaluation)
+        store.append(accuracy.reshape(1, 1), torch.tensor([batch_idx]))  # an episode is a row, its accuracy the column
+        return None
+
+    def test_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> StepOutput:
         """Embed one batch, as `validation_step` does."""
-        return self._evaluation_step(batch, batch_idx, dataloader_idx)
+        return self.validation_step(batch, batch_idx, dataloader_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        """Score the episodes and log the result."""
+        self._evaluate("val", self.validation)
 
     def on_test_epoch_end(self) -> None:
         """Score the episodes and log the result."""
-        self._evaluate("test")
+        self._evaluate("test", self.evaluation)
 
     def predict_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """Embed one batch; return `embeddings` and `labels`."""
@@ -273,11 +230,7 @@ class ProtoNet(LightningModule):
             labels: The class of each image; classes may have different numbers of images.
 
         Returns:
-            A classifier of images, with this model's head and representation: `predict(others)` names their classes. All
-            images are embedded in evaluation mode, regardless of the mode of the model.
-
-        Raises:
-            ValueError: If there is no image, or labels do not fit.
+            A classifier of images, all embedded in evaluation mode: `predict(others)` names their classes.
         """
         return SupportClassifier(self.head, self.representation, embed=self._embed_for_use).fit(images, labels)
 
@@ -286,35 +239,7 @@ class ProtoNet(LightningModule):
             embeddings: Tensor = self(images.to(self.device))
         return embeddings
 
-    def _check_exponent(self) -> None:
-        if self.trainer.state.fn == "fit" and isinstance(self.head, DistanceRatioHead):
-            self._exponent_watch.see_at_once(self.global_step, self.head)
-
-    def _evaluation_step(
-        self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int
-    ) -> dict[str, Tensor] | None:
-        images, labels = batch
-        store = self._stores[dataloader_idx]
-        if self.evaluation_batches == "images":
-            embeddings = self(images)
-            store.append(embeddings, labels)
-            return {"embeddings": embeddings, "labels": labels}
-        with batch_norm_of_the_batch(self.backbone) if self.batch_statistics else nullcontext():
-            embeddings = self(images)
-        wanted = self.evaluation
-        _, hits = score_batch(embeddings, labels, self.head, self.representation, wanted.shots, 1, "evaluation")
-        ways, queries = hits.shape[1:]
-        if (ways, queries) != (wanted.ways, wanted.queries):
-            raise ValueError(
-                f"An evaluation batch holds {ways} classes with {wanted.shots} + {queries} images; the protocol is "
-                f"{wanted.ways}-way {wanted.shots}-shot with {wanted.queries} queries. Give ProtoNet's evaluation and "
-                "the episodes of the loader the same sizes."
-            )
-        accuracy = hits.cpu().double().mean()
-        store.append(accuracy.reshape(1, 1), torch.tensor([batch_idx]))  # an episode is a row, its accuracy the column
-        return None
-
-    def _evaluate(self, stage: Stage) -> None:
+    def _evaluate(self, stage: str, protocol: EpisodeProtocol) -> None:
         stores, self._stores = self._stores, []
         if self.trainer.sanity_checking:
             return
@@ -322,29 +247,50 @@ class ProtoNet(LightningModule):
             suffix = f"/dataloader_idx_{i}" if len(stores) > 1 else ""
             key = f"{stage}{suffix}"
             self.evaluation_results.pop(key, None)
-            result = None
             try:
-                result = self._accuracy_of(store, loader, self.validation if stage == "val" else self.evaluation)
+                self.evaluation_results[key] = _accuracy_of(self, store, loader, protocol)
             except ValueError as error:
                 if key not in self._warned:
                     self._warned.add(key)
                     warn(f"{stage}/accuracy{suffix} is NaN, because nothing could be evaluated. {error}")
-            else:
-                self.evaluation_results[key] = result
-            values = logged_values(result)
-            values["batch_statistics"] = float(self.batch_statistics)
+            values = logged_values(self.evaluation_results.get(key), self.batch_statistics)
             for name, value in values.items():  # at the end of an epoch, Lightning no longer knows which loader it was
-                shown = name == "accuracy"
-                self.log(f"{stage}/{name}{suffix}", value, prog_bar=shown, add_dataloader_idx=False)
+                self.log(f"{stage}/{name}{suffix}", value, prog_bar=name == "accuracy", add_dataloader_idx=False)
 
-    def _accuracy_of(self, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:
-        """Summarise one loader; equal on every rank, because `gather` is."""
-        if self.evaluation_batches == "images":
-            embeddings, labels = store.gather(dataset_size=unpadded_length(loader))
-            episodes = sample_episodes(labels, **asdict(protocol))
-            return evaluate_episodes(
-                embeddings, labels, self.head, episodes, representation=self.representation, device=self.device
-            )
-        accuracies, _ = store.gather()  # (episodes, 1)
-        known = getattr(getattr(loader, "batch_sampler", None), "episode_list", None)
-        return summarize_batches(accuracies[:, 0], known, protocol, batch_statistics=self.batch_statistics)
+
+def _accuracy_of(net: ProtoNet, store: EmbeddingStore, loader: Any, protocol: EpisodeProtocol) -> EpisodeAccuracy:
+    """Summarise one loader; equal on every rank, because `gather` is."""
+    if net.evaluation_batches == "images":
+        embeddings, labels = store.gather(dataset_size=unpadded_length(loader))
+        episodes = sample_episodes(labels, **asdict(protocol))
+        return evaluate_episodes(
+            embeddings, labels, net.head, episodes, representation=net.representation, device=net.device
+        )
+    accuracies, _ = store.gather()  # (episodes, 1)
+    known = getattr(getattr(loader, "batch_sampler", None), "episode_list", None)
+    return summarize_batches(accuracies[:, 0], known, protocol, batch_statistics=net.batch_statistics)
+
+
+def _check_settings(net: ProtoNet) -> None:
+    """Refuse settings out of range; see `ProtoNet`."""
+    if net.shots < 1:
+        raise ValueError(f"shots={net.shots}: a training episode needs a support image per class. Use shots >= 1.")
+    if net.episodes_per_batch < 1:
+        raise ValueError(
+            f"episodes_per_batch={net.episodes_per_batch}: a batch needs at least one episode. Use 1 or more."
+        )
+    if not 0 < net.learning_rate < math.inf:
+        raise ValueError(f"learning_rate={net.learning_rate}: Adam needs a positive step. The papers use 1e-3.")
+    if net.evaluation_batches not in ("images", "episodes"):
+        raise ValueError(f"There is no evaluation_batches={net.evaluation_batches!r}. Choose 'images' or 'episodes'.")
+    if net.batch_statistics and net.evaluation_batches == "images":
+        raise ValueError(
+            "batch_statistics=True normalises with the statistics of an episode, but with "
+            "evaluation_batches='images' a batch is not an episode. Use evaluation_batches='episodes', with a "
+            "loader of whole episodes, or batch_statistics=False."
+        )
+    if net.batch_statistics and not batch_norms(net.backbone):
+        raise ValueError(
+            f"batch_statistics=True only affects batch norm, and {type(net.backbone).__name__} has none. "
+            "Use batch_statistics=False."
+        )

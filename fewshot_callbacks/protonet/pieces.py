@@ -104,6 +104,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        # A contiguous copy: the sum is written into it, and others may read the gradient.
         total = gradients[0].clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(total)
         return total[ctx.rows]

@@ -16,7 +16,7 @@ from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.report.findings import Findings, Model, Neighbour
 from fewshot_callbacks.report.items import Items
 from fewshot_callbacks.report.settings import ReportSettings
-from fewshot_callbacks.report.thumbnails import Key, Thumbnails, name_of
+from fewshot_callbacks.report.thumbnails import Key, name_of
 
 # The metrics that are shown first, with those of Grouped Recall and of recall at a precision.
 HEADLINES = ("mAP", "recall@1", "r_precision", "f1")
@@ -45,8 +45,7 @@ def figures(report: RetrievalReport) -> list[Figure]:
     for name, value in report.metrics().items():
         interval = report.intervals.get(name)
         span = "" if interval is None or math.isnan(interval.low) else f"{interval.low:.4f} to {interval.high:.4f}"
-        shown = "n/a" if math.isnan(value) else f"{value:.4f}"
-        written.append(Figure(name, shown, span, asked_metric(name).meaning))
+        written.append(Figure(name, "n/a" if math.isnan(value) else f"{value:.4f}", span, asked_metric(name).meaning))
     return written
 
 
@@ -60,35 +59,9 @@ def headline(report: RetrievalReport) -> list[Figure]:
     return [known[name] for name in names if name in known]
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A metric of two models, as texts."""
-
-    name: str
-    first: str
-    second: str
-    difference: str
-    interval: str
-    verdict: str
-
-
-def comparison(first: RetrievalReport, second: RetrievalReport) -> list[Compared]:
+def comparison(first: RetrievalReport, second: RetrievalReport) -> list[tuple[str, ...]]:
     """Write the differences of two models, query by query."""
-    rows = []
-    for name, difference in compare_reports(first, second).items():
-        low, high = difference.interval
-        known = not math.isnan(low)
-        rows.append(
-            Compared(
-                name,
-                f"{difference.first:.4f}",
-                f"{difference.second:.4f}",
-                f"{difference.value:+.4f}",
-                f"{low:+.4f} to {high:+.4f}" if known else "",
-                ("yes" if difference.is_beyond_chance else "no") if known else "",
-            )
-        )
-    return rows
+    return [(name, *difference.in_words()) for name, difference in compare_reports(first, second).items()]
 
 
 def pair_counts(counts: PairCounts, report: RetrievalReport) -> dict[str, Any]:
@@ -198,8 +171,8 @@ class PageData:
 
 def page_data(
     model: Model, other: Model | None, findings: Findings, sets: Sequence[Items], settings: ReportSettings
-) -> PageContent:
-    """Write everything that the script of the page shows; the most important items come first."""
+) -> tuple[dict[str, Any], list[Key]]:
+    """Write everything that the script of the page shows, but the pictures, and list the items; important ones first."""
     data = PageData(sets, model)
     panels = {query: data.panel(query, findings.neighbours[query], model.report) for query in findings.worst}
     suspected = list(_suspects(data, findings, settings))
@@ -237,24 +210,7 @@ def page_data(
         "changed": changed,
         "items": data.items,
     }
-    return PageContent(content, data.wanted)
-
-
-@dataclass(frozen=True, eq=False)
-class PageContent:
-    """What the script of the page is given.
-
-    Attributes:
-        data: What JSON can hold.
-        wanted: Items that are shown, the most important ones first.
-    """
-
-    data: dict[str, Any]
-    wanted: list[Key]
-
-    def with_pictures(self, thumbnails: Thumbnails) -> dict[str, Any]:
-        """Add the pictures of the items."""
-        return self.data | {"images": thumbnails.images, "texts": thumbnails.texts}
+    return content, data.wanted
 
 
 def _suspects(data: PageData, findings: Findings, settings: ReportSettings) -> Iterable[dict[str, Any]]:

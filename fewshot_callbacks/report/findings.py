@@ -83,33 +83,33 @@ class Duplicates:
     """Near duplicates of one kind."""
 
     kind: str
+    # the most similar ones
     pairs: Sequence[Pair]
-    """the most similar ones"""
+    # how many there are
     total: int
-    """how many there are"""
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
     """All that was found."""
 
+    # queries of the lowest average precision
     worst: list[int]
-    """queries of the lowest average precision"""
+    # queries that the search finds, the worst among them
     searchable: list[int]
-    """queries that the search finds, the worst among them"""
+    # queries that the first model ranks better than the second, and the reverse, the greatest difference first
     changed: tuple[list[int], list[int]]
-    """queries that the first model ranks better than the second, and the reverse, the greatest difference first"""
+    # of each of these queries
     neighbours: dict[int, Neighbour]
-    """of each of these queries"""
+    # the same by the second model
     others: dict[int, Neighbour]
-    """the same by the second model"""
+    # label of the queries -> the other label found most often among their first neighbours, and its share of these
     confused: dict[Any, tuple[Any, float]]
-    """label of the queries -> the other label found most often among their first neighbours, and its share of these"""
+    # queries that were looked at for this
     confusions_of: int
-    """queries that were looked at for this"""
     suspects: Suspects | None
+    # of each item that `suspects` numbers, its set and its index there
     places: list[Key]
-    """of each item that `suspects` numbers, its set and its index there"""
     duplicates: list[Duplicates]
     notes: list[str] = field(default_factory=list)
 
@@ -139,7 +139,7 @@ def find(
     precision = model.report.per_query["mAP"].numpy()
     labels = model.report.query_labels.numpy()
     worst = _spread(np.argsort(precision, kind="stable"), precision, labels, settings.worst, MOST_OF_A_CLASS)
-    searchable = list(dict.fromkeys([*worst, *_sample(labels, settings.searchable)]))
+    searchable = list(dict.fromkeys([*worst, *sample_of_classes(labels, settings.searchable)]))
     changed: tuple[list[int], list[int]] = [], []
     if other is not None:
         gain = precision - other.report.per_query["mAP"].numpy()
@@ -148,7 +148,7 @@ def find(
             _spread(np.argsort(gain, kind="stable"), np.where(gain < 0, gain, np.nan), labels, CHANGED, 2),
         )
     shown = list(dict.fromkeys([*searchable, *changed[0], *changed[1]]))
-    asked = _sample(labels, settings.confusion_queries)
+    asked = sample_of_classes(labels, settings.confusion_queries)
     both = np.unique(np.concatenate([np.array(shown, np.int64), np.array(asked, np.int64)]))
     found = model.nearest(both, max(settings.neighbours, CONFUSION_K), settings.memory_mb)
     place = {query: row for row, query in enumerate(both.tolist())}
@@ -191,12 +191,13 @@ def _spread(
     return chosen
 
 
-def _sample(labels: Int[np.ndarray, "queries"], count: int) -> list[int]:
+def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[int]:
     """Draw queries from all classes in proportion to their size; all where there are no more."""
     if len(labels) <= count:
         return list(range(len(labels)))
     if not count:
         return []
+    # A seed of its own, so that a report of the same files is the same.
     shuffled = np.random.default_rng(0).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     steps = ((np.arange(count) + 0.5) * (len(labels) / count)).astype(np.int64)
@@ -212,27 +213,35 @@ def _neighbour(found: Neighbours, row: int, k: int) -> Neighbour:
     )
 
 
+def confusions(found: Neighbours, labels: Sequence[Any], of_items: Sequence[Any]) -> Counter[tuple[Any, Any]]:
+    """Count the items of another class among the neighbours of some queries: (label of a query, other label) -> times.
+
+    Args:
+        found: The neighbours.
+        labels: Of all queries.
+        of_items: Labels of the items that were searched.
+    """
+    pairs: Counter[tuple[Any, Any]] = Counter()
+    for query, indices in zip(found.queries.tolist(), found.indices.tolist(), strict=True):
+        pairs.update(
+            (labels[query], of_items[index]) for index in indices if index >= 0 and of_items[index] != labels[query]
+        )
+    return pairs
+
+
 def _confused(found: Neighbours, rows: Sequence[int], model: Model) -> dict[Any, tuple[Any, float]]:
-    """Count the labels of irrelevant items among the first neighbours."""
-    assert found.relevant is not None
-    counts: dict[Any, Counter[Any]] = {}
+    """Find the other label met most often among the first neighbours of the queries of each label, and its share."""
+    labels, k = model.queries.labels, CONFUSION_K
+    indices, scores, tied = (part[rows, :k] for part in (found.indices, found.scores, found.tied))
+    some = Neighbours(found.queries[rows], indices, scores, tied, found.left_out[rows])
     looked: Counter[Any] = Counter()
-    labels, of_items = model.queries.labels, model.searched.labels
-    for query, indices, relevant in zip(
-        found.queries[rows].tolist(),
-        found.indices[rows, :CONFUSION_K].tolist(),
-        found.relevant[rows, :CONFUSION_K].tolist(),
-        strict=True,
-    ):
-        own = counts.setdefault(labels[query], Counter())
-        valid = [index for index in indices if index >= 0]
-        looked[labels[query]] += len(valid)
-        own.update(of_items[index] for index, hit in zip(indices, relevant, strict=True) if index >= 0 and not hit)
-    return {
-        label: (most, times / looked[label])
-        for label, counter in counts.items()
-        for most, times in sorted(counter.most_common(), key=lambda pair: (-pair[1], str(pair[0])))[:1]
-    }
+    for query, number in zip(some.queries.tolist(), some.found.tolist(), strict=True):
+        looked[labels[query]] += number
+    most: dict[Any, tuple[Any, float]] = {}
+    pairs = confusions(some, labels, model.searched.labels)
+    for (own, other), times in sorted(pairs.items(), key=lambda pair: (-pair[1], str(pair[0][1]))):
+        most.setdefault(own, (other, times / looked[own]))
+    return most
 
 
 def _together(model: Model) -> tuple[Any, list[Any], list[Key]]:
@@ -241,6 +250,7 @@ def _together(model: Model) -> tuple[Any, list[Any], list[Key]]:
     places: list[Key] = [(0, index) for index in range(len(queries))]
     if gallery is None:
         return queries.embeddings, list(queries.labels), places
+    # An item that is query and gallery at once would vouch for its own label.
     kept = np.arange(len(gallery))
     if queries.ids is not None and gallery.ids is not None:
         kept = np.flatnonzero(~np.isin(np.asarray(gallery.ids), np.asarray(queries.ids)))
@@ -281,6 +291,7 @@ def _between(sets: Sequence[Items], one: int, other: int, settings: ReportSettin
         return Duplicates(kind, [], 0)
     at_least = settings.duplicates_from
     if codes:
+        # A share of equal bits as the score of codes: minus the number of those that differ.
         at_least = -float(round((1 - at_least) * torch.as_tensor(first.embeddings[:1]).shape[1]))
     same_items = one != other and first.ids is not None and second.ids is not None
     found = near_duplicates(
@@ -288,6 +299,7 @@ def _between(sets: Sequence[Items], one: int, other: int, settings: ReportSettin
         None if one == other else second.embeddings,
         at_least=at_least,
         similarity="hamming" if codes else "cosine",
+        # Each item may be found as a duplicate of itself in the other set; these pairs are left out below.
         most=settings.duplicates + (len(first) if same_items else 0),
         memory_mb=settings.memory_mb,
     )

@@ -17,8 +17,8 @@ from fewshot_callbacks._image_files import ENDINGS, FoundFiles, images_below, re
 # Those of torchvision's ImageFolder, and GIF.
 IMAGE_ENDINGS = (*ENDINGS, ".gif")
 
+# Returns what is shown of an item: a Pillow image, a tensor, an array or a text. If it raises, the report says so.
 Picture = Callable[[int], Any]
-"""Returns what is shown of an item: a Pillow image, a tensor, an array or a text. If it raises, the report says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,4 +100,5 @@ def pictures_of_files(files: Sequence[Path], side: int) -> Picture:
 
 
 def _open(files: Sequence[Path], side: int, index: int) -> Image.Image:
+    # Twice the size, so that a thumbnail is an average of pixels, not a selection.
     return read_image(files[index], 2 * side)

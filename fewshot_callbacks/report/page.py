@@ -95,13 +95,15 @@ def write_report(
     model = Model(report, queries, gallery, name)
     sets = [items for items in (queries, gallery, train) if items is not None]
     findings = find(model, other, train, settings, sets)
-    shown = content.page_data(model, other, findings, sets, settings)
-    bare = len(_json(shown.data))
+    shown, wanted = content.page_data(model, other, findings, sets, settings)
+    bare = len(_json(shown))
     most = bytes_of(settings.max_mb)
+    # The page without data and pictures is less than 120 kB: its style, script and template are 39 kB.
     thumbnails = Thumbnails(sets, settings.thumbnail, most - bare - 120_000)
-    thumbnails.add(shown.wanted)
+    thumbnails.add(wanted)
+    shown |= {"images": thumbnails.images, "texts": thumbnails.texts}
     left_out = _left_out(model, findings, thumbnails, settings)
-    page = _render(model, other, findings, shown.with_pictures(thumbnails), left_out, title)
+    page = _render(model, other, findings, shown, left_out, title)
     if len(page) > most:
         left_out.append(
             f"The file takes {len(page) / 1e6:.1f} MB, more than the {settings.max_mb:g} MB allowed, even without "
@@ -134,6 +136,7 @@ def check_writable(path: str | Path) -> None:
             f"{path} cannot be written: there is no folder {folder}. Make it, or pass another path."
         )
     try:
+        # By trying: permissions say nothing of a read-only file system.
         descriptor, trial = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
     except OSError as error:
         raise PermissionError(
@@ -146,10 +149,12 @@ def check_writable(path: str | Path) -> None:
 def write_whole(path: str | Path, text: bytes) -> None:
     """Write a file that replaces an older one at once when it is complete; of a link, the file that it leads to."""
     path = _target(Path(path))
+    # In the same folder, as a file can replace another one only on the same file system.
     descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
+        # mkstemp lets only the owner read the file. The mask of other new files can be read only by setting it.
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(partial, 0o666 & ~mask)
@@ -225,6 +230,7 @@ def _render(
     title: str,
 ) -> bytes:
     report = model.report
+    # Names are escaped, as they may come from anyone; a word that the template asks for in vain is an error.
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
@@ -250,6 +256,7 @@ def _render(
         version=__version__,
         style=style,
         script=script,
+        # The page allows no other style and script than these, whatever a label or a file name holds.
         style_digest=_digest(style),
         script_digest=_digest(script),
         data=_json(data),

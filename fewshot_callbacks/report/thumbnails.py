@@ -15,8 +15,8 @@ from fewshot_callbacks.report.items import Items
 
 # Characters of an item that is a text.
 LONGEST_TEXT = 160
+# Number of a set, and the index of an item in it.
 Key = tuple[int, int]
-"""Number of a set, and the index of an item in it."""
 
 
 @dataclass
@@ -32,13 +32,13 @@ class Thumbnails:
     sets: Sequence[Items]
     side: int
     room: int
+    # name of an item -> its picture as a data URI
     images: dict[str, str] = field(default_factory=dict)
-    """name of an item -> its picture as a data URI"""
     texts: dict[str, str] = field(default_factory=dict)
+    # a sentence for each item that could not be shown
     failures: list[str] = field(default_factory=list)
-    """a sentence for each item that could not be shown"""
+    # items for which there was no room
     left_out: int = 0
-    """items for which there was no room"""
 
     def add(self, keys: Iterable[Key]) -> None:
         """Add items, the most important ones first."""
@@ -57,6 +57,7 @@ class Thumbnails:
                 file = f" (\u2068{items.files[index]}\u2069)" if items.files is not None else ""
                 self.failures.append(f"{items.name} {index}{file}: {type(error).__name__}: {error}")
                 continue
+            # With the quotes, the colon and the comma around them.
             self.room -= len(content) + len(name) + 8
             if self.room <= 0:
                 self.left_out += 1
@@ -83,6 +84,7 @@ def data_uri(shown: object, side: int) -> str:
     """
     if isinstance(shown, Image.Image) and shown.mode not in ("I", "F"):
         image = to_8_bits(shown)
+        # A palette may have a transparent colour without having an alpha channel.
         image = image.convert("RGBA" if "A" in image.getbands() or "transparency" in image.info else "RGB")
         if image.mode == "RGBA":
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")

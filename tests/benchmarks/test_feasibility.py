@@ -81,28 +81,6 @@ def test_classes_of_one_item_have_no_mean_to_divide(feasibility):
     assert counter.operations == feasibility.operations_of_j(6, 4, classes=4, alone=2)
 
 
-def test_j_costs_as_many_operations_as_there_are_components_and_not_their_square(feasibility):
-    def count(run, items, dim):
-        embeddings, labels = torch.randn(items, dim), torch.arange(items) % (items // 4)
-        with feasibility.CountOperations() as counter:
-            run(embeddings, labels)
-        return counter.operations
-
-    def by_pytorch(embeddings, labels):
-        return discriminant_ratio(embeddings.as_subclass(feasibility.Plain), labels)
-
-    for run, most in ((discriminant_ratio, 10), (by_pytorch, 20)):
-        once = count(run, 128, 512)
-        assert 6 * 128 * 512 < once < most * 128 * 512
-        assert count(run, 128, 1024) == pytest.approx(2 * once, rel=0.01)
-        assert count(run, 256, 512) == pytest.approx(2 * once, rel=0.01)
-    # another J, from d x d matrices, is seen as what it is
-    assert count(feasibility.by_scatter_matrices, 16, 64) > 16 * 64**2
-    assert count(feasibility.by_scatter_matrices, 16, 128) == pytest.approx(
-        4 * count(feasibility.by_scatter_matrices, 16, 64), rel=0.05
-    )
-
-
 def test_the_slow_ways_give_our_values(feasibility):
     embeddings, labels = feasibility.make(200, 16, "middling")
     assert float(feasibility.by_scatter_matrices(embeddings, labels)) == pytest.approx(

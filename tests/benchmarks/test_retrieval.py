@@ -98,24 +98,3 @@ def test_the_floor_covers_each_pair_once(retrieval):
     assert floor.share == 1
     assert (seen == 1).all()
     assert retrieval.Floor(embeddings, retrieval.Tile(3, 4), pairs_at_most=12).share < 1
-
-
-@pytest.mark.parametrize("difficulty", ["near-collapsed", "collapsed", "repeated"])
-def test_degenerate_embeddings_are_what_they_say(retrieval, difficulty):
-    embeddings, labels = retrieval.make(300, 16, difficulty)
-    again, _ = retrieval.make(300, 16, difficulty)
-    assert torch.equal(embeddings, again)
-    assert embeddings.dtype == torch.float32
-    distinct, copies = embeddings.unique(dim=0, return_counts=True)
-    if difficulty == "collapsed":
-        assert len(distinct) == 1
-    elif difficulty == "repeated":
-        assert copies.tolist() == [10] * 30
-        of_item = (embeddings[:, None] == distinct).all(dim=2).float().argmax(dim=1)
-        classes = [len(labels[of_item == vector].unique()) for vector in range(30)]
-        assert sorted(set(classes)) == [1, 2]
-    else:
-        exact = torch.nn.functional.normalize(embeddings.double(), dim=1)
-        cosines = exact @ exact.T
-        assert float(cosines.max() - cosines.min()) < 1e-7
-        assert len(distinct) == 300

@@ -27,17 +27,17 @@ class Words(AsGiven):
         return super().validation_step(batch, batch_idx) | {"labels": [f"kind {n}" for n in batch[1].tolist()]}
 
 
-def by_value(batch: Any) -> list[str]:
-    """Show items as their first value."""
-    return [str(float(point[0])) for point in batch[0]]
+def by_index_or_value(holder: Any, place: int) -> str:
+    """Show an item of a data set as its index, one of a batch as its first value."""
+    return str(float(holder[0][place][0])) if isinstance(holder, list) else str(place)
 
 
 def drawn_of(net: Any, loaders: Any, *, fails: bool = False, **settings: Any) -> dict[str, Any]:
     """What this process draws, and what it says."""
     seen, panels_drawn = Drawn(), panels.retrieval_panels
-    callback = told(worst=4, mistakes=4, sample=4, k=3, batch_images=by_value)
+    callback = told(worst=4, mistakes=4, sample=4, k=3, images=by_index_or_value)
     if fails and torch.distributed.get_rank() == 1:
-        callback._results = lambda *_: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        callback._share_kept = lambda: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     panels.retrieval_panels = seen
     owns = settings.pop("owns_sampler", False)
     try:

@@ -16,7 +16,7 @@ from fewshot_callbacks import EmbeddingSource
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.functional import discriminant_ratio
-from tests.callbacks.models import EveryBatch, EveryEpoch, Net, Scripted, hooks, items, loader, said, scripted, trainer
+from tests.callbacks.models import EveryBatch, Net, items, loader, said, trainer
 from tests.functional.variance import logged_by_definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`|.*defined a `validation_step`")
@@ -55,12 +55,6 @@ def test_the_progress_bar_shows_j_alone(tmp_path: Path) -> None:
     assert {"train/J", "train/variance_ratio"} <= run.callback_metrics.keys()
 
 
-def test_the_progress_bar_can_do_without() -> None:
-    batches = train(DiscriminantRatioMonitor(prog_bar=False))
-    assert batches.shown == [-1.0] * 4
-    assert batches.logged == pytest.approx(ratios(batches))
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_every_nth_batch_is_measured_over_all_epochs(accumulate: int) -> None:
     batches = train(DiscriminantRatioMonitor(every_n_steps=3), max_epochs=3, accumulate_grad_batches=accumulate)
@@ -68,16 +62,6 @@ def test_every_nth_batch_is_measured_over_all_epochs(accumulate: int) -> None:
     # until the next one is measured the latest stands: batches 3, 6, 9 ... counted from 1, as Lightning's loggers count
     expected = [-1.0 if i < 2 else every[i - (i + 1) % 3] for i in range(12)]
     assert batches.logged == batches.shown == pytest.approx(expected)
-
-
-def test_only_measured_batches_are_listened_to() -> None:
-    net = Net()
-    kept: list[int] = []
-    monitor = DiscriminantRatioMonitor(every_n_steps=2, source="encoder")
-    net.classifier.register_forward_pre_hook(lambda *_: kept.append(len(monitor._reader.captured or [])))
-    batches = train(monitor, net)
-    assert kept == [0, 1, 0, 1]
-    assert batches.logged[1] == pytest.approx(ratios(batches)[1])
 
 
 def test_a_logger_gets_the_batches_it_writes(tmp_path: Path) -> None:
@@ -118,16 +102,6 @@ def test_a_step_that_returns_only_a_loss_is_nan_and_one_warning() -> None:
     )
     assert all(map(math.isnan, batches.logged))
     assert len(batches.logged) == 8
-
-
-def test_a_strict_monitor_ends_the_training() -> None:
-    class Nothing(Net):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return {"loss": super().training_step(batch, batch_idx)["loss"], "z": batch[0]}
-
-    net = Nothing()
-    with pytest.raises(ValueError, match="training_step returned a mapping with the keys 'loss', 'z'"):
-        train(DiscriminantRatioMonitor(strict=True), net)
 
 
 class Views(Dataset):
@@ -205,33 +179,6 @@ def test_each_loader_has_its_own_j(names: tuple[str, str] | None) -> None:
     logged = {key: float(value) for key, value in monitored.callback_metrics.items()}
     wanted = {f"val/{name}/{end}": v for end, ratios in zip(ends, expected, strict=True) for name, v in ratios.items()}
     assert logged == pytest.approx(wanted, rel=1e-5, abs=1e-6)
-
-
-def test_an_undefined_j_of_a_set_is_nan_and_said_once_and_the_next_epoch_is_fine() -> None:
-    net, epochs = Scripted([1.0, math.nan, math.nan, 2.0]), EveryEpoch("val/J")
-    with pytest.warns(
-        UserWarning, match=r"val/J and .* are NaN\. \d+ of the \d+ embeddings of a batch are not finite .* item 0"
-    ) as w:
-        trainer(DiscriminantRatioMonitor(), epochs, max_epochs=4).fit(net, loader(), loader())
-    assert len([warning for warning in w if "val/J" in str(warning.message)]) == 1
-    expected = [discriminant_ratio(scripted(*items().tensors, q), items().tensors[1]).item() for q in net.quality]
-    assert epochs.values == pytest.approx(expected, rel=1e-5, nan_ok=True)
-    assert [math.isnan(value) for value in expected] == [False, True, True, False]
-
-
-def test_a_strict_monitor_ends_the_validation() -> None:
-    data = TensorDataset(torch.randn(3, 12), torch.tensor([3, 13, 23]))
-    net = Net()
-    with pytest.raises(ValueError, match="Each of the 3 classes has one item"):
-        trainer(DiscriminantRatioMonitor(source="encoder", strict=True)).validate(net, loader(data), verbose=False)
-    assert hooks(net) == 0
-
-
-def test_two_monitors_that_would_log_the_same_keys_are_refused() -> None:
-    """Lightning would log their mean."""
-    twins = [DiscriminantRatioMonitor(), DiscriminantRatioMonitor(normalize=True)]
-    with pytest.raises(ValueError, match="Two DiscriminantRatioMonitors in one Trainer would log under the same keys"):
-        trainer(*twins).validate(Net(), loader(), verbose=False)
 
 
 def test_the_item_that_is_not_finite_is_counted_over_all_batches() -> None:

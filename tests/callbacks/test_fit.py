@@ -1,6 +1,5 @@
 """The monitors in whole fits: what Lightning's own callbacks see, and that nothing else changes."""
 
-import csv
 import math
 import re
 import signal
@@ -14,16 +13,11 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
-from torch import nn
-from torch.utils.data import TensorDataset
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks import retrieval as retrieval_module
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.data.episodes import EpisodicBatchSampler
 from fewshot_callbacks.functional import discriminant_ratio
-from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 from tests.callbacks.models import (
     Embeds,
     EveryBatch,
@@ -53,7 +47,7 @@ def quality_to_map(quality: float, n: int = 36) -> float:
 def is_clean(net: Net, *monitors: Any) -> bool:
     """No hook, no embeddings, nothing expected."""
     return hooks(net) == 0 and not any(
-        monitor._reader.captured
+        monitor._reader.shared._captured
         or monitor._failed
         or getattr(monitor, "_stores", None)
         or getattr(monitor, "_moments", None)
@@ -108,18 +102,6 @@ def test_a_fit_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     every = [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in rest.outputs]
     assert rest.logged[0] == pytest.approx(every[0])
     assert rest.logged[3:6] == pytest.approx([every[3]] * 3)
-
-
-def test_every_logger_gets_every_validation(tmp_path: Path) -> None:
-    logger = CSVLogger(tmp_path)
-    run = trainer(retrieval(), DiscriminantRatioMonitor(), max_epochs=4, logger=logger, log_every_n_steps=1)
-    run.fit(Scripted(QUALITY), loader(), loader())
-    with (Path(logger.log_dir) / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["val/mAP"]) for row in rows if row["val/mAP"]] == pytest.approx(MAPS, rel=1e-6)
-    expected = [float(discriminant_ratio(scripted(*items().tensors, q), items().tensors[1])) for q in QUALITY]
-    assert [float(row["val/J"]) for row in rows if row["val/J"]] == pytest.approx(expected, rel=1e-5)
-    assert len([row for row in rows if row["train/J"]]) >= 16
 
 
 # ------------------------------------------------------------------------------------------------- shapes of a validation
@@ -202,13 +184,6 @@ def test_the_sanity_check_shows_what_cannot_be_measured_and_says_it_once(monitor
     )
 
 
-def test_the_sanity_check_shows_a_missing_flag_before_the_first_epoch() -> None:
-    batches, net = EveryBatch(), Net()
-    with pytest.raises(ValueError, match=r"gallery_flag='is_gallery'.*nor the batch"):
-        trainer(retrieval(gallery_flag="is_gallery"), batches, num_sanity_val_steps=1).fit(net, loader(), loader())
-    assert not batches.outputs
-
-
 # --------------------------------------------------------------------------------------------- nothing else is changed
 
 
@@ -258,35 +233,13 @@ def test_a_submodule_that_cannot_be_read_fills_no_memory_while_training() -> Non
     """After a failed validation nobody reads what the submodule returns in the steps of the training."""
     net, monitor = Net(), retrieval(source="encoder", labels="nowhere", strict=False)
     kept: list[Any] = []
-    net.classifier.register_forward_pre_hook(lambda *_: kept.append(monitor._reader.captured))
+    net.classifier.register_forward_pre_hook(lambda *_: kept.append(monitor._reader.shared._captured))
     with pytest.warns(UserWarning, match=r"labels='nowhere'\): the batch is a list of 2 and has no such entry"):
         trainer(monitor, max_epochs=2).fit(net, loader(), loader())
     assert kept == [None] * 8
 
 
 # ---------------------------------------------------------------------------------------------------- when things fail
-
-
-def test_one_diverged_validation_is_nan_and_one_warning_and_the_next_is_fine() -> None:
-    quality = [0.6, NAN, NAN, 4.0]
-    epochs, batches, net, monitor = EveryEpoch(), EveryBatch(), Scripted(quality), retrieval()
-    with pytest.warns(
-        UserWarning, match="val/mAP and the other values of this set are NaN.*36 of 36 rows of emb.*Shown once"
-    ) as warned:
-        trainer(monitor, epochs, batches, max_epochs=4).fit(net, loader(), loader())
-    assert len(said(warned)) == 1
-    assert epochs.values == pytest.approx([quality_to_map(q) for q in quality], rel=1e-6, nan_ok=True)
-    assert len(batches.outputs) == 16
-    assert monitor.report is not None
-    assert monitor.report.mAP == 1.0
-
-
-def test_a_strict_monitor_ends_the_fit() -> None:
-    batches, net, monitor = EveryBatch(), Scripted([0.6, NAN, 4.0]), retrieval(strict=True)
-    with pytest.raises(ValueError, match="36 of 36 rows of embeddings hold NaN or Inf"):
-        trainer(monitor, batches, max_epochs=3).fit(net, loader(), loader())
-    assert len(batches.outputs) == 8
-    assert is_clean(net, monitor)
 
 
 @pytest.fixture
@@ -313,26 +266,6 @@ def test_an_interrupted_evaluation_leaves_nothing_behind(monkeypatch: pytest.Mon
     monkeypatch.undo()
     [logged] = run.validate(net, loader(), verbose=False)  # and both can be used again
     assert logged["val/mAP"] == pytest.approx(measured(*net.by_hand(items()))["mAP"], rel=1e-5)
-
-
-@pytest.mark.usefixtures("_ctrl_c")
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
-@pytest.mark.parametrize("step", ["training_step", "validation_step"])
-def test_an_error_in_a_step_leaves_nothing_behind(step: str, error: type[BaseException]) -> None:
-    monitors = retrieval(source="encoder"), DiscriminantRatioMonitor(source="encoder")
-    net = Net()
-    before: Callable[..., Any] = getattr(net, step)
-
-    def fails(batch: Any, batch_idx: int, *more: Any) -> Any:
-        result = before(batch, batch_idx, *more)
-        if batch_idx == 2:
-            raise error
-        return result
-
-    setattr(net, step, fails)
-    with pytest.raises(SystemExit if error is KeyboardInterrupt else error):
-        trainer(*monitors).fit(net, loader(), loader())
-    assert is_clean(net, *monitors)
 
 
 def test_an_unexpected_error_of_the_evaluation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,36 +295,6 @@ def test_embeddings_are_dropped_as_soon_as_they_are_measured() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- ProtoNet
-
-
-@pytest.mark.filterwarnings("ignore:.*Consider setting `persistent_workers")
-def test_a_prototypical_network_and_both_monitors_in_one_fit(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(2)
-    labels = torch.arange(6).repeat(8)
-    images = torch.randn(6, 1, 4, 4, generator=generator)[labels] + 0.5 * torch.randn(48, 1, 4, 4, generator=generator)
-    data = TensorDataset(images, 3 * labels + 1)
-    sampler = EpisodicBatchSampler(data.tensors[1], ways=4, shots=2, queries=3, episodes=5, seed=1)
-    training = torch.utils.data.DataLoader(data, batch_sampler=sampler)
-    backbone = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.BatchNorm1d(8))
-    protocol = EpisodeProtocol(ways=3, shots=2, queries=4, episodes=20, seed=5)
-    net = ProtoNet(backbone, "softmax", shots=2, evaluation=protocol)
-    best = ModelCheckpoint(tmp_path, monitor="val/mAP", mode="max")
-    batches = EveryBatch()
-    run = trainer(retrieval(), DiscriminantRatioMonitor(), batches, best, max_epochs=2)
-    run.fit(net, training, loader(data))
-    assert batches.logged == pytest.approx(
-        [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in batches.outputs]
-    )
-    assert len(batches.logged) == 10
-    net.eval()
-    with torch.no_grad():
-        embeddings = net(images)
-    logged = {key: float(value) for key, value in run.callback_metrics.items()}
-    assert logged["val/mAP"] == pytest.approx(measured(embeddings, data.tensors[1])["mAP"], rel=1e-5)
-    assert logged["val/J"] == pytest.approx(float(discriminant_ratio(embeddings, data.tensors[1])), rel=1e-5)
-    assert 0 < logged["val/accuracy"] <= 1
-    assert best.best_model_score is not None
-    assert best.best_model_score > 0
 
 
 def test_a_monitor_that_is_never_validated_does_no_harm() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, Subset, TensorDataset
 
-from fewshot_callbacks.callbacks._item_images import MOST_KEPT, ItemImages, first_part, has_index, mixed
+from fewshot_callbacks.callbacks import _item_images
+from fewshot_callbacks.callbacks._item_images import ImageReader, KeptImages, first_part, has_index, mixed
 
 DATA = TensorDataset(torch.arange(50.0)[:, None])
 
@@ -32,44 +33,38 @@ def test_a_loader_has_an_index_if_it_goes_through_its_data_set_in_order() -> Non
     assert not has_index([torch.zeros(3)])
 
 
-def kept_of(images: ItemImages, size: int, batch_images: Any = None) -> dict[int, Any]:
+def kept_of(loader: DataLoader[Any], size: int, side: int = 1) -> dict[int, Any]:
+    kept = KeptImages(loader, ImageReader(None, mean=0, std=1 / 255))
     for start in range(0, 50, size):
         positions = range(start, min(start + size, 50))
-        batch = torch.arange(float(positions.start), positions.stop)[:, None].expand(-1, 3)[:, :, None, None]
-        images.see_batch(positions, batch, batch_images or (lambda batch: batch))
-    return images.kept
+        batch = torch.arange(float(positions.start), positions.stop)[:, None, None, None].expand(-1, 3, side, side)
+        kept.see_batch(positions, [batch])
+    return kept.kept
 
 
-def test_what_is_kept_is_the_sample_of_the_least_hashes_in_batches_of_any_size() -> None:
-    """An image takes 12 bytes."""
-    few = [kept_of(ItemImages(DataLoader(Stream()), 3, kept_mb=96e-6), size) for size in (1, 7, 50)]
-    expected = mixed(3, np.arange(50)).argsort()[:8].tolist()
-    for kept in few:
+def test_what_is_kept_is_the_sample_of_the_least_hashes_in_batches_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_item_images, "MOST_KEPT", 8)
+    expected = mixed(np.arange(50)).argsort()[:8].tolist()
+    for size in (1, 7, 50):
+        kept = kept_of(DataLoader(Stream()), size)
         assert sorted(kept) == sorted(expected)
-        assert all(float(image[0, 0, 0]) == position for position, image in kept.items())
+        assert all(image[0, 0, 0] == position for position, image in kept.items())
 
 
 def test_nothing_is_kept_where_there_is_an_index() -> None:
-    assert kept_of(ItemImages(DataLoader(DATA, batch_size=7), 0, 64), 7) == {}
+    assert kept_of(DataLoader(DATA, batch_size=7), 7) == {}
 
 
 def test_several_embeddings_of_an_item_show_its_image() -> None:
-    images = ItemImages(DataLoader(DATA, batch_size=5), 0, 64)
-    images.see_batch(range(10), torch.arange(5.0).reshape(5, 1, 1, 1), lambda batch: batch)
-    assert not images.has_index
-    assert {position: int(image) for position, image in images.kept.items()} == {i: i % 5 for i in range(10)}
+    images = KeptImages(DataLoader(DATA, batch_size=5), ImageReader(None, 0, 1 / 255))
+    images.see_batch(range(10), [torch.arange(5.0).reshape(5, 1, 1, 1)])
+    assert {position: int(image[0, 0, 0]) for position, image in images.kept.items()} == {i: i % 5 for i in range(10)}
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.uint8])
-def test_large_images_are_kept_small_and_never_as_views(kind: torch.dtype) -> None:
-    images = ItemImages(DataLoader(Stream()), 0, 64)
-    batch = torch.full((2, 3, 300, 500), 7, dtype=kind)
-    images.see_batch(range(2), batch, lambda batch: batch)
-    assert {(tuple(image.shape), image.dtype) for image in images.kept.values()} == {((3, 75, 125), kind)}
-    images.see_batch(range(2, 4), small := torch.ones(2, 1, 2, 2), lambda batch: batch)
-    small.zero_()
-    assert images.kept[3].sum() == 4
-    assert images._most <= MOST_KEPT
+def test_large_images_are_kept_small() -> None:
+    assert {(image.shape, image.dtype) for image in kept_of(DataLoader(Stream()), 2, 300).values()} == {
+        ((100, 100, 3), np.dtype("uint8"))
+    }
 
 
 def test_what_is_shown_of_a_sample() -> None:

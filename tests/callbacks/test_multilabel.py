@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ from torch.utils.data import TensorDataset
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.callbacks._targets import TargetBook
-from fewshot_callbacks.distributed.processes import ALONE
 from fewshot_callbacks.functional import evaluate_multilabel
 from tests.callbacks.models import FEATURES, LABELS, Net, loader, said, tagged, trainer
 
@@ -70,13 +67,6 @@ def test_settings_reach_the_evaluation() -> None:
     logged = validated(RetrievalMonitor(label_groups=None, **settings), net, loader(tagged()))
     assert logged == expected(net, tagged(), **settings)
     assert {"val/ndcg@3_linear", "val/ir_recall@3", "val/map@5_found"} < set(logged)
-
-
-def test_a_test_and_a_source_by_name() -> None:
-    net = Tagger()
-    with pytest.warns(UserWarning, match="7 of 40 queries have no match"):
-        [logged] = trainer(RetrievalMonitor(source="encoder", labels=1)).test(net, loader(tagged()), verbose=False)
-    assert logged == expected(net, tagged(), prefix="test")
 
 
 def test_two_loaders_and_a_gallery() -> None:
@@ -172,13 +162,3 @@ def test_each_epoch_of_a_fit_is_measured_and_nobody_shares_a_label_is_nan() -> N
 def test_other_monitors_refuse_them() -> None:
     with pytest.raises(UsageError, match=r"DiscriminantRatioMonitor.*labels.*\(11, 5\)"):
         trainer(DiscriminantRatioMonitor()).validate(Tagger(), loader(tagged()), verbose=False)
-
-
-@pytest.mark.parametrize("labels", [2, 8, 81])
-def test_rows_come_back_from_their_numbers(labels: int) -> None:
-    targets = torch.rand(50, labels, generator=torch.Generator().manual_seed(labels)) < 0.4
-    books = [TargetBook("test") for _ in range(2)]
-    first, second = (book.number(part, "step") for book, part in zip(books, targets.split(25), strict=True))
-    books[0]._rows |= books[1]._rows  # as of two processes
-    assert torch.equal(books[0].joined(ALONE).targets(torch.cat([first, second])), targets.float())
-    assert torch.equal(books[1].number(targets[:25].numpy().astype(np.float64), "step"), first)  # the same anywhere

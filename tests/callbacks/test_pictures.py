@@ -19,7 +19,6 @@ from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._loggers import Drawing as FigureDrawing
 from fewshot_callbacks.callbacks._pictures import SHARE_KEY, PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet
-from fewshot_callbacks.distributed.processes import Processes
 from tests.callbacks.models import VALIDATION, Net, episodes, items, loader, retrieval, said, same, trainer
 from tests.callbacks.pictured import told
 from tests.callbacks.traces import Drawing, Traces, start
@@ -40,10 +39,10 @@ class Noted(PictureCallback):
         self.takes = seconds
         self.seen: list[tuple[int, str]] = []
 
-    def _figures(self, trainer: Any, evaluated: EvaluatedSet, processes: Processes) -> Mapping[str, FigureDrawing]:
+    def _figures(self, trainer: Any, evaluated: EvaluatedSet) -> Mapping[str, FigureDrawing]:
         self.seen.append((trainer.current_epoch, evaluated.key("x")))
-        self._watch._began -= 0.001  # a clock of steps, so that the machine's load changes nothing
-        self._watch.seconds += self.takes
+        self.schedule.watch._began -= 0.001  # a clock of steps, so that the machine's load changes nothing
+        self.schedule.watch.seconds += self.takes
         return {}
 
 
@@ -54,7 +53,7 @@ class Clock(Callback):
         self.noted = noted
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.noted._watch._began -= 10
+        self.noted.schedule.watch._began -= 10
 
 
 def fitted(*callbacks: Any, epochs: int = 6, **settings: Any) -> Any:
@@ -94,7 +93,6 @@ def test_all_pictures_share_one_clock() -> None:
     slow, other = Noted(seconds=50, max_share=None), EmbeddingMap(max_share=0.05)
     fitted(Clock(slow), retrieval(), slow, other, epochs=3)
     assert epochs_of(slow) == [0, 1, 2]
-    assert other._watch is slow._watch
     assert list(Path("pictures/val/embedding_map").iterdir()) == [Path("pictures/val/embedding_map/step=000003.png")]
 
 
@@ -153,7 +151,7 @@ def test_an_error_is_a_warning_and_the_run_goes_on(where: str, monkeypatch: pyte
     def fails(*_: Any, **__: Any) -> Any:
         raise ArithmeticError("no picture today")
 
-    panels = told(batch_images=fails) if where == "see_batch" else told()
+    panels = told(images=fails) if where == "see_batch" else told()
     if where == "_figures":
         monkeypatch.setattr(panels, "_figures", fails)
     elif where == "drawing":
@@ -191,7 +189,6 @@ def test_a_fit_with_pictures_is_bit_identical_to_one_without(tmp_path: Path) -> 
         made = trainer(monitor, *pictures, traces, max_epochs=2, logger=logger, num_sanity_val_steps=1)
         made.fit(net, episodes(), loader(VALIDATION))
         ends.append(traces.seen)
-        assert all(picture._loaders == {} for picture in pictures)
     assert len(list(tmp_path.rglob("*.png"))) == 2 * 4
     assert len(ends[0]) == len(ends[1])
     assert all(same(one, two) for one, two in zip(*ends, strict=True))
@@ -206,7 +203,7 @@ def test_a_run_that_breaks_off_leaves_nothing_behind(error: type[BaseException])
                 raise error("broken off")
             return super().validation_step(batch, batch_idx)
 
-    panels = told(batch_images=lambda batch: batch[0])
+    panels = told(images=lambda batch, place: batch[0][place])
     with pytest.raises((error, SystemExit)):
         trainer(retrieval(), panels).validate(Breaks(), loader(VALIDATION, shuffle=True), verbose=False)
-    assert (panels._items, panels._loaders, panels._is_due) == ({}, {}, False)
+    assert (panels._kept, panels._is_due) == ({}, False)

@@ -1,13 +1,12 @@
 """RetrievalMonitor: what is logged is what `evaluate_retrieval` says, for one loader, several, or a gallery."""
 
 import math
-import re
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, RichProgressBar, TQDMProgressBar
 from rich.progress import Progress
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
@@ -15,9 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.callbacks import RetrievalMonitor, _progress
 from fewshot_callbacks.functional import evaluate_retrieval
-from fewshot_callbacks.metrics import Shard
 from tests.callbacks.models import (
-    DIM,
     FEATURES,
     Net,
     Scripted,
@@ -78,21 +75,6 @@ def test_what_is_logged_is_what_the_function_says(settings: dict[str, Any], batc
     assert monitor.report.metrics() == close({key: expected[key] for key in expected if key != "queries_without_match"})
 
 
-def test_the_rule_for_ties_is_handed_on() -> None:
-    class Coarse(Net):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            points, labels = batch
-            return {"embeddings": points.sign(), "labels": labels}
-
-    points, labels = QUERIES.tensors
-    maps = []
-    for ties in ("pessimistic", "expected", "optimistic"):
-        with pytest.warns(UserWarning, match="of 36 queries have relevant items that tie with irrelevant ones"):
-            maps.append(validated(retrieval(ties=ties), Coarse(), loader())["val/mAP"])
-        assert maps[-1] == pytest.approx(measured(points.sign(), labels, ties=ties)["mAP"], rel=1e-5)
-    assert maps[0] < maps[1] < maps[2]
-
-
 def test_recall_at_a_precision_may_choose_a_threshold_below_zero_unless_bounds_are_given() -> None:
     """Cosines of embeddings that point apart are negative; the source's bounds are (0, 1)."""
 
@@ -113,12 +95,6 @@ def test_recall_at_a_precision_may_choose_a_threshold_below_zero_unless_bounds_a
     )
     assert logged["val/recall@precision0.4"] == 1.0  # 12 of 28 pairs are relevant: accept all, at cosine -1
     assert within["val/recall@precision0.4"] < 0.5
-
-
-def test_a_test_logs_under_its_own_name() -> None:
-    net = Net()
-    [logged] = trainer(retrieval()).test(net, loader(), verbose=False)
-    assert logged == close(keyed(measured(*net.by_hand(items())), "test"))
 
 
 def test_the_keys_are_the_ones_that_are_promised() -> None:
@@ -304,33 +280,6 @@ def test_the_failure_of_one_loader_leaves_the_other() -> None:
     assert set(monitor.reports) == {"/dataloader_idx_1"}
 
 
-def test_a_gallery_that_fails_fails_its_queries() -> None:
-    broken = TensorDataset(GALLERY.tensors[0], GALLERY.tensors[1].float())
-    with pytest.warns(UserWarning, match="labels of validation_step are a tensor .*float32. .*needs integer"):
-        logged = validated(retrieval(gallery_loader=1, strict=False), Net(), [loader(QUERIES), loader(broken)])
-    assert math.isnan(logged["val/mAP"])
-
-
-def test_no_query_with_a_match() -> None:
-    lone = TensorDataset(QUERIES.tensors[0], torch.arange(36))
-    with pytest.warns(UserWarning, match="none of the 36 queries has another item of its class.*labels occurs once"):
-        logged = validated(retrieval(), Net(), loader(lone))
-    assert math.isnan(logged["val/mAP"])
-    with pytest.raises(ValueError, match="none of the 36 queries has another item of its class"):
-        validated(retrieval(strict=True), Net(), loader(lone))
-
-
-def test_a_batch_with_another_number_of_labels() -> None:
-    class Short(Net):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-            points, labels = batch
-            return {"embeddings": self.embed(points), "labels": labels[: 11 - batch_idx]}
-
-    with pytest.warns(UserWarning, match="validation_step gave 11 embeddings, but 10 labels; expected one for each"):
-        logged = validated(retrieval(strict=False), Short(), loader())
-    assert math.isnan(logged["val/mAP"])
-
-
 def test_a_report_does_not_outlive_the_evaluation_that_fails() -> None:
     monitor = retrieval()
     validated(monitor, Net(), loader())
@@ -350,15 +299,17 @@ def test_half_precision_is_stored_as_it_comes() -> None:
     assert embeddings.dtype == torch.bfloat16
     seen: list[torch.dtype] = []
     monitor = retrieval()
-    monitor._shard = lambda *a, _shard=monitor._shard, **k: _keep_dtype(_shard(*a, **k), seen)  # type: ignore[method-assign]
-    logged = validated(monitor, net, loader(), precision="bf16-mixed")
-    assert seen == [torch.bfloat16]
-    assert logged == close(keyed(measured(embeddings, labels)))
 
+    class Looks(Callback):
+        def on_validation_epoch_end(self, *_: Any) -> None:
+            seen.extend(batch.embeddings.dtype for batch in monitor._stores[0, False]._batches)
 
-def _keep_dtype(shard: Shard, seen: list[torch.dtype]) -> Shard:
-    seen.append(shard.embeddings.dtype)
-    return shard
+    made = trainer(Looks(), monitor, precision="bf16-mixed")
+    made.validate(net, loader(), verbose=False)
+    assert set(seen) == {torch.bfloat16}
+    assert {key: float(value) for key, value in made.callback_metrics.items()} == close(
+        keyed(measured(embeddings, labels))
+    )
 
 
 def test_double_precision_is_kept() -> None:
@@ -484,18 +435,6 @@ def _rich_spy(real: Any, tasks: list[tuple[str, int]]) -> Any:
 def _scripted() -> tuple[Tensor, Tensor]:
     points, labels = items().tensors
     return scripted(points, labels, 1.0), labels
-
-
-def test_dimension_of_the_embeddings_is_that_of_the_layer() -> None:
-    assert Net().by_hand(items())[0].shape == (36, DIM)
-    with pytest.raises(ValueError, match=re.escape("embeddings so far have dimension 5, those of this batch 6")):
-        validated(retrieval(strict=True), _Growing(), loader())
-
-
-class _Growing(Net):
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        points, labels = batch
-        return {"embeddings": torch.nn.functional.pad(self.embed(points), (0, min(batch_idx, 1))), "labels": labels}
 
 
 def test_ids_that_name_no_single_items_are_told_once():

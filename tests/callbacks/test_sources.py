@@ -43,11 +43,6 @@ class Convolutional(Net):
         return pooled.sum()
 
 
-def test_a_pooled_map_is_flattened() -> None:
-    net = Convolutional()
-    assert validated(net, retrieval(source="backbone.avgpool")) == close(measured(*net.by_hand(items())))
-
-
 def test_torchvisions_resnet_by_the_name_of_its_pooling_layer() -> None:
     resnet18: Callable[..., nn.Module] = pytest.importorskip("torchvision.models").resnet18
 
@@ -131,12 +126,6 @@ class Wrapped(Net):
 def test_outputs_of_a_submodule_by_a_path(make: Any, source: str) -> None:
     net = Wrapped(make)
     assert validated(net, retrieval(source=source)) == close(measured(*net.by_hand(items())))
-
-
-def test_a_mapping_that_the_step_returns_by_its_keys() -> None:
-    net = Wrapped(lambda z: ModelOutput(pooler_output=z), returns_output=True)
-    logged = validated(net, retrieval(source=("pooler_output", "labels")))
-    assert logged == close(measured(*net.by_hand(items())))
 
 
 @pytest.mark.parametrize(
@@ -251,21 +240,6 @@ def test_several_monitors_share_a_source_and_its_hook() -> None:
     assert {key: logged[f"val/{key}"] for key in expected} == pytest.approx(expected, rel=1e-5)
     assert {key: logged[f"val/more/{key}"] for key in expected} == pytest.approx(expected, rel=1e-5)
     assert logged["val/J"] == pytest.approx(float(discriminant_ratio(embeddings, labels)), rel=1e-5)
-
-
-def test_a_shared_source_of_one_monitor_that_stops_listening_serves_the_other() -> None:
-    source, net = EmbeddingSource("encoder"), Silent()
-    one, other = retrieval(source=source), retrieval(source=source, name="more")
-    for monitor in (one, other):
-        monitor._reader.attach(net)
-        monitor._reader.expect()
-    net.encoder(torch.ones(4, 12))
-    one._reader.detach()
-    assert hooks(net) == 1
-    embeddings, _ = other._reader.read(None, (None, torch.arange(4)), "validation_step")
-    assert embeddings.shape == (4, 5)
-    other._reader.detach()
-    assert hooks(net) == 0
 
 
 # ------------------------------------------------------------------------------------------------------------- embed

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -34,7 +32,6 @@ from tests.callbacks.models import (
     episodes,
     protonet,
     said,
-    same,
     trainer,
 )
 from tests.functional.dynamics.slow_dynamics import slow_dynamics
@@ -112,23 +109,6 @@ def test_measures_the_step_that_was_taken_whatever_the_trainer_does(settings: di
     trainer(reference, monitor, **settings).fit(protonet(), episodes())
     steps = [2, 4, 6] if "accumulate_grad_batches" in settings else [2, 4, 6, 8]
     assert_equals_reference(monitor, reference, steps)
-
-
-def test_with_a_schedule_a_step_of_length_zero_is_said_to_move_nothing() -> None:
-    class Warmup(ProtoNet):
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 2))
-            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    monitor = TrainingDynamicsMonitor(every_n_steps=1)
-    with pytest.warns(
-        UserWarning, match=r"The step moved no embedding, so there is nothing to measure; step 1\. \(Shown"
-    ):
-        trainer(monitor, max_steps=3).fit(Warmup(Backbone(), shots=SHOTS), episodes())
-    assert math.isnan(monitor.history.measures[0].norm_ratio)
-    assert math.isnan(monitor.history.measures[0].con_div)
-    assert 0 < monitor.history.measures[1].norm_ratio <= 1
 
 
 class TwoOptimisers(LightningModule):
@@ -223,57 +203,6 @@ def test_dropout_is_the_same_before_and_after() -> None:
 # ------------------------------------------------------------------------------------------------------------- no trace
 
 
-class Traces(Callback):
-    """All that a monitor could disturb, batch by batch."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        self.seen.append([None if p.grad is None else p.grad.clone() for p in pl_module.parameters()])
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        self.seen.append({name: value.clone() for name, value in pl_module.state_dict().items()})
-        self.seen.append([part.training for part in pl_module.modules()])
-        # Python's own random state is left out: the type checker of the tests draws from it, at every call.
-        self.seen.append((torch.get_rng_state(), np.random.get_state()[1].tolist()))  # noqa: NPY002
-        self.seen.append(trainer.callback_metrics["train/loss"].clone())
-
-
-class Drawing(Backbone):
-    """Its forward pass draws from every random state there is, and puts a new buffer in the place of an old one."""
-
-    def __init__(self) -> None:
-        super().__init__(dropout=0.3)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, points: Tensor) -> Tensor:
-        self.calls = self.calls + 1
-        noise = np.random.rand()  # noqa: NPY002
-        return super().forward(points) + noise * torch.randn(6)
-
-
-@pytest.mark.filterwarnings("ignore:.*in eval mode at the start")
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_with_it_is_bit_identical_to_one_without(accumulate: int) -> None:
-    def run(*monitors: Callback) -> list[Any]:
-        np.random.seed(7)  # noqa: NPY002
-        torch.manual_seed(2)
-        net = protonet(backbone=Drawing())
-        net.backbone.layers[1].eval()  # type: ignore[union-attr,index,operator]  # one part is frozen
-        torch.manual_seed(7)
-        traces = Traces()
-        trainer(*monitors, traces, accumulate_grad_batches=accumulate, max_epochs=2).fit(net, episodes())
-        return traces.seen
-
-    monitor = TrainingDynamicsMonitor(every_n_steps=1, strict=True)
-    without, with_it = run(), run(monitor)
-    assert len(monitor.history) == 16 // accumulate
-    assert len(without) == len(with_it) > 0
-    for one, other in zip(without, with_it, strict=True):
-        assert same(one, other)
-
-
 def test_a_rehearsal_puts_back_all_random_states_and_buffers_also_after_an_error() -> None:
     norm = nn.BatchNorm1d(2)
     before = norm.running_mean
@@ -294,38 +223,6 @@ def test_a_rehearsal_puts_back_all_random_states_and_buffers_also_after_an_error
         assert before.eq(0).all()
         assert norm.num_batches_tracked == 0
     assert drawn[0] == drawn[1]
-
-
-def test_nothing_is_left_behind_by_a_forward_pass_that_fails() -> None:
-    calls = {"n": 0}
-
-    class Fails(Backbone):
-        def forward(self, points: Tensor) -> Tensor:
-            calls["n"] += 1
-            embeddings = super().forward(points)
-            torch.rand(3)
-            if not torch.is_grad_enabled():
-                raise RuntimeError("out of memory")
-            return embeddings
-
-    def run(*monitors: Callback) -> list[Any]:
-        torch.manual_seed(2)
-        net = protonet(backbone=Fails(dropout=0.2))
-        torch.manual_seed(7)
-        traces = Traces()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            trainer(*monitors, traces).fit(net, episodes())
-        if monitors:
-            words = [text for text in said(caught) if "dynamics" in text]
-            assert words == [
-                "dynamics are NaN. RuntimeError: out of memory (Shown once; TrainingDynamicsMonitor(strict=True) raises "
-                "instead.)"
-            ]
-        return traces.seen
-
-    assert same(run(), run(TrainingDynamicsMonitor(every_n_steps=2)))
-    assert calls["n"] == 8 + 8 + 4
 
 
 def test_another_monitor_that_listens_to_the_backbone_sees_the_step_alone() -> None:
@@ -575,25 +472,6 @@ def an_episode_of(labels: list[int], shots: int) -> list[int]:
             taken[label] += 1
             chosen.append(position)
     return chosen
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=25), st.integers(1, 3))
-def test_the_items_of_a_batch_that_make_an_episode(labels: list[int], shots: int) -> None:
-    monitor, counts = TrainingDynamicsMonitor(), {label: labels.count(label) for label in labels}
-    if len(set(counts.values())) == 1:
-        assert monitor._episode_in(torch.tensor(labels), shots) == slice(None)
-    elif sum(count > shots for count in counts.values()) < 2:
-        with pytest.raises(
-            ValueError, match=r"have more than shots=\d items, and two are needed. Train with an Episodic"
-        ):
-            monitor._episode_in(torch.tensor(labels), shots)
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            chosen = monitor._episode_in(torch.tensor(labels), shots)
-        assert isinstance(chosen, Tensor)
-        assert chosen.tolist() == an_episode_of(labels, shots)
 
 
 def test_a_shuffled_loader_is_measured_on_what_its_batches_have() -> None:

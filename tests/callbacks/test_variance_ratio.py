@@ -125,12 +125,6 @@ def test_most_classes_with_one_item_are_one_warning_in_every_fit() -> None:
     assert "Use train/variance_ratio, which can be compared if some class has two items, or draw" in words[0]
 
 
-def test_a_batch_with_several_items_of_most_classes_is_no_warning() -> None:
-    with recorded() as words:
-        train(DiscriminantRatioMonitor(), items())
-    assert words == []
-
-
 def test_a_ratio_that_is_undefined_is_nan_and_one_warning_in_every_fit() -> None:
     points, _ = items().tensors
     one_class = TensorDataset(points, torch.full((36,), 3))

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
-import torch
 
-from fewshot_callbacks.cli.compare import DYNAMICS, best_checkpoint
+from fewshot_callbacks.cli.compare import DYNAMICS
 from fewshot_callbacks.cli.main import main
+from fewshot_callbacks.cli.runs import TrainingRecord
 from fewshot_callbacks.functional import DynamicsHistory, StepDynamics, compare_dynamics
 from tests.cli.words import CONFIGS, QUIET
 
@@ -73,17 +74,18 @@ def test_fit_says_where_the_run_is_and_how_to_test_it(few_glyphs, capsys):
 
 def test_both_are_tested_on_the_same_episodes_and_their_steps_compared(runs, capsys):
     assert main(["compare", *words(runs)]) == 0
-    screen = capsys.readouterr().out
+    screen = " ".join(capsys.readouterr().out.split())
     for word in (
         "softmax",
         "dr",
-        "accuracy %",
+        "accuracy",
         "mAP",
         "recall@1",
         "norm ratio",
         "con-div",
         "the same for both",
         "20 episodes",
+        "dr minus softmax",
     ):
         assert word in screen
     assert "6 and 6 measured steps" in screen
@@ -103,7 +105,7 @@ def test_json_holds_what_the_table_shows(runs, capsys):
     assert result["differences"]["accuracy"]["value"] == pytest.approx(second["accuracy"] - first["accuracy"])
     of = [test["retrieval"]["metrics"]["mAP"] for test in (first, second)]
     assert result["differences"]["mAP"]["value"] == pytest.approx(of[1] - of[0])
-    assert result["differences"]["f1"]["low"] is None  # a pooled value has no interval
+    assert result["differences"]["f1"]["interval"] == [None, None]  # a pooled value has no interval
     expected = compare_dynamics(*(run / DYNAMICS for run in runs), names=("one", "two"))
     assert result["dynamics"] == expected.to_dict()
 
@@ -116,7 +118,7 @@ def test_files_alone_are_compared_by_their_steps(runs, tmp_path, capsys):
     screen = capsys.readouterr().out
     assert "mine" in screen
     assert "version_1" in screen
-    assert "Not tested: a run has no config.yaml." in screen
+    assert "mine holds no config.yaml." in screen
     assert "1 and 6 measured steps" in screen
 
 
@@ -128,16 +130,15 @@ def test_steps_alone_when_asked_for(runs, capsys):
 
 
 def test_an_interrupted_run_is_told_before_the_table(runs, tmp_path, capsys):
-    # the first run as an interrupt leaves it: ten epochs were asked for; the second as one that was trained for more steps
+    # the first run as an interrupt leaves it, of ten epochs; the second as one that was trained for more steps
     interrupted, longer = tmp_path / "interrupted", tmp_path / "longer"
-    for run, copy in zip(runs, (interrupted, longer), strict=True):
+    for run, copy, change in zip(
+        runs, (interrupted, longer), ({"max_epochs": 10, "ended": False}, {"steps": 12}), strict=True
+    ):
         shutil.copytree(run, copy)
-    config = interrupted / "config.yaml"
-    config.write_text(config.read_text().replace("max_epochs: 2", "max_epochs: 10"))
-    last = longer / "checkpoints" / "last.ckpt"
-    torch.save(torch.load(last, weights_only=True) | {"global_step": 12}, last)
+        replace(TrainingRecord.of(run), **change).save(copy)
     told = [
-        "softmax stopped at epoch 2 of 10, by its last checkpoint: its numbers are those of an unfinished training.",
+        "softmax stopped after epoch 2 of 10: its numbers are those of an unfinished training.",
         "softmax was trained for 2 epochs (6 steps), dr for 2 (12): a difference between the two may come from that "
         "alone.",
     ]
@@ -150,22 +151,11 @@ def test_an_interrupted_run_is_told_before_the_table(runs, tmp_path, capsys):
     assert [(run["epochs"], run["steps"]) for run in result["runs"]] == [(2, 6), (2, 12)]
 
 
-def test_the_newest_best_checkpoint_is_tested(tmp_path):
-    import os
-
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    for age, name in enumerate(("best-v1.ckpt", "best.ckpt", "last.ckpt")):
-        (folder / name).write_text("")
-        os.utime(folder / name, (1000 - age, 1000 - age))
-    assert best_checkpoint(tmp_path).name == "best-v1.ckpt"
-
-
 def test_what_is_missing_is_named(runs, tmp_path, capsys):
     assert main(["compare", str(runs[0]), str(tmp_path / "nothing")]) == 1
     assert f"There is no {tmp_path / 'nothing'}. Give the folder of a run" in capsys.readouterr().err
     assert main(["compare", str(runs[0]), str(tmp_path)]) == 1
-    assert f"{tmp_path} holds no {DYNAMICS}, and no config.yaml to test it by" in capsys.readouterr().err
+    assert f"{tmp_path} holds no {DYNAMICS}, and nothing can be tested" in capsys.readouterr().err
 
     untested = tmp_path / "untested"
     shutil.copytree(runs[0], untested, ignore=shutil.ignore_patterns("*.ckpt"))
@@ -175,4 +165,4 @@ def test_what_is_missing_is_named(runs, tmp_path, capsys):
     unmeasured = tmp_path / "unmeasured"
     shutil.copytree(runs[0], unmeasured, ignore=shutil.ignore_patterns(DYNAMICS))
     assert main(["compare", str(runs[1]), str(unmeasured)]) == 0
-    assert f"unmeasured holds no {DYNAMICS}" in capsys.readouterr().out.replace("\n", "")
+    assert f"there is no {unmeasured / DYNAMICS}." in capsys.readouterr().out

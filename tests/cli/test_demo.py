@@ -6,16 +6,29 @@ import signal
 from contextlib import redirect_stdout
 
 import pytest
+import yaml
 
-from fewshot_callbacks.cli import _demo_run, curves, demo
+from fewshot_callbacks.cli import curves, demo
 from fewshot_callbacks.cli.curves import smooth
 from fewshot_callbacks.cli.main import main
-from fewshot_callbacks.data import Glyphs
+from fewshot_callbacks.cli.runs import TrainingRecord
+from fewshot_callbacks.data.glyphs import load_drawing
 from fewshot_callbacks.plots.style import METHODS
 from fewshot_callbacks.protonet import DistanceRatioHead, ProtoNet
+from tests.cli.conftest import first_classes
+from tests.cli.words import CONFIGS
 from tests.plots.legible import assert_legible
 
 QUICK = ["--epochs", "1", "--episodes", "2", "--test_episodes", "10"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def glyphs():
+    """As many classes as two groups of Grouped Recall need."""
+    drawn = first_classes(load_drawing(), 100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fewshot_callbacks.data.glyphs.load_drawing", lambda *_: drawn)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +38,7 @@ def screen():
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, few_glyphs, screen):
+def finished(tmp_path_factory, glyphs, screen):
     folder = tmp_path_factory.mktemp("demo") / "first"
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen):
         patch.setenv("COLUMNS", "80")
@@ -37,7 +50,7 @@ def test_every_column_is_whole_on_a_screen_of_80_columns(finished, screen):
     lines = screen.getvalue().splitlines()
     table = lines[next(i for i, line in enumerate(lines) if "never seen in training" in line) :]
     head = next(line for line in table if "accuracy" in line)
-    assert head.split() == ["accuracy", "%", "mAP", "R@1", "GR@1", "of", "15", "R@P.5", "F1", "J"]
+    assert head.split() == ["accuracy", "%", "mAP", "R@1", "GR@1", "of", "50", "R@P.5", "F1", "J"]
     rows = [line for line in table if line.split()[:1] in (["random"], ["softmax"], ["DR"], ["soft"])]
     assert [len(row.split()) for row in rows] == [12, 12, 12, 13]
     assert all(len(line) <= 80 and "…" not in line for line in table[: table.index(rows[-1]) + 5])
@@ -53,7 +66,7 @@ def test_it_leaves_curves_logs_checkpoints_and_results(finished, capsys):
     for name in demo.TRAINED:
         assert (finished / name / "best.ckpt").stat().st_size > 0
         assert "train/J" in (finished / name / "metrics.csv").read_text().splitlines()[0]
-        assert list((finished / name / "tensorboard").glob("events*"))
+        assert list((finished / name / "logs").glob("events*"))
     assert not list(finished.parent.glob("*incomplete*"))
 
 
@@ -62,27 +75,23 @@ def test_soft_ap_sees_as_many_images_and_is_tested_as_it_was_kept(finished):
     assert steps == [2, 2, 2]
     random, _, _, soft = json.loads((finished / "results.json").read_text())
     assert soft["retrieval"]["metrics"] != random["retrieval"]["metrics"]  # the weights that were trained
-    options = demo.parser().parse_args(QUICK)
-    images, labels = next(iter(_demo_run.data_of(Glyphs(), options, balanced=True).train_dataloader()))
-    episode, _ = next(iter(_demo_run.data_of(Glyphs(), options).train_dataloader()))
-    assert images.shape == episode.shape
-    assert set(labels.bincount().tolist()) == {0, 1 + _demo_run.QUERIES}
+    episodes, batches = (
+        yaml.safe_load((CONFIGS / f"demo_{name}.yaml").read_text())["data"]["init_args"]["train"]
+        for name in ("protonet", "soft_ap")
+    )
+    assert batches["classes_per_batch"] == episodes["ways"]
+    assert batches["items_per_class"] == episodes["shots"] + episodes["queries"]
 
 
 def values(folder):
+    """Everything but times and places."""
     rows = json.loads((folder / "results.json").read_text())
     for row in rows:
-        del row["retrieval"]["seconds"]
+        del row["checkpoint"], row["retrieval"]["seconds"]
     return rows
 
 
-def test_the_same_seed_gives_the_same_results(finished, tmp_path):
-    again = tmp_path / "again"
-    assert main(["demo", "--output", str(again), *QUICK]) == 0
-    assert values(again) == values(finished)
-
-
-def test_ctrl_c_leaves_what_was_there(finished, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_leaves_what_was_there(tmp_path, monkeypatch):
     target = tmp_path / "demo"
     target.mkdir()
     (target / demo.MARKER).write_text("an earlier demo")
@@ -90,42 +99,43 @@ def test_ctrl_c_leaves_what_was_there(finished, tmp_path, monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_demo_run, "evaluate_random", interrupted)
-    assert main(["demo", "--output", str(target), *QUICK]) == 130
+    monkeypatch.setattr(ProtoNet, "test_step", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(["demo", "--output", str(target), *QUICK]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)  # which Lightning ignores from then on
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
     assert (target / demo.MARKER).read_text() == "an earlier demo"
 
 
-@pytest.mark.parametrize(("name", "status", "word"), [("SIGINT", 130, "Interrupted"), ("SIGTERM", 143, "Terminated")])
-def test_what_an_interrupted_demo_has_trained_is_kept_and_gone_on_with(
-    name, status, word, finished, tmp_path, monkeypatch, capsys
-):
-    before, step = signal.getsignal(signal.SIGINT), ProtoNet.training_step
-
-    def interrupted(self, batch, batch_idx):
-        if isinstance(self.head, DistanceRatioHead):
-            signal.raise_signal(getattr(signal, name))
-        return step(self, batch, batch_idx)
-
+def test_what_an_interrupted_demo_has_trained_is_kept_and_gone_on_with(finished, tmp_path, monkeypatch, capsys):
+    """And the networks that are trained then are those of a demo of the same seed that nobody interrupted."""
+    before, step, trained = signal.getsignal(signal.SIGINT), ProtoNet.training_step, []
     words = ["demo", "--output", str(tmp_path / "demo"), *QUICK]
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(ProtoNet, "training_step", interrupted)
+
+    def stopped_by(name):
+        def training_step(self, batch, batch_idx):
+            trained.append(type(self.head))
+            if name and isinstance(self.head, DistanceRatioHead):
+                signal.raise_signal(getattr(signal, name))
+            return step(self, batch, batch_idx)
+
+        return training_step
+
+    for name, status, word in (("SIGINT", 130, "Interrupted"), ("SIGTERM", 143, "Terminated")):
+        monkeypatch.setattr(ProtoNet, "training_step", stopped_by(name))
+        try:
             assert main(words) == status
-    finally:
-        signal.signal(signal.SIGINT, before)  # which Lightning ignores from then on
-    (kept,) = tmp_path.iterdir()
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"{word}. Kept in {kept}: softmax, trained. The same command goes on from there."
-    heads = []
-
-    def noted(self, batch, batch_idx):
-        heads.append(type(self.head))
-        return step(self, batch, batch_idx)
-
-    monkeypatch.setattr(ProtoNet, "training_step", noted)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        (kept,) = tmp_path.iterdir()
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said == f"{word}. Kept in {kept}: softmax, trained. The same command goes on from there."
+    trained.clear()
+    monkeypatch.setattr(ProtoNet, "training_step", stopped_by(None))
     assert main(words) == 0
-    assert set(heads) == {DistanceRatioHead}
+    assert set(trained) == {DistanceRatioHead}
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
     assert values(tmp_path / "demo") == values(finished)
     names = [sorted(file.name for file in folder.iterdir()) for folder in (tmp_path / "demo", finished)]
@@ -133,21 +143,23 @@ def test_what_an_interrupted_demo_has_trained_is_kept_and_gone_on_with(
     assert (tmp_path / "demo/softmax/metrics.csv").stat().st_size > 0
 
 
-def test_other_settings_begin_anew(tmp_path):
-    def interrupted(seed, expected):
+def test_other_settings_begin_anew_and_a_failure_leaves_nothing(tmp_path):
+    def stopped(seed, error=KeyboardInterrupt):
         with demo.replaced_folder(tmp_path / "demo", {"seed": seed}) as folder:
-            assert demo.trained_in(folder) == expected
-            if seed == 0:
-                demo.note_trained(folder, "softmax", "best.ckpt")
-            raise KeyboardInterrupt
+            there = TrainingRecord.of(folder / "softmax") is not None
+            TrainingRecord(1, 2, 1, ended=seed == 0, head="softmax").save(folder / "softmax")
+            found.append(there)
+            raise error
 
-    for seed, expected in ((0, {}), (1, {}), (0, {"softmax": "best.ckpt"})):
+    found = []
+    for seed in (0, 1, 0):
         with pytest.raises(KeyboardInterrupt):
-            interrupted(seed, expected)
+            stopped(seed)
         assert len(list(tmp_path.iterdir())) == 1
-    with demo.replaced_folder(tmp_path / "demo", {"seed": 0}) as folder:
-        assert demo.trained_in(folder) == {"softmax": "best.ckpt"}
-    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+    assert found == [False, False, True]
+    with pytest.raises(RuntimeError):
+        stopped(0, RuntimeError)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):

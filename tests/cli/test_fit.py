@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from PIL import Image
 
 from fewshot_callbacks.cli.fit import command
 from fewshot_callbacks.cli.main import main
-from tests.cli.words import CONFIGS, QUIET, TINY, TINY_BALANCED
+from fewshot_callbacks.cli.runs import TrainingRecord
+from tests.cli.words import CONFIGS, QUIET, TINY, TINY_BALANCED, write_images
 
 
 @pytest.mark.parametrize("config", ["protonet_dr_glyphs", "protonet_softmax_glyphs"])
@@ -47,11 +47,14 @@ def test_several_episodes_in_a_batch_are_said_once(few_glyphs, tmp_path, monkeyp
 
 def test_fit_on_two_processes_says_once_where_it_is_kept(tmp_path):
     """Lightning starts the second process by the words of the first."""
-    command_line = [str(Path(sys.executable).with_name("fewshot")), "fit"]
-    config = ["--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), *TINY, *QUIET]
-    processes = ["--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.limit_val_batches=1"]
+    write_images(tmp_path / "images")
+    command_line = [str(Path(sys.executable).with_name("fewshot")), "fit", "--config", "protonet_dr_folder"]
+    data = ["root=images", "transform.image_size=16"]
+    sizes = [f"--data.{part}={n}" for part, n in {"train.shots": 1, "train.queries": 2, "evaluation.shots": 1,
+                                                  "evaluation.queries": 2, "num_workers": 0}.items()]  # fmt: skip
+    processes = ["--trainer.strategy=ddp", "--trainer.devices=2"]
     result = subprocess.run(
-        [*command_line, *config, *processes],
+        [*command_line, *(f"--data.dataset.{word}" for word in data), *sizes, *TINY, *QUIET, *processes],
         cwd=tmp_path,
         env=os.environ | {"PL_TORCH_DISTRIBUTED_BACKEND": "gloo", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -61,33 +64,7 @@ def test_fit_on_two_processes_says_once_where_it_is_kept(tmp_path):
     )
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout.count("The run is kept in runs/version_0.") == 1
-
-
-def test_a_wrong_setting_is_named(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", "--config", str(CONFIGS / "protonet_dr_glyphs.yaml"), "--model.heat=dr"])
-    assert stop.value.code == 2
-    assert "heat" in capsys.readouterr().err
-
-
-def test_a_test_class_that_is_too_small_ends_a_fit_before_it_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for split, images in {"train": 20, "val": 20, "test": 19}.items():
-        for number in range(5):
-            folder = tmp_path / "images" / split / f"{split}{number}"
-            folder.mkdir(parents=True)
-            for i in range(images):
-                Image.new("RGB", (20, 20), (i, number, 0)).save(folder / f"{i}.png")
-    config = ["--config", str(CONFIGS / "protonet_dr_folder.yaml"), "--data.dataset.root", "images", *QUIET]
-    words = ["--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--trainer.logger=false"]
-    assert main(["fit", *config, *words]) == 1
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    assert (
-        "The test classes do not suffice for the requested episodes (--data.evaluation.ways 5, --data.evaluation.shots 5,"
-        in said
-    )
-    assert "needs 20 images per class; class 'test0' has 19" in said
+    assert TrainingRecord.of(tmp_path / "runs" / "version_0") == TrainingRecord(1, 1, 1, ended=True, head="dr")
 
 
 def test_fit_on_average_precision_then_test_from_the_checkpoint(few_glyphs, tmp_path, monkeypatch, capsys):
@@ -124,19 +101,10 @@ def test_a_backbone_and_a_loss_by_their_class(few_glyphs, tmp_path, monkeypatch)
     assert cli.trainer.optimizers[0].param_groups[0]["lr"] == 0.001
 
 
-def images(root, counts, classes=3):
-    for split, number in counts.items():
-        for name in range(classes):
-            folder = root / split / f"{split}{name}"
-            folder.mkdir(parents=True)
-            for i in range(number):
-                Image.new("RGB", (20, 20), (60 * i, 80 * name, 0)).save(folder / f"{i}.png")
-
-
 @pytest.mark.filterwarnings("ignore:.*Grouped Recall is left out")
 def test_a_folder_needs_no_episodes_for_average_precision(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    images(tmp_path / "images", {"train": 4, "val": 2, "test": 2})
+    write_images(tmp_path / "images", classes=3)
     words = ["fit", "--config", str(CONFIGS / "soft_ap_folder.yaml"), *TINY_BALANCED, *QUIET, "--trainer.logger=false"]
     words += [
         "--model.init_args.backbone=conv4",
@@ -148,33 +116,28 @@ def test_a_folder_needs_no_episodes_for_average_precision(tmp_path, monkeypatch,
     assert main([*words, "--data.train.classes_per_batch=3", "--data.train.items_per_class=4"]) == 0
 
 
-@pytest.mark.parametrize("words", [["--config", "protonet_softmax_folder"], ["--config=cub_conv4_1shot_dr"]])
-def test_a_configuration_of_the_package_is_found_by_its_name_anywhere(words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", *words, "--print_config"])
-    assert stop.value.code == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert shown["model"]["head"] == ("softmax" if "softmax" in words[-1] else "dr")
-
-
-def test_a_name_of_no_configuration_names_the_nearest(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["fit", "--config", "protonet_dr_foldr"]) == 1
-    assert "no configuration of this name. Did you mean protonet_dr_folder?" in capsys.readouterr().err
-    assert main(["fit", "--config", "xyz"]) == 1
-    assert "Give a file, or one of cub_conv4_1shot_dr, " in capsys.readouterr().err
-
-
-def test_a_file_comes_before_a_configuration_of_its_name(tmp_path, monkeypatch, capsys):
+def test_a_configuration_of_the_package_is_found_by_its_name_anywhere(tmp_path, monkeypatch, capsys):
+    """A file of that name comes first; a name that there is not names the nearest."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "protonet_dr_glyphs").write_text(
         "model: {head: softmax}\n"
         "data: {class_path: fewshot_callbacks.FewShotDataModule, init_args: {dataset: fewshot_callbacks.Glyphs}}"
     )
-    with pytest.raises(SystemExit):
-        main(["fit", "--config", "protonet_dr_glyphs", "--print_config"])
-    assert yaml.safe_load(capsys.readouterr().out)["model"]["head"] == "softmax"
+    for words, head in (
+        (["--config", "protonet_softmax_folder"], "softmax"),
+        (["--config=cub_conv4_1shot_dr"], "dr"),
+        (["--config", "protonet_dr_glyphs"], "softmax"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["fit", *words, "--print_config"])
+        assert stop.value.code == 0
+        assert yaml.safe_load(capsys.readouterr().out)["model"]["head"] == head
+    for name, hint in (
+        ("protonet_dr_foldr", "Did you mean protonet_dr_folder?"),
+        ("xyz", "Give a file, or one of cub_"),
+    ):
+        assert main(["fit", "--config", name]) == 1
+        assert f"no configuration of this name. {hint}" in capsys.readouterr().err
 
 
 def test_the_wheel_holds_the_configurations():

@@ -63,7 +63,7 @@ def test_a_warning_is_its_words_alone():
             warnings.warn("Old.", DeprecationWarning)
         sys.modules["fewshot_callbacks.cli.plan"] = types.SimpleNamespace(run=run)
         from fewshot_callbacks.cli import main
-        sys.argv = ["fewshot", "plan"]
+        sys.argv = ["fewshot", "plan", "--queries=9", "--dim=2"]
         sys.exit(main())
     """
     done = subprocess.run(
@@ -79,7 +79,7 @@ def test_an_interrupt_says_so(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fewshot_callbacks.cli.plan.run", interrupted)
-    assert main(["plan"]) == 130
+    assert main(["plan", "--queries=9", "--dim=2"]) == 130
     assert "Interrupted." in capsys.readouterr().err
 
 
@@ -178,10 +178,12 @@ def test_the_maths_needs_neither_lightning_nor_torchvision():
 @pytest.mark.parametrize(
     ("words", "not_needed"),
     [
-        (["--help"], "torch numba lightning jsonargparse"),
+        *(
+            ([*name, "--help"], "torch numpy numba lightning jsonargparse rich")
+            for name in ([], *([one] for one in COMMANDS))
+        ),
         (["evaluate", "e.npz"], "lightning torchvision torchmetrics matplotlib tensorboard sklearn PIL jinja2"),
         (["report", "e.npz", "-o", "e.html"], "lightning torchvision torchmetrics matplotlib tensorboard sklearn"),
-        (["demo", "--help"], "torch lightning torchvision torchmetrics matplotlib tensorboard numba"),
         (["plan", "--queries", "9", "--dim", "2"], "lightning torchvision torchmetrics matplotlib tensorboard sklearn"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
@@ -205,6 +207,7 @@ def test_public_names_are_complete_and_sorted():
     import fewshot_callbacks
 
     assert list(fewshot_callbacks.__all__) == sorted(fewshot_callbacks.__all__)
-    assert {name for names in fewshot_callbacks._HOME.values() for name in names} == set(fewshot_callbacks.__all__)
+    assert "RetrievalMonitor" in fewshot_callbacks.__all__
+    assert set(fewshot_callbacks.__all__) <= set(dir(fewshot_callbacks))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = fewshot_callbacks.nothing

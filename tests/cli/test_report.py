@@ -95,14 +95,6 @@ def test_input_that_cannot_be_used_takes_one_line(folder, words, said, capsys):
     assert error.count("\n") == 1
 
 
-def test_help_tells_each_option(capsys):
-    with pytest.raises(SystemExit):
-        main(["report", "--help"])
-    out = " ".join(capsys.readouterr().out.split())
-    for words in ("--against FILE", "--train FILE", "Largest size of the file in MB", "ImageFolder", "--similarity"):
-        assert words in out
-
-
 # ------------------------------------------------------------------------------------- files that somebody else has made
 
 

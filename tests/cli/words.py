@@ -1,6 +1,9 @@
-"""Words of the command line that tests have in common: where the configurations lie, and a run of seconds."""
+"""Words and images that tests of commands have in common: where the configurations lie, and a run of seconds."""
 
 from pathlib import Path
+
+import numpy as np
+from PIL import Image
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -11,3 +14,15 @@ TINY_BALANCED = [*ONE_EPOCH, "--data.train.batches=2"]
 
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+
+
+def write_images(root, classes=5, images=4):
+    """Write noise around a grey for each class of each split, as ImageFolder reads it."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "val", "test"):
+        for number in range(classes):
+            folder = root / split / f"{split}{number}"
+            folder.mkdir(parents=True)
+            for i in range(images):
+                pixels = (40 * number + rng.integers(0, 40, (18, 18, 3))).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")

@@ -86,7 +86,7 @@ def test_the_model_and_the_images_are_those_of_the_authors_program(backbone, tmp
         "--trainer.limit_val_batches=0",
     ]
     words += ["--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--ckpt_path=none"]
-    cli = command(words, keep_configuration=False)
+    cli = command(words)
     model, data = cli.model, cli.datamodule
     deviations = [
         (module.weight.std().item(), math.sqrt(2 / (module.kernel_size[0] ** 2 * module.out_channels)))

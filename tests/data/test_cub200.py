@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from fewshot_callbacks.data import CUB200
 from fewshot_callbacks.data.cub200 import cub_split
-from tests.data.trees import CLASSES, PLAIN, SMALL, SPLITS, everything, write_lists, write_tree
+from tests.data.trees import CLASSES, PLAIN, SPLITS, everything, write_lists, write_tree
 
 
 @pytest.fixture(scope="module")
@@ -55,37 +55,29 @@ def test_each_image_has_the_label_of_its_class(birds: Path, split: str) -> None:
     assert labels.bincount().tolist() == [2] * len(names)
 
 
-def test_it_goes_into_workers_of_any_loader(birds: Path) -> None:
-    images = pickle.loads(pickle.dumps(CUB200(birds, "test", transform=PLAIN)))
+def test_it_goes_into_workers_of_any_loader_and_grey_images_are_read_as_colour(broken: Path) -> None:
+    Image.new("L", (9, 9), 100).save(CUB200(broken, "test").files[0])
+    images = pickle.loads(pickle.dumps(CUB200(broken, "test", transform=PLAIN)))
     pixels, labels = (torch.cat(parts) for parts in zip(*DataLoader(images, 7, num_workers=1), strict=True))
-    expected = everything(images)
-    assert torch.equal(pixels, expected[0])
-    assert torch.equal(labels, expected[1])
+    assert torch.equal(pixels, everything(images)[0])
+    assert torch.equal(labels, images.labels)
+    assert pixels.shape[1] == 3
 
 
-def test_grey_images_are_read_as_colour(broken: Path) -> None:
-    images = CUB200(broken, transform=SMALL)
-    Image.new("L", (9, 9), 100).save(images.files[0])
-    assert images[0][0].shape == (3, 8, 8)
-
-
-def test_what_is_missing_is_named_with_the_archive(broken: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["images", "classes.txt", "images.txt", "image_class_labels.txt"])
+def test_what_is_missing_is_named_with_the_archive(broken: Path, name: str) -> None:
+    (broken / "CUB_200_2011" / name).rename(broken / "away")
     with pytest.raises(
-        FileNotFoundError, match=r"nowhere/CUB_200_2011/images'\. Unpack CUB_200_2011\.tgz from the Cal"
+        FileNotFoundError, match=rf"CUB_200_2011 holds no '{name}'\. Unpack CUB_200_2011\.tgz from the Cal"
     ):
-        CUB200(tmp_path / "nowhere")
-    for name in ("classes.txt", "images.txt", "image_class_labels.txt"):
-        (broken / "CUB_200_2011" / name).rename(broken / "away")
-        with pytest.raises(FileNotFoundError, match=rf"CUB_200_2011 holds no '{name}'\. Unpack CUB_200_2011\.tgz"):
-            CUB200(broken)
-        (broken / "away").rename(broken / "CUB_200_2011" / name)
+        CUB200(broken)
 
 
 def test_missing_images_are_counted_and_partial_goes_on(broken: Path) -> None:
     folder = broken / "CUB_200_2011" / "images"
     shutil.rmtree(folder / CLASSES[4])
-    (folder / CLASSES[199] / "Bird_1.jpg").unlink()
     first = f"{CLASSES[199]}/Bird_1.jpg"  # the lists begin with the last class
+    (folder / first).unlink()
     with pytest.raises(
         FileNotFoundError, match=rf"3 of the 400 images .*; the first is '{first}'\. Unpack .* partial="
     ):
@@ -94,26 +86,30 @@ def test_missing_images_are_counted_and_partial_goes_on(broken: Path) -> None:
     assert len(CUB200(broken, "test", partial=True)) == 99
 
 
-def test_other_numbers_of_classes_are_refused(broken: Path) -> None:
-    folder = broken / "CUB_200_2011"
-    paths = [f"{i + 1} {CLASSES[i]}/Bird_0.jpg" for i in range(195)]
-    write_lists(folder, paths, [f"{i + 1} {i + 1}" for i in range(195)])
-    with pytest.raises(ValueError, match=r"train has 98 of 100; val has 49 of 50; test has 48 of 50\. Unpack"):
-        CUB200(broken)
-    assert len(CUB200(broken, partial=True).class_names) == 98
-    write_lists(folder, paths[:3], ["1 1", "2 2", "3 3"])
-    with pytest.raises(ValueError, match=r"leaves test without a class\. Unpack all of CUB_200_2011\.tgz"):
-        CUB200(broken, partial=True)
+@pytest.mark.parametrize(
+    ("classes", "partial", "words"),
+    [
+        (195, False, r"train has 98 of 100; val has 49 of 50; test has 48 of 50\. Unpack .*, or pass partial=True"),
+        (3, True, r"leaves test without a class\. Unpack CUB_200_2011\.tgz from"),
+    ],
+)
+def test_other_numbers_of_classes_are_refused(broken: Path, classes: int, partial: bool, words: str) -> None:
+    paths = [f"{i + 1} {CLASSES[i]}/Bird_0.jpg" for i in range(classes)]
+    write_lists(broken / "CUB_200_2011", paths, [f"{i + 1} {i + 1}" for i in range(classes)])
+    with pytest.raises(ValueError, match=words):
+        CUB200(broken, partial=partial)
 
 
-def test_lists_that_do_not_fit_are_refused(broken: Path) -> None:
-    folder = broken / "CUB_200_2011"
-    write_lists(folder, [f"1 {CLASSES[0]}/Bird_0.jpg", f"2 {CLASSES[1]}/Bird_0.jpg"], ["1 1"])
-    with pytest.raises(ValueError, match=r"has 2 images and image_class_labels\.txt 1, .*; image 2 is in only one"):
-        CUB200(broken)
-    write_lists(folder, [f"1 {CLASSES[0]}/Bird_0.jpg"], ["1 201"])
-    with pytest.raises(ValueError, match=r"has the class 201, which classes\.txt does not name"):
-        CUB200(broken)
-    write_lists(folder, [f"1 {CLASSES[0]}/Bird_0.jpg", "two"], ["1 1"])
-    with pytest.raises(ValueError, match=r"Line 2 of .*images\.txt is 'two', not a number and a name\. Unpack CUB"):
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        ((0, 1), ["1 1"], r"has 2 images and image_class_labels\.txt 1, .*; image 2 is in only one"),
+        ((0,), ["1 201"], r"has the class 201, which classes\.txt does not name"),
+        ((0, None), ["1 1"], r"Line 2 of .*images\.txt is 'two', not a number and a name\. Unpack CUB"),
+    ],
+)
+def test_lists_that_do_not_fit_are_refused(broken: Path, images: tuple, labels: list[str], words: str) -> None:
+    paths = ["two" if i is None else f"{n} {CLASSES[i]}/Bird_0.jpg" for n, i in enumerate(images, start=1)]
+    write_lists(broken / "CUB_200_2011", paths, labels)
+    with pytest.raises(ValueError, match=words):
         CUB200(broken)

@@ -254,7 +254,7 @@ def test_wrong_settings_fail_in_the_constructor(settings: dict, words: str) -> N
         (Episodes, {"shots": 2.5}, "shots is 2.5; expected a whole number"),
         (ClassBalanced, {"classes_per_batch": 0}, "classes_per_batch=0"),
         (ClassBalanced, {"classes_per_batch": 4, "items_per_class": 1}, "items_per_class=1"),
-        (ClassBalanced, {"classes_per_batch": 4, "batches": 0}, "batches is 0"),
+        (ClassBalanced, {"classes_per_batch": 4, "batches": 0}, "batches=0"),
     ],
 )
 def test_wrong_sizes_of_batches_fail_in_the_constructor(as_users_run_it, batches, sizes: dict, words: str) -> None:

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.data import EpisodicBatchSampler
-from fewshot_callbacks.data.data_module import coming_epoch
 from fewshot_callbacks.functional.episodes import sample_episodes
 
 LABELS = torch.tensor([3, 1, 4, 1, 5]).repeat(12)  # 12 images of 3, 4, 5 and 24 of 1
@@ -116,12 +114,12 @@ def test_training_needs_an_episode_for_each_rank(monkeypatch: pytest.MonkeyPatch
         len(sampler)
 
 
-class Recorder(LightningModule):
-    """Notes which items it was trained (and validated on)."""
+class Writer(LightningModule):
+    """Leaves what its process has seen in a file."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.folder, self.weight = folder, torch.nn.Parameter(torch.zeros(1))
         self.seen: dict[str, list[list[int]]] = {"train": [], "val": []}
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
@@ -131,47 +129,6 @@ class Recorder(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
 
-
-class Episodes(LightningDataModule):
-    def __init__(self, workers: int = 0) -> None:
-        super().__init__()
-        self.workers = workers
-
-    def train_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        sampler = EpisodicBatchSampler(LABELS, ways=2, shots=1, queries=2, episodes=3, epoch=coming_epoch(self.trainer))
-        return DataLoader(TensorDataset(torch.arange(60)), batch_sampler=sampler, num_workers=self.workers)
-
-
-def trainer(folder: Path | None = None) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        max_epochs=4,
-        logger=False,
-        callbacks=[] if folder is None else [ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)],
-        enable_checkpointing=folder is not None,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-
-
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # the resumed run keeps no checkpoint
-@pytest.mark.parametrize("workers", [0, 1])
-def test_lightning_gives_each_epoch_its_episodes_also_after_a_resume(tmp_path: Path, workers: int) -> None:
-    whole, resumed = Recorder(), Recorder()
-    trainer(tmp_path).fit(whole, Episodes(workers))
-    expected = EpisodicBatchSampler(LABELS, ways=2, shots=1, queries=2, episodes=3)
-    assert whole.seen["train"] == [batch for _ in range(4) for batch in expected]
-    trainer().fit(resumed, Episodes(workers), ckpt_path=str(tmp_path / "epoch=1.ckpt"))
-    assert resumed.seen["train"] == whole.seen["train"][6:]
-
-
-class Writer(Recorder):
-    """Leaves what its process has seen in a file."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.folder = folder
-
     def validation_step(self, batch, batch_idx):
         self.seen["val"].append(batch[0].tolist())
 
@@ -179,20 +136,12 @@ class Writer(Recorder):
         (self.folder / f"{self.global_rank}.json").write_text(json.dumps(self.seen))
 
 
-class Data(LightningDataModule):
-    def train_dataloader(self):
-        return loader(episodes=7)
-
-    def val_dataloader(self):
-        return loader(episodes=6, fixed=True)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="torch survives a fork on Linux alone")
 def test_two_processes_of_a_trainer_split_the_episodes_and_repeat_none(tmp_path: Path) -> None:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     processes = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_fork"}
     Trainer(**quiet, **processes, enable_checkpointing=False, max_epochs=2, num_sanity_val_steps=0).fit(
-        Writer(tmp_path), Data()
+        Writer(tmp_path), loader(episodes=7), loader(episodes=6, fixed=True)
     )
     zero, one = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
 

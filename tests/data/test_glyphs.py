@@ -1,6 +1,5 @@
 """Glyphs: distinct classes, unseen scripts, a cache that heals, an augmentation that repeats."""
 
-import ast
 import unicodedata
 from collections import defaultdict
 from pathlib import Path
@@ -256,13 +255,3 @@ def test_the_numbers_in_the_documentation_are_those_of_the_data(splits: dict[str
     page = (Path(__file__).parents[2] / "docs" / "glyphs.md").read_text()
     for name, glyph_set in splits.items():
         assert f"| **{name}** | | **{len(glyph_set.class_names):,}** | **{len(glyph_set):,}** |" in page
-
-
-def test_torchvision_is_imported_by_folders_alone_and_only_when_used() -> None:
-    package = Path(glyphs.__file__).parents[1]
-    files = [*package.glob("data/**/*.py"), *package.glob("functional/episodes/*.py")]
-    assert {file.parent.name for file in files} == {"data", "episodes"}
-    for file in files:
-        for node in ast.parse(file.read_text()).body:  # the top level
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                assert "torchvision" not in ast.unparse(node), file

@@ -132,17 +132,6 @@ def test_a_box_is_cut_out_and_squeezed_whole(logos: Path) -> None:
     assert pixels[0, 1].max() < 0.2
 
 
-def test_a_margin_is_a_part_of_each_side_and_ends_at_the_border(logos: Path) -> None:
-    for number, box in enumerate([(10, 10, 50, 20), (10, 10, 50, 20)]):
-        add(logos, "Food", "Wide", number, ("Wide", box), image=two_colours())
-    pixels, _ = only(
-        logos, "Wide", margin=0.5, transform=replace(PLAIN, image_size=40)
-    )  # 80 x 20, of which 60 x 20 are in the image
-    bright = pixels[0].amax(dim=0) > 0.4
-    assert bright.any(dim=1).nonzero().flatten()[[0, -1]].tolist() == pytest.approx([10, 29], abs=1)  # rows 5 to 15
-    assert bright.any(dim=0).nonzero().flatten()[[0, -1]].tolist() == pytest.approx([7, 33], abs=1)  # columns 10 to 50
-
-
 def test_training_crops_are_random_parts_of_the_whole_box_squeezed(logos: Path) -> None:
     """Each column of the box has its own red, so a crop shows which columns it holds, and that none is left out."""
     wide = Image.fromarray(np.tile(np.arange(0, 200, 5, dtype=np.uint8)[None, :, None], (10, 1, 3)))
@@ -241,7 +230,6 @@ def test_a_split_without_classes_is_refused(logos: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"margin": -0.1}, r"margin is -0\.1"),
         ({"min_boxes": 0}, "min_boxes is 0"),
         ({"val_share": 0.8}, r"val_share is 0\.8 and test_share 0\.2; .* a sum below 1"),
         ({"test_share": 0.0}, r"test_share 0\.0"),

@@ -82,23 +82,6 @@ def test_evaluation_images_may_be_resized_to_a_square_or_another_fixed_size(heig
     torch.testing.assert_close(PhotoTransform(**{**PLAIN, "resize": (height, width)})([image]), values([fitted]))
 
 
-def test_random_crops_have_the_area_that_is_asked_for() -> None:
-    """Each pixel knows its column and row, so a crop without a resize tells its own sides; 0.08 is torchvision's default."""
-    side, smallest, areas = 101, 0.08, []
-    column, row = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy")
-    image = Image.fromarray(torch.stack([column, row, row], dim=-1).to(torch.uint8).numpy())
-    transform = PhotoTransform(**{**STILL, "image_size": 64, "resize": None, "min_area": smallest})
-    torch.manual_seed(0)
-    for _ in range(400):
-        crop = (
-            255 * transform([image], True)[0]
-        )  # (channel, 64, 64); neighbours in a crop of w columns differ by w / 64
-        width, height = crop[0, 5, 59] - crop[0, 5, 4], crop[1, 59, 5] - crop[1, 4, 5]  # of 55 of its 64 steps
-        areas.append((width * height / (55 * side / 64) ** 2).item())
-    assert smallest - 0.01 < min(areas) < smallest + 0.05
-    assert max(areas) > 0.9
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -81,21 +81,3 @@ def test_distance_ratios_are_extreme_at_the_vectors_and_the_softmax_of_angles_is
     angles = maps.SPHERE["softmax of angles"]
     assert distance(maps.extremes(angles, 1), RED) > 0.1
     torch.testing.assert_close(maps.extremes(angles, -1), -RED[None], atol=1e-6, rtol=0.0)
-
-
-def test_no_two_markers_share_a_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pictures keep the colours of all markers, and stay small; they are drawn with a quarter of the steps here."""
-    from PIL import Image, ImageColor
-
-    for name in ("SIDE", "LATITUDE", "LONGITUDE"):
-        monkeypatch.setattr(maps, name, getattr(maps, name)[::4])
-    maps.draw_maps(tmp_path)
-    colours_of_marks = [*(colour for colour, _ in maps.CLASSES.values()), maps.EXTREME]
-    expected = {ImageColor.getrgb(colour) for colour in colours_of_marks}
-    assert len(expected) == 4
-    for name in ("plane", "sphere"):
-        for folder in (tmp_path, FILE.parents[1] / "docs"):
-            file = folder / f"distance_ratio_maps_{name}.png"
-            colours = Image.open(file).convert("RGB").getcolors(maxcolors=1 << 24)
-            assert expected <= {colour for count, colour in colours if count >= 10}, file
-            assert file.stat().st_size < 200_000

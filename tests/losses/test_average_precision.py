@@ -89,41 +89,21 @@ def test_gradients_are_those_of_finite_differences(similarity, remade, monkeypat
             continue
         embeddings.requires_grad_()
         loss = SoftAveragePrecisionLoss(7, similarity=similarity)
-        assert torch.autograd.gradcheck(lambda values, loss=loss: loss(values, labels), (embeddings,))
         gallery = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(
-            lambda values, others, loss=loss: loss(values, labels, others, torch.arange(5) % 3), (embeddings, gallery)
-        )
-        return
-    pytest.fail("no set was clear of kinks")
-
-
-@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
-def test_second_derivatives_are_those_of_finite_differences(similarity):
-    """Those through `create_graph=True`, as of a penalty on the gradient."""
-    labels = torch.tensor([0, 0, 1, 1, 0, 2, 1])
-    for seed in range(20):
-        embeddings = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        if not clear_of_kinks(embeddings, similarity, 7):
-            continue
-        embeddings.requires_grad_()
-        loss = SoftAveragePrecisionLoss(7, similarity=similarity)
-        assert torch.autograd.gradgradcheck(lambda values, loss=loss: loss(values, labels), (embeddings,))
-        gallery = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradgradcheck(
-            lambda values, others, loss=loss: loss(values, labels, others, torch.arange(5) % 3), (embeddings, gallery)
-        )
+        for check in (
+            torch.autograd.gradcheck,
+            torch.autograd.gradgradcheck,
+        ):  # the second as of a penalty on the first
+            assert check(lambda values, loss=loss: loss(values, labels), (embeddings,))
+            assert check(
+                lambda values, others, loss=loss: loss(values, labels, others, torch.arange(5) % 3),
+                (embeddings, gallery),
+            )
         (first,) = torch.autograd.grad(loss(embeddings, labels), embeddings)
         (again,) = torch.autograd.grad(loss(embeddings, labels), embeddings, create_graph=True)
         torch.testing.assert_close(again, first)
         return
     pytest.fail("no set was clear of kinks")
-
-
-def test_second_derivatives_of_relaxed_codes():
-    codes = (0.9 * torch.rand(8, 6, dtype=torch.float64) - 0.45).requires_grad_()
-    loss = SoftAveragePrecisionLoss(similarity="hamming")
-    assert torch.autograd.gradgradcheck(lambda values: loss(torch.tanh(values), torch.arange(8) % 3), (codes,))
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
@@ -151,7 +131,8 @@ def test_gradients_of_relaxed_codes(dim):
     codes = (0.9 * torch.rand(8, dim, dtype=torch.float64) - 0.45).requires_grad_()
     labels = torch.arange(8) % 3
     loss = SoftAveragePrecisionLoss(similarity="hamming")
-    assert torch.autograd.gradcheck(lambda values: loss(torch.tanh(values), labels), (codes,))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda values: loss(torch.tanh(values), labels), (codes,))
 
 
 @settings(max_examples=40, deadline=None)
@@ -198,15 +179,6 @@ def test_the_value_comes_near_the_exact_average_precision_as_bins_grow():
     assert short == sorted(short, reverse=True)
     # what stays is lost where a relevant item's own two parts fall into two bins: the first part counts without the second
     assert 0 < short[-1] < 0.01 < short[0] / 5
-
-
-def test_the_order_of_the_batch_does_not_matter():
-    labels = torch.arange(30) % 7
-    embeddings = torch.randn(30, 8, dtype=torch.float64, requires_grad=True)
-    loss, order = SoftAveragePrecisionLoss(), torch.randperm(30)
-    (gradient,) = torch.autograd.grad(loss(embeddings, labels), embeddings)
-    (permuted,) = torch.autograd.grad(loss(embeddings[order], labels[order]), embeddings)
-    torch.testing.assert_close(permuted, gradient)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

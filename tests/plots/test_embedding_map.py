@@ -26,33 +26,6 @@ def test_all_text_can_be_read(classes, spread):
     assert_legible(embedding_map(blobs(classes, spread), dict(enumerate(NAMES)), LONG))
 
 
-def test_names_stand_on_the_map_where_classes_lie_apart():
-    assert not embedding_map(blobs(4)).legends
-    assert len(embedding_map(blobs(4, spread=20.0)).legends) == 1
-    assert len(embedding_map(blobs(100)).legends) == 1
-
-
-def test_a_name_stands_next_to_its_class():
-    map_ = blobs(5)
-    figure = embedding_map(map_, [f"name {number}" for number in range(5)])
-    axes = figure.axes[0]
-    for text, box in drawn_texts(figure):
-        if text.startswith("name"):
-            middle = axes.transData.inverted().transform(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
-            nearest = np.linalg.norm(map_.points - middle, axis=1).argmin()
-            assert map_.labels[nearest] == int(text.split()[1])
-
-
-def test_names_stay_at_their_classes_at_every_resolution():
-    figure = embedding_map(blobs(5))
-    places = []
-    for resolution in (50, 100, 300):
-        texts = dict(drawn_texts(figure, resolution))
-        places.append([(texts[str(n)].x0 / resolution, texts[str(n)].y0 / resolution) for n in range(5)])
-    np.testing.assert_allclose(places[0], places[1], atol=0.03)
-    np.testing.assert_allclose(places[2], places[1], atol=0.03)
-
-
 def test_every_item_is_drawn_and_every_named_class_looks_different():
     figure = embedding_map(blobs(100, items=1000))
     rest, *named = figure.axes[0].collections

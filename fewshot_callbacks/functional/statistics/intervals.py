@@ -96,6 +96,25 @@ class Difference:
         """Whether the interval of the difference excludes zero; False where the interval is NaN."""
         return self.interval.low > 0 or self.interval.high < 0
 
+    def in_words(self) -> tuple[str, str, str, str, str]:
+        """Write both values, their difference, its interval and whether that is beyond chance, as tables show them.
+
+        The last two are empty where the interval is unknown, as that of a pooled metric is.
+
+        Examples:
+            >>> Difference(0.75, 0.5, Interval(0.125, 0.375)).in_words()
+            ('0.7500', '0.5000', '+0.2500', '+0.1250 to +0.3750', 'yes')
+        """
+        low, high = self.interval
+        known = not math.isnan(low)
+        return (
+            f"{self.first:.4f}",
+            f"{self.second:.4f}",
+            f"{self.value:+.4f}",
+            f"{low:+.4f} to {high:+.4f}" if known else "",
+            ("yes" if self.is_beyond_chance else "no") if known else "",
+        )
+
 
 def normal_quantile(confidence: float) -> float:
     """Return the half-width of an interval of this confidence in standard errors: 1.96 for 0.95."""

@@ -3,16 +3,12 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from icons.files import (
     IconFolder,
-    Theme,
     base_folders,
     families,
     find_themes,
     icon_files,
-    installed_state,
 )
 
 from tests.examples.icon_trees import SVG, draw, theme
@@ -95,16 +91,6 @@ def test_variants_of_a_theme_are_one_family(tmp_path: Path) -> None:
     }
 
 
-def test_inherited_icons_are_the_ancestors_own(tmp_path: Path) -> None:
-    old = theme(tmp_path, "Old", {"icons": {"Size": 16}})
-    theme(tmp_path, "New", {"icons": {"Size": 16}}, inherits=("Old",))
-    draw(old / "icons" / "cut.png", 0)
-    of = {
-        name: icon_files(g, 16, vectors=True, symbolic=False) for name, g in families(find_themes([tmp_path])).items()
-    }
-    assert {name: list(files) for name, files in of.items()} == {"New": [], "Old": ["cut"]}
-
-
 def test_the_nearest_size_counts_and_pixels_come_before_vectors(tmp_path: Path) -> None:
     folders = {
         "16": {"Size": 16, "Context": "Actions"},
@@ -132,26 +118,6 @@ def test_the_nearest_size_counts_and_pixels_come_before_vectors(tmp_path: Path) 
     assert icon_files(themes, 32, vectors=True, symbolic=False)["both"].context == "Emblems"
 
 
-@given(
-    st.lists(st.tuples(st.integers(8, 64), st.integers(0, 40), st.booleans()), min_size=1, max_size=6),
-    st.integers(8, 64),
-)
-def test_no_other_file_is_nearer(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int, bool]], size: int
-) -> None:
-    folders, files = [], {}
-    root = tmp_path_factory.mktemp("theme")
-    for number, (smallest, spread, vector) in enumerate(sizes):
-        (root / str(number)).mkdir()
-        file = root / str(number) / ("a.svg" if vector else "a.png")
-        file.touch()
-        folders.append(IconFolder(str(number), smallest, smallest, smallest + spread, ""))
-        files[file] = (min(abs(size - s) for s in range(smallest, smallest + spread + 1)), vector)
-    art = Theme("Art", (root,), (), tuple(folders))
-    best = icon_files([art], size, vectors=True, symbolic=False)["a"]
-    assert files[best.path] == min(files.values())
-
-
 def test_symbolic_icons_are_left_out_unless_asked_for(tmp_path: Path) -> None:
     home = theme(tmp_path, "Art", {"icons": {"Size": 16}, "symbolic/icons": {"Size": 16}})
     for file in ("icons/cut.png", "icons/cut-symbolic.png", "icons/cut-symbolic-rtl.png", "symbolic/icons/copy.png"):
@@ -171,24 +137,3 @@ def test_a_link_names_the_icon_that_it_leads_to(tmp_path: Path) -> None:
     assert {name: file.target for name, file in files.items()} == {
         "cut": "edit-cut", "edit-cut": "edit-cut", "gtk-cut": "edit-cut", "lost": "nowhere",
     }  # fmt: skip
-
-
-def test_the_state_changes_when_a_file_is_replaced_added_or_removed(tmp_path: Path) -> None:
-    home = theme(tmp_path, "Art", {"icons": {"Size": 16}})
-    draw(home / "icons" / "a.png", 0)
-    states = []
-
-    def remember() -> None:
-        states.append(tuple(installed_state(find_themes([tmp_path]))))
-
-    remember()
-    remember()
-    assert states[0] == states[1]
-    draw(tmp_path / "new.png", 1)
-    (tmp_path / "new.png").replace(home / "icons" / "a.png")  # as a package manager does
-    remember()
-    draw(home / "icons" / "b.png", 2)
-    remember()
-    (home / "icons" / "b.png").unlink()
-    remember()
-    assert len(set(states)) == 4

@@ -16,16 +16,12 @@ from icons import __main__ as command_line
 from icons.augmentation import IconAugmentation, on_white
 from icons.cache import cache_file, installed_themes, load_drawing
 from icons.copies import NEAR_COPY, circles, near_copies
-from icons.drawing import DrawnIcons, choose, draw_file, draw_icons, is_of_one_colour
-from icons.files import base_folders, find_themes
-from lightning.pytorch import Trainer
+from icons.drawing import DrawnIcons, choose, draw_file, draw_icons
+from icons.files import find_themes
 from PIL import Image
 
-from fewshot_callbacks.callbacks import GeneralizationGapMonitor, RetrievalMonitor
 from fewshot_callbacks.cli.main import main
-from fewshot_callbacks.data import Episodes, FewShotDataModule
 from fewshot_callbacks.data.dataset import split_of
-from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
 from tests.cli.words import QUIET
 from tests.cli.words import TINY as TINY_RUN
 from tests.examples.icon_trees import SVG, draw, many, picture, theme
@@ -66,14 +62,6 @@ def test_a_png_is_scaled_into_the_middle_of_the_square(tmp_path: Path) -> None:
     assert np.array_equal(exact, visible)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "I;16"])
-def test_a_png_of_any_mode_is_drawn(tmp_path: Path, mode: str) -> None:
-    Image.new(mode, (6, 6)).save(tmp_path / "a.png")
-    drawn = draw_file(tmp_path / "a.png", 8)
-    assert drawn is not None
-    assert drawn.shape == (4, 8, 8)
-
-
 def test_a_vector_is_drawn_at_any_size(tmp_path: Path) -> None:
     pytest.importorskip("resvg_py")
     half = '<rect width="4" height="8" fill="#ff0000"/>'
@@ -97,23 +85,6 @@ def test_a_broken_file_is_no_picture(tmp_path: Path, name: str, content: bytes |
     if content is not None:
         (tmp_path / name).write_bytes(content)
     assert draw_file(tmp_path / name, 8) is None
-
-
-def test_a_half_written_png_is_no_picture(tmp_path: Path) -> None:
-    draw(tmp_path / "whole.png", 3, side=64)
-    content = (tmp_path / "whole.png").read_bytes()
-    (tmp_path / "half.png").write_bytes(content[: len(content) // 2])
-    assert draw_file(tmp_path / "half.png", 8) is None
-
-
-def test_one_colour_is_one_whatever_its_transparency() -> None:
-    rng = np.random.default_rng(0)
-    one = np.zeros((4, 8, 8), dtype=np.uint8)
-    one[:3], one[3] = np.array([40, 90, 200])[:, None, None], rng.integers(0, 256, (8, 8))
-    assert is_of_one_colour(one)
-    other = one.copy()
-    other[:3, 2, 2], other[3, 2, 2] = (90, 90, 200), 255
-    assert not is_of_one_colour(other)
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
@@ -142,19 +113,6 @@ def test_a_link_and_equal_pixels_are_no_classes_of_their_own(tmp_path: Path) -> 
     assert pictures_of(drawn) == {"cut": ["A0", "A1", "A2"], "paste": ["A0", "A1", "A2"]}
     assert drawn.counts["aliases"] == 2
     assert drawn.contexts == ("Actions", "Actions")
-
-
-def test_a_name_that_is_an_alias_in_a_minority_of_families_keeps_its_own_pictures(tmp_path: Path) -> None:
-    folders = artists(tmp_path, 5)
-    for i, folder in enumerate(folders):
-        draw(folder / "home.png", i, 8)
-        if i < 4:
-            draw(folder / "house.png", 10 + i, 8)
-    (folders[0] / "house.png").unlink()
-    (folders[0] / "house.png").symlink_to("home.png")
-    drawn = of_rules(tmp_path)
-    assert pictures_of(drawn) == {"home": ["A0", "A1", "A2", "A3", "A4"], "house": ["A1", "A2", "A3"]}
-    assert (drawn.counts["aliases"], drawn.counts["alias_pictures"]) == (0, 1)
 
 
 @pytest.mark.parametrize(("links", "is_a_class"), [(1, True), (2, False)])
@@ -292,12 +250,6 @@ def test_a_name_is_in_the_same_split_on_a_machine_with_other_themes(tree: Path, 
         assert set(there[split].class_names) <= set(here[split].class_names)
     moved = load_splits(**SMALL, roots=[tree], split_seed=1)
     assert moved["test"].class_names != here["test"].class_names
-
-
-def test_the_shares_of_names_are_those_that_were_asked_for() -> None:
-    drawn = Counter(split_of(f"icon-{i}", 3, 0.2, 0.3) for i in range(4000))
-    for split, share in {"train": 0.5, "val": 0.2, "test": 0.3}.items():
-        assert abs(drawn[split] / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5
 
 
 @pytest.mark.parametrize("by", ["themes", "both"])
@@ -491,59 +443,6 @@ def test_the_augmentation_depends_on_seed_and_positions_alone() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- in a training
-def module(tree: Path, augment: bool = True, **options: object) -> FewShotDataModule:
-    themes = IconThemes(**{**SMALL, "min_families": 4, "roots": [tree], **options})
-    protocol = EpisodeProtocol(ways=2, queries=1, episodes=3)
-    train = Episodes(ways=2, queries=1, episodes=2)
-    return FewShotDataModule(themes, train=train, evaluation=protocol, augment=augment, batch_size=7)
-
-
-def test_training_batches_are_augmented_and_others_are_not(tree: Path, cache: Path) -> None:
-    data = module(tree)
-    (images, _), *_ = list(data.train_dataloader())
-    again = next(iter(data.train_dataloader()))[0]
-    assert torch.equal(images, again)
-    plain = torch.cat([batch for batch, _ in data.training_data_for_evaluation()])
-    assert torch.equal(plain, data.dataset.batch(range(len(plain)))[0])
-    shown = {image.numpy().tobytes() for image in plain}
-    assert not any(image.numpy().tobytes() in shown for image in images)
-    unmoved = next(iter(module(tree, augment=False).train_dataloader()))[0]
-    assert all(image.numpy().tobytes() in shown for image in unmoved)
-
-
-@pytest.mark.parametrize("by", ["classes", "themes"])
-def test_a_network_trains_on_icons_and_is_measured(tree: Path, cache: Path, tmp_path: Path, by: str) -> None:
-    data = module(tree, by=by, min_images=2, background="random", size=16)
-    net = ProtoNet("conv4", "dr", shots=1, evaluation=data.evaluation)
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=False, default_root_dir=tmp_path,
-        callbacks=[RetrievalMonitor(label_groups=2), GeneralizationGapMonitor(label_groups=2, items_per_class=2)],
-    )  # fmt: skip
-    trainer.fit(net, data)
-    assert 0 < float(trainer.callback_metrics["val/mAP"]) <= 1
-
-
-# --------------------------------------------------------------------------------------------- themes of this machine
-def test_installed_themes_obey_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(icons.drawing, "svg_version", lambda: None)  # pixels alone: seconds
-    monkeypatch.setattr(icons.drawing, "_warn_of_vectors", lambda *_, **__: None)
-    names = {"Adwaita", "gnome", "Tango", "oxygen", "mate", "nuoveXT2"}
-    found = [found for found in find_themes(base_folders()) if found.name in names]
-    if len(found) < 4:
-        pytest.skip(
-            f"{len(found)} of the themes {', '.join(sorted(names))} are installed; examples/icons says how to get more"
-        )
-    drawn = draw_icons(found, 16, len(found), symbolic=False)
-    assert len(drawn.names) > 5
-    assert drawn.classes.bincount().min() >= len(found)
-    pictures = [image.tobytes() for image in drawn.images.numpy()]
-    assert len(set(pictures)) == len(pictures)
-    assert not any(is_of_one_colour(image) for image in drawn.images.numpy())
-    assert not any(name.endswith("-symbolic") for name in drawn.names)
-    assert len(set(zip(drawn.classes.tolist(), drawn.families.tolist(), strict=True))) == len(pictures)
-
-
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning: of the checkpoint that is tested
 def test_a_configuration_trains_and_is_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many(tmp_path / "usr" / "icons", names=120, families=6, side=16)

@@ -14,7 +14,7 @@ from fewshot_callbacks import (
     evaluate_retrieval,
     grouped_recall,
 )
-from fewshot_callbacks.cli.evaluate import parser
+from fewshot_callbacks.cli.options import evaluate
 from fewshot_callbacks.functional import MULTILABEL_METRICS
 from fewshot_callbacks.functional.retrieval.settings import (
     GONE,
@@ -72,7 +72,7 @@ def test_evaluations_have_few_arguments():
 
 
 def test_the_command_line_has_each_setting_but_the_confidence_of_its_tables():
-    options = parser()
+    options = evaluate()
     assert {action.dest for action in options._actions} & NAMES == NAMES - {"confidence"}
     text = " ".join(options.format_help().split())
     assert all(f"--{name}" in text for name in NAMES - {"confidence"})

@@ -1,0 +1,322 @@
+"""The words of each command: its options and their help, read without importing torch; a mistake takes one line."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from argparse import SUPPRESS, ArgumentTypeError
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, cast
+
+PACKAGE = Path(__file__).parents[1]
+CONFIGURATIONS = (PACKAGE / "configs", PACKAGE.parent / "configs")  # of an installed package, and of a clone
+
+ARRAYS = (
+    "The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,); optionally 'gallery' and "
+    "'gallery_labels'. Without a gallery each item is a query against all others. Optional arrays: 'query_ids' and "
+    "'gallery_ids' (an item is not a candidate for itself), 'query_groups' and 'gallery_groups'."
+)
+SAME_ITEMS = (
+    "embeddings of the same items in the same order, for instance by another model: shows which differences are "
+    "beyond chance"
+)
+# Settings of an evaluation that no command has: the tables name their intervals, 95 %.
+FIXED = ("confidence",)
+# Those that a report does not have, since it shows single queries.
+NOT_IN_REPORTS = ("max_queries",)
+
+
+class Options(argparse.ArgumentParser):
+    """A parser that answers a command line that it cannot take with one line: what is wrong, and what is near."""
+
+    def __init__(self, command: str, description: str) -> None:
+        super().__init__(f"fewshot {command}", description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the line and exit with status 2."""
+        start, _, rest = message.partition(": ")
+        if start == "unrecognized arguments":
+            word = rest.split()[0].partition("=")[0]
+            message = instead(word.removeprefix("--")) or unknown(word, self._option_string_actions)
+        elif start.endswith("arguments are required"):
+            message = f"{rest} must be given."
+        message = message.removeprefix("argument ")
+        end = "" if message.endswith((".", "?")) else "."
+        self.exit(2, f"{self.prog}: {message}{end} '{self.prog} --help' lists the options.\n")
+
+
+def unknown(word: str, options: Iterable[str]) -> str:
+    """Say that there is no such option, and which is near."""
+    if not word.startswith("-"):
+        return f"there is an unexpected word '{word}'."
+    return f"there is no option {word}.{nearest(word, options)}"
+
+
+def instead(name: str) -> str:
+    """Say what is written in place of a setting of an earlier version; nothing where it never was one."""
+    body = ast.parse((PACKAGE / "functional/retrieval/settings.py").read_text(encoding="utf-8")).body
+    [gone] = [node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GONE"]
+    new = ast.literal_eval(gone).get(name)
+    return f"{name} is gone. Write {new}; a command has --metrics recall@1 and --label_groups 10." if new else ""
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """Ask whether a similar word was meant; nothing where none is similar."""
+    plain = {known.lstrip("-"): known for known in words}  # dashes, which all options share, make none alike
+    near = get_close_matches(word.lstrip("-"), plain, n=1)
+    return f" Did you mean {plain[near[0]]}?" if near else ""
+
+
+# ---------------------------------------------------------------------------------------------- values as people write them
+
+
+def number(word: str) -> float:
+    """Read a number, inf among them."""
+    try:
+        return float(word)
+    except ValueError:
+        raise ArgumentTypeError(f"{word} is not a number.") from None
+
+
+def whole(word: str) -> int:
+    """Read 5, 1e6, 1_000_000 or 1,000,000."""
+    value = number(word.replace(",", "") if re.fullmatch(r"\d{1,3}(,\d{3})+", word) else word)
+    if not value.is_integer():
+        raise ArgumentTypeError(f"{word} is not a whole number, such as 5 or 1e6.")
+    # PyTorch and NumPy hold no larger ones.
+    if abs(value) >= 2**63:
+        raise ArgumentTypeError(f"{word} is too large; whole numbers go up to 2^63 - 1.")
+    return int(value)
+
+
+def or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Read `none`, too."""
+    return lambda word: None if word.lower() in ("none", "null") else parse(word)
+
+
+def several(parse: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Read `[1, 5, 10]`, `1,5,10`, `1 5 10` or `5`; quotes do not matter."""
+    return lambda words: tuple(parse(word.strip("'\"")) for word in re.split(r"[\s,]+", words.strip("[]() ")) if word)
+
+
+def groups(word: str) -> Any:
+    """Read the number of labels in a group, or lists of lists, such as `[[owl, eagle], [oak, elm]]`."""
+    if not word.startswith("["):
+        return whole(word)
+    import yaml  # noqa: PLC0415 - for one option
+
+    try:
+        return yaml.safe_load(word)
+    except yaml.YAMLError:
+        raise ArgumentTypeError(f"{word} are no lists, such as [[0, 1], [2, 3]].") from None
+
+
+def reader_of(annotation: str) -> Callable[[str], Any]:
+    """Choose how a word is read for a setting of this type; words for a choice are judged by who takes them."""
+    read: Callable[[str], Any] = str
+    for part, one in {"Sequence[Sequence": groups, "int": whole, "float": number}.items():
+        if part in annotation:
+            read = one
+            break
+    read = several(read) if annotation.startswith(("Sequence", "tuple")) else read
+    return or_none(read) if annotation.endswith("None") else read
+
+
+# --------------------------------------------------------------------------------------------------- settings of classes
+
+
+class Declared(NamedTuple):
+    """A field of a dataclass, as its source declares it."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+def declared(file: str, owner: str) -> Iterator[Declared]:
+    """Read the fields of a dataclass from its source: importing it would import torch, for seconds, only to be listed."""
+    body = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
+    constants = {node.target: node.value for node in body if isinstance(node, ast.AnnAssign)}
+    values = {ast.unparse(name): ast.unparse(value) for name, value in constants.items() if value is not None}
+    [definition] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == owner]
+    for field, text in pairwise(definition.body):
+        if isinstance(field, ast.AnnAssign) and field.value is not None and isinstance(text, ast.Expr):
+            default = ast.unparse(field.value)
+            words = str(cast(ast.Constant, text.value).value)
+            name, kind = ast.unparse(field.target), ast.unparse(field.annotation)
+            yield Declared(name, kind, values.get(default, default), " ".join(words.split()))
+
+
+def settings_of(command: str) -> tuple[list[Declared], list[Declared]]:
+    """Return the settings of an evaluation that a command has, and those of its report."""
+    evaluation = list(declared("functional/retrieval/settings.py", "RetrievalSettings"))
+    if command == "evaluate":
+        return [field for field in evaluation if field.name not in FIXED], []
+    own = [field for field in declared("report/settings.py", "ReportSettings") if field.name != "memory_mb"]
+    return [field for field in evaluation if field.name not in (*FIXED, *NOT_IN_REPORTS)], own
+
+
+def metric_keys() -> str:
+    """List the patterns of all metrics, from the source of their registry, which needs torch."""
+    source = (PACKAGE / "functional/retrieval/registry.py").read_text(encoding="utf-8")
+    return ", ".join(re.findall(r'^    Metric\(\s*"([^"]+)"', source, re.MULTILINE))
+
+
+def add_settings(options: Options, settings: Iterable[Declared]) -> None:
+    """Add an option for each setting; one that is not given is left to the default of its class."""
+    for name, kind, default, meaning in settings:
+        # argparse fills in what follows a single percent sign.
+        text = f"{meaning} (default: {default})".replace("%", "%%")
+        if name == "metrics":
+            text = f"{meaning} There are {metric_keys()}; macro_ before one is its mean over classes."
+            options.add_argument("--metrics", type=several(str), nargs="+", metavar="KEY", default=SUPPRESS, help=text)
+        else:
+            options.add_argument(f"--{name}", type=reader_of(kind), default=SUPPRESS, help=text)
+
+
+# ---------------------------------------------------------------------------------------------------------- the commands
+
+
+def evaluate() -> Options:
+    """Make the options of `fewshot evaluate`."""
+    options = Options("evaluate", f"Compute exact retrieval metrics of embeddings. {ARRAYS}")
+    options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
+    options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
+    options.add_argument("--json", action="store_true", help="print the report as JSON")
+    options.add_argument("--per_class", action="store_true", help="print the means of each class, too")
+    add_settings(options, settings_of("evaluate")[0])
+    return options
+
+
+def report() -> Options:
+    """Make the options of `fewshot report`."""
+    options = Options(
+        "report",
+        "Write one self-contained HTML file about embeddings: metrics with intervals, an adjustable threshold, the "
+        "weakest classes, the worst queries with the items retrieved for them, items that may be mislabelled, and near "
+        f"duplicates. It opens in any browser. {ARRAYS} It may also hold 'paths' and 'gallery_paths', the image files "
+        "of the items, and 'label_names', the name of each label 0, 1, 2, ...",
+    )
+    options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
+    options.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the HTML file to write")
+    options.add_argument("--title", default="Retrieval report", help="title of the page")
+    images = (
+        "folder of the images of the items. With 'paths' in the file, the paths are relative to this folder (by default "
+        "to the folder of the file). Otherwise its images are taken in the order of torchvision's ImageFolder: folders "
+        "sorted by name, files sorted in each; without folders, files sorted by name"
+    )
+    another = "embeddings of another split by the same model, such as the training set: finds near duplicates of both"
+    options.add_argument("--images", type=Path, metavar="FOLDER", help=images)
+    options.add_argument("--gallery_images", type=Path, metavar="FOLDER", help="the same for the gallery")
+    options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
+    options.add_argument("--train", type=Path, metavar="FILE", help=another)
+    options.add_argument("--train_images", type=Path, metavar="FOLDER", help="the same as --images for that split")
+    evaluation, own = settings_of("report")
+    add_settings(options, [*own, *evaluation])
+    return options
+
+
+def plan() -> Options:
+    """Make the options of `fewshot plan`."""
+    options = Options(
+        "plan", "Compute pairs, operations, memory and tiles of an exact evaluation before it is started."
+    )
+    options.add_argument("--queries", type=whole, required=True, help="number of queries, such as 158652 or 1e6")
+    gallery = "number of gallery items; by default that of the queries, which are then also the gallery"
+    options.add_argument("--gallery", type=or_none(whole), help=gallery)
+    options.add_argument("--dim", type=whole, required=True, help="number of components of an embedding")
+    memory = "memory budget beyond the embeddings, in MB; 512 by default, inf sets no limit"
+    options.add_argument("--memory_mb", type=or_none(number), default=512, help=memory)
+    drawn = "queries that are drawn for an estimate; by default all"
+    options.add_argument("--max_queries", type=or_none(whole), help=drawn)
+    options.add_argument("--dtype", default="float32", help="number format of the embeddings; float32 by default")
+    options.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    return options
+
+
+def compare() -> Options:
+    """Make the options of `fewshot compare`."""
+    options = Options(
+        "compare",
+        "Test the best checkpoints of two runs of 'fewshot fit' on the same episodes, and compare how their optimiser "
+        "steps moved the embeddings (TrainingDynamicsMonitor), with the tests of the distance-ratio paper.",
+    )
+    options.add_argument(
+        "run", type=Path, help="folder of a run, such as runs/version_0, or its training_dynamics.json"
+    )
+    options.add_argument("other_run", type=Path, help="the same of the run to compare with")
+    names = "names of the two runs in the tables; by default those of their heads"
+    options.add_argument("--names", nargs=2, metavar="NAME", help=names)
+    tested = "test both checkpoints, the default; false compares only the steps"
+    options.add_argument("--test", choices=("true", "false"), default="true", help=tested)
+    options.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    return options
+
+
+def demo() -> Options:
+    """Make the options of `fewshot demo`."""
+    options = Options(
+        "demo",
+        "Train two prototypical networks (softmax head, distance-ratio head) and a network with average precision as the "
+        "loss, on characters drawn in many typefaces, and compare them with random weights on unseen classes. Writes "
+        "curves, logs and checkpoints.",
+    )
+    folder = "folder to write, ./demo by default; an earlier demo is replaced"
+    options.add_argument("--output", type=Path, default=Path("demo"), help=folder)
+    for name, default, text in (
+        ("epochs", 4, "training epochs of each network"),
+        ("episodes", 40, "training episodes, or batches, in an epoch"),
+        ("test_episodes", 600, "episodes of the comparison"),
+        ("seed", 0, "seed of weights, episodes and augmentation"),
+    ):
+        options.add_argument(f"--{name}", type=whole, default=default, help=f"{text}; {default} by default")
+    device = "device to train on, as Lightning's Trainer names it: auto (the default), cpu, gpu or mps"
+    options.add_argument("--accelerator", default="auto", help=device)
+    return options
+
+
+def fit(command: str) -> Options:
+    """Make the help of `fewshot fit`, `validate` and `test`; their words are read by Lightning's command line."""
+    options = Options(
+        command,
+        "Train or evaluate a network from configuration files and options; what comes later overrules what came before. "
+        "Every argument of the Trainer, the model and the data is an option.",
+    )
+    names = ", ".join(sorted(configurations()))
+    options.add_argument("-c", "--config", metavar="FILE", help=f"a YAML file, or one of these: {names}")
+    options.add_argument("--model.NAME", metavar="VALUE", help="of ProtoNet, such as --model.head dr; or --model CLASS")
+    options.add_argument("--data.NAME", metavar="VALUE", help="such as --data.train.ways 5; or --data CLASS")
+    options.add_argument("--trainer.NAME", metavar="VALUE", help="of Lightning's Trainer: --trainer.max_epochs 20")
+    options.add_argument("--trainer.callbacks+", metavar="CLASS", help="add a callback; its settings follow")
+    options.add_argument("--data.help", metavar="CLASS", help="list the settings of a class, and exit")
+    checkpoint = "weights to go on from, or to evaluate: such as runs/version_0/checkpoints/best.ckpt"
+    options.add_argument("--ckpt_path", metavar="FILE", help=checkpoint)
+    options.add_argument("--print_config", action="store_true", help="show all settings as YAML, and exit")
+    options.add_argument("--help=full", action="store_true", help="list all options, as Lightning does, and exit")
+    return options
+
+
+def configurations() -> dict[str, Path]:
+    """Find the configurations of the package by their names."""
+    return {file.stem: file for place in CONFIGURATIONS for file in sorted(place.rglob("*.yaml"))}
+
+
+PARSERS = {make.__name__: make for make in (evaluate, report, plan, compare, demo)}
+
+
+def parse(command: str, words: Sequence[str]) -> argparse.Namespace:
+    """Read the words of a command.
+
+    Raises:
+        SystemExit: They ask for help, or cannot be understood.
+    """
+    options = PARSERS[command]()
+    for word in words:  # argparse would name what is missing instead of the word that was mistyped
+        if word.startswith("--") and word.partition("=")[0] not in options._option_string_actions:
+            options.error(f"unrecognized arguments: {word}")
+    return options.parse_args(list(words))
