@@ -71,7 +71,7 @@ def made(items=36, classes=6, seed=0):
     return embeddings, words, np.unique(words, return_inverse=True)[1]
 
 
-EVERYTHING = {"label_groups": 2, "per_class": True, "metrics": (*DEFAULT_METRICS, "map@3_min", "macro_mAP")}
+EVERYTHING = {"label_groups": 2, "metrics": (*DEFAULT_METRICS, "map@3_min", "macro_mAP")}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -370,5 +370,5 @@ def test_given_groups_of_words_are_those_of_their_numbers():
     assert report.grouped.at == of_numbers.at
     with pytest.raises(ValueError, match="groups holds integers, but labels are words"):
         grouped_recall(embeddings, words, label_groups=places)
-    with pytest.raises(ValueError, match="1 of the 4 labels in groups are those of no query, the first is 'gull'"):
+    with pytest.raises(ValueError, match="1 of the 4 labels in label_groups are those of no query, the first is 'gull'"):
         grouped_recall(embeddings, words, label_groups=[["owl", "crane"], ["raven", "gull"]])

@@ -54,7 +54,6 @@ EVERYTHING = {
         *(*DEFAULT_METRICS, "map@5_min", "ir_recall@5", "precision@5", "ndcg@5", "prototype_accuracy", "macro_mAP"),
         *("auc_pr", "fnmr@fmr0.01", "eer"),
     ),
-    "per_class": True,
     "label_groups": 5,
 }
 METRICS = {  # torchmetrics would make them on the default device

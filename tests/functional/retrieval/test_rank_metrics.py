@@ -84,7 +84,7 @@ class TestWellKnownNumbers:
         assert report["r_precision"] == pytest.approx(3 / 6)
         assert report.queries_with_ties == 1
         assert evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0], "optimistic")["r_precision"] == 1.0
-        assert evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0], "pessimistic").r_precision == 0.0
+        assert evaluate([7.0] * 6, [1, 1, 1, 0, 0, 0], "pessimistic")["r_precision"] == 0.0
 
     @pytest.mark.parametrize("shift", [-10.0, 0.0, 1e6])
     def test_adding_a_constant_to_all_scores_changes_nothing(self, shift):
