@@ -115,7 +115,7 @@ def test_thresholds_are_minus_distances():
     )
     assert (report.mAP, report["precision"], report["recall"]) == (1.0, 4 / 8, 1.0)
     best = evaluate_retrieval(codes, torch.tensor([0, 0, 1, 1]), similarity="hamming", label_groups=None)
-    assert (best.threshold, best.f1) == (-1.0, 1.0)
+    assert (best["threshold"], best["f1"]) == (-1.0, 1.0)
 
 
 class TestRefusals:
@@ -162,7 +162,7 @@ def test_cosine_and_distance_rank_codes_as_hamming_does(bits):
     assert differing.max() <= bits
     options = {"metrics": ("mAP", "map@10_found", "recall@1", "recall@5", "ndcg@10"), "label_groups": None}
     found = {
-        name: evaluate_retrieval(codes, labels, similarity=name, **options).mean
+        name: evaluate_retrieval(codes, labels, similarity=name, **options).values
         for name in ("hamming", "cosine", "dot", "euclidean")
     }
     assert found["hamming"] == found["cosine"] == found["dot"] == found["euclidean"]

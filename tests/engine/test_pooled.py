@@ -54,12 +54,8 @@ def request_for(case, **changes):
     queries = case["queries"].double()
     some = {"dot": float(queries[0] @ queries[1]), "euclidean": -float((queries[0] - queries[1]).norm())}
     thresholds = (some.get(case["similarity"], 0.5), 0.0, -0.25)
-    asked = PooledRequest(
-        (0.05, 0.11, 0.3, 0.75, 1.0),
-        thresholds=thresholds,
-        metrics=(*DEFAULT_METRICS, "fnmr@fmr0", "fnmr@fmr0.001", "fnmr@fmr0.1", "fnmr@fmr0.7"),
-    )
-    return dataclasses.replace(asked, metrics=(*DEFAULT_METRICS, "eer"), average_precision=True, **changes)
+    asked = PooledRequest((0.05, 0.11, 0.3, 0.75, 1.0), thresholds=thresholds, false_match_rates=(0.0, 1e-3, 0.1, 0.7))
+    return dataclasses.replace(asked, equal_error_rate=True, average_precision=True, **changes)
 
 
 @pytest.mark.parametrize(
@@ -341,4 +337,4 @@ def test_powers_of_two_and_order_change_nothing(similarity, precision):
             plain.decision.f1,
         )
         factor = {"cosine": 1.0, "dot": 4.0**power, "euclidean": 2.0**power}[similarity]
-        assert other.threshold == plain.threshold * factor
+        assert other["threshold"] == plain["threshold"] * factor

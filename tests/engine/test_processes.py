@@ -218,7 +218,7 @@ def test_budgets_and_threads_that_differ(plain):
     case, parts = {"queries": rows, "query_labels": labels, "similarity": "cosine"}, spread(300, 3, 3)
     truth, request = (
         truth_of(case).counts(),
-        PooledRequest((0.05, 0.5), metrics=(*DEFAULT_METRICS, "fnmr@fmr0.1"), average_precision=True),
+        PooledRequest((0.05, 0.5), false_match_rates=(0.1,), average_precision=True),
     )
     with evaluated(case, request) as (done, _):
         alone = decide(done, request)

@@ -89,7 +89,6 @@ def test_words_give_the_report_of_their_numbers(form):
     assert report.per_class() == named
     assert [report.label_names[code] for code in report.query_labels.tolist()] == words.tolist()
     shown = json.loads(json.dumps(report.to_dict()))
-    assert shown["per_class"]["mAP"]["heron"] == named["mAP"]["heron"]
     assert shown["label_names"] == book
     assert expected.to_dict()["label_names"] is None
 
@@ -370,5 +369,7 @@ def test_given_groups_of_words_are_those_of_their_numbers():
     assert report.grouped.at == of_numbers.at
     with pytest.raises(ValueError, match="groups holds integers, but labels are words"):
         grouped_recall(embeddings, words, label_groups=places)
-    with pytest.raises(ValueError, match="1 of the 4 labels in label_groups are those of no query, the first is 'gull'"):
+    with pytest.raises(
+        ValueError, match="1 of the 4 labels in label_groups are those of no query, the first is 'gull'"
+    ):
         grouped_recall(embeddings, words, label_groups=[["owl", "crane"], ["raven", "gull"]])
