@@ -126,7 +126,9 @@ class Placing:
         low = low.where(low <= thresholds - margin, low.nextafter(torch.full_like(low, -torch.inf)))
         high = high.where(high >= thresholds + margin, high.nextafter(torch.full_like(high, torch.inf)))
         self._low, self._high = (torch.cat((each, each.new_full((1,), torch.inf))) for each in (low, high))
-        self._lowest = self._low[self._start[:-1]].where(self._start.diff() > 0, torch.inf)
+        # of a threshold beyond float32 too, since -inf stands for what is no negative
+        lowest = self._low[self._start[:-1]].clamp(min=torch.finfo(dtype).min)
+        self._lowest = lowest.where(self._start.diff() > 0, torch.inf)
         self._hits = torch.zeros(len(side.hits), dtype=torch.int64, device=on)
 
     def count(self, view: View, pairs: Any) -> None:

@@ -57,7 +57,7 @@ def gap_of(embed: Embedding, seen: int = 36) -> dict[str, float]:
     """What the gap monitor must log of the first so many validation items."""
     points, labels = (part[:seen] for part in VALIDATION.tensors)
     pairs = (embed(TRAINING.tensors[0]), TRAINING.tensors[1]), (embed(points), labels)
-    reports = [evaluate_retrieval(*pair, label_groups=3, metrics=("mAP", "recall@1")) for pair in pairs]
+    reports = [evaluate_retrieval(*pair, label_groups=3, metrics=("grouped_recall@1", "recall@1")) for pair in pairs]
     return {f"gap/{name}": value for name, value in generalization_gap(*reports).metrics().items()}
 
 

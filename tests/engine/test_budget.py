@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.layout import least_bytes, plan_layout
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import made

@@ -281,6 +281,15 @@ def test_labels_of_any_kind(kind, labels, road):
     check_decisions(case, request_for(case), **road)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_threshold_that_no_float32_holds(plain):
+    """It lies as far from scores of 1e-80 as that; what is no negative is -inf, and does not reach it either."""
+    values = [2.0, -2.0, -3.0, 3.0, -3.0, 0.0, -3.0, -1.0, 0.0, -1.0, -1.0, -3.0, -3.0, -3.0, -3.0]
+    queries, labels = 1e-40 * torch.tensor(values)[:, None], torch.arange(15).clip(1)
+    case = {"queries": queries, "query_labels": labels, "similarity": "dot"}
+    check_decisions(case, request_for(case), plain=plain, collected=4)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_far_more_pairs_than_are_collected(precision):
     """Labels that say nothing: each relevant score is a possible threshold, and negatives lie around all of them."""
