@@ -17,7 +17,7 @@ chosen = validation.at_precision[0.95]  # the smallest threshold with a precisio
 print(f"threshold {chosen.threshold:.3f}: precision {chosen.precision:.3f}, recall {chosen.recall:.3f}")
 
 deployed = evaluate_retrieval(*made(40), threshold=chosen.threshold)  # twice as many classes
-print(f"on new classes: precision {deployed.precision:.3f}, recall {deployed.recall:.3f}")
+print(f"on new classes: precision {deployed.decision.precision:.3f}, recall {deployed.decision.recall:.3f}")
 verification = validation.at_false_match_rate[0.001]  # accepts at most 0.1 % of the irrelevant pairs
 print(f"threshold {verification.threshold:.3f}: {verification.false_non_match_rate:.1%} of relevant pairs rejected")
 # precision falls with the number of irrelevant pairs; rates of errors do not depend on it

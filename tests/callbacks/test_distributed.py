@@ -123,7 +123,7 @@ def test_a_sampler_of_ones_own_is_said_to_repeat_perhaps(several: list[dict[str,
     again = torch.arange(5).repeat(count - 1)
     repeated = reported(torch.cat([points, points[again]]), torch.cat([labels, labels[again]]))
     for seen in several:
-        assert seen["no ids"]["report"]["mean"] == pytest.approx(repeated["mean"], rel=1e-12)
+        assert seen["no ids"]["report"]["values"] == pytest.approx(repeated["values"], rel=1e-12)
     of_map, of_j = several[0]["no ids"]["said"]
     total = 25 + 5 * (count - 1)
     assert f"some of the {total} items of loader 0 came to several processes is unknown, because the sampler" in of_map
@@ -141,7 +141,7 @@ def test_samples_that_give_several_embeddings_are_all_kept(several: list[dict[st
     points, labels = torch.cat([points, more[0]]), torch.cat([labels, more[1]])
     views = reported(torch.cat([points, points + 0.1]), labels.repeat(2))
     for seen in several:
-        assert seen["two views"]["report"]["mean"] == pytest.approx(views["mean"], rel=1e-12)
+        assert seen["two views"]["report"]["values"] == pytest.approx(views["values"], rel=1e-12)
     of_map, of_j = several[0]["two views"]["said"]
     assert "its steps gave" in of_map
     assert "its steps gave" in of_j
@@ -154,7 +154,7 @@ def test_samples_that_are_batches_are_all_kept(several: list[dict[str, Any]]) ->
     some = torch.arange(20).view(5, 4)[torch.arange(5 + -5 % count) % 5].flatten()
     expected = reported(points[some], labels[some])
     for seen in several:
-        assert seen["in batches"]["report"]["mean"] == pytest.approx(expected["mean"], rel=1e-12)
+        assert seen["in batches"]["report"]["values"] == pytest.approx(expected["values"], rel=1e-12)
     assert "its steps gave" in several[0]["in batches"]["said"][0]
 
 
@@ -162,7 +162,7 @@ def test_a_sampler_that_deals_to_other_processes_is_said(several: list[dict[str,
     points, labels = (tensor.repeat(len(several), *[1] * (tensor.ndim - 1)) for tensor in uneven().tensors)
     expected = reported(points, labels)
     for seen in several:
-        assert seen["all to each"]["report"]["mean"] == pytest.approx(expected["mean"], rel=1e-12)
+        assert seen["all to each"]["report"]["values"] == pytest.approx(expected["values"], rel=1e-12)
     words = f"there are {len(several)} processes, and the sampler is set up for 1"
     assert all(words in said for said in several[0]["all to each"]["said"])
     assert len(several[0]["all to each"]["said"]) == 2

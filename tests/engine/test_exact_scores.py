@@ -328,7 +328,7 @@ def test_a_threshold_given_back_decides_alike(similarity):
         embeddings, labels = made(40, 5, 9, noise=3, seed=seed)
         best = evaluate_retrieval(embeddings, labels, similarity=similarity, label_groups=None)
         again = evaluate_retrieval(
-            embeddings, labels, similarity=similarity, label_groups=None, threshold=best.threshold
+            embeddings, labels, similarity=similarity, label_groups=None, threshold=best.decision.threshold
         )
         assert again.decision == best.decision
 
