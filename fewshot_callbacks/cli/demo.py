@@ -87,7 +87,7 @@ def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[s
             size = f"--data.train.{'batches' if name == 'soft_ap' else 'episodes'}={options.episodes}"
             cli = command(["fit", *words, *common, size, *_places(own), f"--trainer.max_epochs={options.epochs}"])
             best = cli.trainer.checkpoint_callback.best_model_score  # type: ignore[union-attr]
-            console.print(f"  best validation mAP {float(best or 0):.3f}")
+            console.print(f"  best validation mAP {math.nan if best is None else float(best):.3f}")
         report = _report(own / "report.html", glyphs) if name == "dr" else []
         # a network of soft AP has no episodes of its own
         weights = ("--ckpt_path", str(own / "best.ckpt"))

@@ -161,10 +161,12 @@ def settings_of(command: str) -> tuple[list[Declared], list[Declared]]:
     return [field for field in evaluation if field.name not in (*FIXED, *NOT_IN_REPORTS)], own
 
 
-def metric_keys() -> str:
-    """List the patterns of all metrics, from the source of their registry, which needs torch."""
+def metric_keys() -> tuple[str, str]:
+    """List the patterns of all metrics, and the default keys, from the source of their registry, which needs torch."""
     source = (PACKAGE / "functional/retrieval/registry.py").read_text(encoding="utf-8")
-    return ", ".join(re.findall(r'^    Metric\(\s*"([^"]+)"', source, re.MULTILINE))
+    usual = source.partition("\nDEFAULT_METRICS = (")[2].partition('"""')[0]
+    patterns = re.findall(r'^    Metric\(\s*"([^"]+)"', source, re.MULTILINE)
+    return ", ".join(patterns), " ".join(re.findall(r'"([^"]+)"', usual))
 
 
 def add_settings(options: Options, settings: Iterable[Declared]) -> None:
@@ -173,7 +175,8 @@ def add_settings(options: Options, settings: Iterable[Declared]) -> None:
         # argparse fills in what follows a single percent sign.
         text = f"{meaning} (default: {default})".replace("%", "%%")
         if name == "metrics":
-            text = f"{meaning} There are {metric_keys()}; macro_ before one is its mean over classes."
+            patterns, usual = metric_keys()
+            text = f"{meaning} There are {patterns}; macro_ before one is its mean over classes. (default: {usual})"
             options.add_argument("--metrics", type=several(str), nargs="+", metavar="KEY", default=SUPPRESS, help=text)
         else:
             options.add_argument(f"--{name}", type=reader_of(kind), default=SUPPRESS, help=text)

