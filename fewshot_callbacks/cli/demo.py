@@ -97,10 +97,10 @@ def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[s
 
 def _places(folder: Path) -> list[str]:
     """The words that put logs and checkpoints of a training into a folder; the checkpoint is the last callback."""
-    kinds = {"CSVLogger": "", "TensorBoardLogger": "logs"}
+    # Without a version the progress bar shows none; both loggers then write into the folder itself.
     loggers = [
-        {"class_path": kind, "init_args": {"save_dir": str(folder.parent), "name": folder.name, "version": version}}
-        for kind, version in kinds.items()
+        {"class_path": kind, "init_args": {"save_dir": str(folder.parent), "name": folder.name, "version": ""}}
+        for kind in ("CSVLogger", "TensorBoardLogger")
     ]
     return [f"--trainer.logger={json.dumps(loggers)}", f"--trainer.callbacks.dirpath={folder}"]
 

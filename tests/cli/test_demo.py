@@ -66,7 +66,7 @@ def test_it_leaves_curves_logs_checkpoints_and_results(finished, capsys):
     for name in demo.TRAINED:
         assert (finished / name / "best.ckpt").stat().st_size > 0
         assert "train/J" in (finished / name / "metrics.csv").read_text().splitlines()[0]
-        assert list((finished / name / "logs").glob("events*"))
+        assert list((finished / name).glob("events*"))
     assert not list(finished.parent.glob("*incomplete*"))
 
 
