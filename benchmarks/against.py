@@ -56,7 +56,7 @@ def answer(checkout: Path) -> None:
             values = [package.near_duplicates(embeddings, at_least=0.9).total]
         else:
             report = package.evaluate_retrieval(**arguments)
-            values = [report.mAP, report["f1"]]
+            values = [report.mAP, report.decision.f1]
         print(json.dumps([time.process_time() - started, *values]), flush=True)
 
 

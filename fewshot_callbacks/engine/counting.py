@@ -297,9 +297,14 @@ def mirror_scores(relevant, offset, first, last, out):
 
 
 @allocating
-def sort_each(offset, first, last, values, number):
-    """Sort the thresholds of each query, and count them."""
+def sort_each(offset, first, last, values, places, number):
+    """Sort the thresholds of each query, and count them; where `places` has room, write which of them stands where."""
     for n in range(first, last):
         some = values[offset[n] : offset[n + 1]]
-        some.sort()
+        if places.shape[0] > 0:
+            order = np.argsort(some, kind="mergesort")
+            places[offset[n] : offset[n + 1]] = order
+            some[:] = some[order]
+        else:
+            some.sort()
         number[n] = (some < np.inf).sum()

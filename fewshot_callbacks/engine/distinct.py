@@ -30,8 +30,8 @@ def has_few(vectors: Vectors, relevance: Relevance, memory: float) -> bool:
         return False
     pairs = vectors.pairs
     queries, items = (int((twin == np.arange(len(twin))).sum()) for twin in (pairs.query_twin, pairs.gallery_twin))
-    fits = HELD_BYTES * queries * items <= memory
-    return fits and FEWER * queries * items <= len(pairs.query_twin) * len(pairs.gallery_twin)
+    every = len(pairs.query_twin) * len(pairs.gallery_twin)
+    return HELD_BYTES * queries * items <= memory and FEWER * queries * items <= every
 
 
 class DistinctRows(Negatives):

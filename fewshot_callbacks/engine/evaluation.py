@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fewshot_callbacks.engine.collecting import Collector
 from fewshot_callbacks.engine.distinct import DistinctRows, has_few
@@ -46,6 +47,7 @@ class Evaluation:
         device: Where products are made; None for the CPU.
         progress: Called with the number of pairs done and the number of all pairs.
         foresee: What will be asked of all pairs; None if nothing will be.
+        placed: Blocks of ranks say which entries of their lists the items are.
     """
 
     vectors: Vectors
@@ -54,6 +56,7 @@ class Evaluation:
     device: torch.device | None = None
     progress: Progress | None = None
     foresee: Foresee | None = None
+    placed: bool = False
     layout: Layout = field(init=False)
     positives: Positives = field(init=False)
     negatives: Negatives = field(init=False)
@@ -88,18 +91,20 @@ class Evaluation:
             yield self._ascending, 1 + once
             return
         for batch in self._batches:
-            yield np.sort(relevant_scores(self._estimates, batch, once=once, ordered=False)[2]), 1 + once
+            yield np.sort(relevant_scores(self._estimates, batch, once=once, ordered=False)[3]), 1 + once
 
-    def _thresholds(self, batch: slice) -> tuple[Ints, Floats]:
-        """Return where the thresholds of each query of a batch begin, and these, in ascending order for each query."""
+    def _thresholds(self, batch: slice) -> tuple[Ints, Floats, NDArray[np.int32]]:
+        """Return where the thresholds of each query of a batch begin, these, ascending for each query, and their places."""
         if not self.layout.stored:
-            return relevant_scores(self._estimates, batch)[:2]
+            return relevant_scores(self._estimates, batch, placed=self.placed)[:3]
         if self._stored is None:
-            *self._stored, made = relevant_scores(self._estimates, slice(0, len(self.vectors.pairs.queries)))
+            *self._stored, made = relevant_scores(
+                self._estimates, slice(0, self._estimates.shape[0]), placed=self.placed
+            )
             self._ascending = np.sort(made)
-        start, scores = self._stored
+        start, scores, places = self._stored
         own = start[batch.start : batch.stop + 1]
-        return own - own[0], scores[own[0] : own[-1]]
+        return own - own[0], scores[own[0] : own[-1]], places[own[0] : own[-1]]
 
     def run(self) -> Iterator[RankBlock]:
         """Yield the ranks of all queries of this process; afterwards all pairs are counted."""
@@ -115,7 +120,7 @@ class Evaluation:
             seen = self._choose(knots)
         best, seen_negatives = [], 0
         for batch in self._batches:
-            start, scores = self._thresholds(batch)
+            start, scores, places = self._thresholds(batch)
             if few:
                 ranks = counted.ranks(batch, start, scores)
             else:
@@ -125,7 +130,7 @@ class Evaluation:
                 ranks = ranking.ranks()
                 del ranking
             best.append(ranks.best())
-            yield from ranks.blocks(batch.start, self.layout.ranked)
+            yield from ranks._replace(places=places).blocks(batch.start, self.layout.ranked)
         highest, tied = zip(*best, strict=True)
         self.best = np.concatenate(highest), np.concatenate(tied)
         if self.progress is not None:
@@ -140,7 +145,7 @@ class Evaluation:
         if not hasattr(self, "best"):
             layout = self.layout._replace(kept=False)
             self._estimates = Estimates(self.vectors, self.relevance, "float32", layout, self._mutual, self.device)
-            found = [Ranks(*self._thresholds(batch), *np.zeros((2, 0), np.int64)).best() for batch in self._batches]
+            found = [Ranks(*self._thresholds(batch)[:2], *np.zeros((2, 0), np.int64)).best() for batch in self._batches]
             scores, tied = zip(*found, strict=True)
             self.best = np.concatenate(scores), np.concatenate(tied)
         return self.best
@@ -179,7 +184,7 @@ class Evaluation:
             rows = np.unique(np.linspace(0, batch.stop - 1, number).astype(int)).tolist() if batch.stop else []
         sampled = estimates.sample(rows)
         if named is None and estimates.pairs >= SAMPLED_FROM:
-            start, scores = self._thresholds(batch)
+            start, scores, _ = self._thresholds(batch)
             named = fastest(estimates, start, scores, rows, sampled)
         named = self.vectors.possible(named, kept=estimates.layout.kept, on=self.device)
         self.precision: Precision = "float32" if self.device else named  # of what else is ranked, on the processor

@@ -30,7 +30,6 @@ from fewshot_callbacks.engine.relevance import Ints
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Floats
 
-Bools = NDArray[np.bool_]
 # Some scores of relevant pairs, ascending, and how many pairs each of them stands for.
 Part = tuple[Floats, int]
 # Makes the scores of all relevant pairs of this process, some at a time.
@@ -83,7 +82,7 @@ class Positives(NamedTuple):
         inside: Ints = self.most - np.append(self.reach, 0)
         return inside
 
-    def opened(self, cells: Bools, parts: Parts, room: int, processes: Processes = ALONE) -> Positives:
+    def opened(self, cells: NDArray[np.bool_], parts: Parts, room: int, processes: Processes = ALONE) -> Positives:
         """Return more knots: the scores in some of these cells, or as many as there is room for."""
         thin, new = math.ceil(self.between[cells].sum() / room), [self.scores]
         known = np.append(self.scores, np.inf)
@@ -380,9 +379,9 @@ def _spaced(low: float, high: float) -> Floats:
     return np.unique(np.concatenate((np.linspace(low, high, SPACED // 2), numbers)))
 
 
-def _inside_any(values: NDArray[Any], low: Floats, high: Floats) -> Bools:
+def _inside_any(values: NDArray[Any], low: Floats, high: Floats) -> NDArray[np.bool_]:
     """Find the values in some intervals, which may overlap."""
-    inside: Bools = (values >= low[0]) & (values <= high[-1])
+    inside: NDArray[np.bool_] = (values >= low[0]) & (values <= high[-1])
     some = values[inside].astype(np.float64)
     inside[inside] = np.searchsorted(low, some, side="right") != np.searchsorted(high, some)
     return inside

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fewshot_callbacks.engine import device
@@ -55,6 +56,8 @@ class RankBlock:
     relevant_tied: Int[Tensor, "queries columns"]
     # 1 ... relevant_tied: a number for this item among those equal to it
     position_in_tie: Int[Tensor, "queries columns"]
+    # which entry of the query's list this item is, where that was asked for
+    places: Int[Tensor, "queries columns"] | None = None
 
     @classmethod
     def of_scores(
@@ -93,6 +96,8 @@ class Ranks(NamedTuple):
     above: Ints
     # and those with the same score
     tied: Ints
+    # which entry of the query's list each is, where that was asked for
+    places: NDArray[np.int32] = np.empty(0, np.int32)
 
     def blocks(self, first: int, pairs: int) -> Iterator[RankBlock]:
         """Yield padded ranks of about so many relevant pairs at a time, of the queries from number `first` on."""
@@ -107,8 +112,11 @@ class Ranks(NamedTuple):
             width = int(sizes[some[-1]])
             at = np.minimum(self.start[some][:, None] + np.arange(width), max(0, len(self.scores) - 1))
             valid = np.arange(width) < sizes[some][:, None]
-            tables = (np.where(valid, values[at], fill) for values, fill in zip(self[1:], (np.inf, 0, 0), strict=True))
-            yield RankBlock.of_scores(torch.from_numpy(first + some), *map(torch.from_numpy, tables))
+            tables = (np.where(valid, values[at], fill) for values, fill in zip(self[1:4], (np.inf, 0, 0), strict=True))
+            block = RankBlock.of_scores(torch.from_numpy(first + some), *map(torch.from_numpy, tables))
+            yield (
+                replace(block, places=torch.from_numpy(self.places[at].astype(np.int64))) if len(self.places) else block
+            )
 
     def best(self) -> tuple[Floats, Ints]:
         """Return of each query the highest score of its relevant items, -inf of none, and how many have it."""
@@ -120,17 +128,18 @@ class Ranks(NamedTuple):
 
 
 def relevant_scores(
-    estimates: Estimates, queries: slice, *, once: bool = False, ordered: bool = True
-) -> tuple[Ints, Floats, Floats]:
-    """Return where the thresholds of each query begin, these, its relevant scores, and what was made; collective.
+    estimates: Estimates, queries: slice, *, once: bool = False, ordered: bool = True, placed: bool = False
+) -> tuple[Ints, Floats, NDArray[np.int32], Floats]:
+    """Return where the thresholds of each query begin, these, their places in lists, and what was made; collective.
 
-    Of one set in one process the last are the scores of each pair once.
+    The thresholds are the scores of relevant candidates; of one set in one process the last are those of each pair once.
 
     Args:
         estimates: The tiles.
         queries: Some of the queries.
         once: Of one set, leave out the pairs in which the query has the larger number.
         ordered: Put them into ascending order.
+        placed: Find out which entry of its query's list each is.
     """
     relevance, threads, first = estimates.relevance, estimates.vectors.threads, queries.start
     lists, every = relevance.relevant, queries == slice(0, estimates.shape[0])
@@ -152,10 +161,12 @@ def relevant_scores(
     made = out[out < np.inf]
     if mirrored:
         work_off(some, lambda some, _: mirror_scores(lists, offset, some.start, some.stop, out), threads)
+    places = np.empty(len(out) if placed else 0, np.int32)
     if ordered:
-        work_off(some, lambda some, _: sort_each(offset, some.start, some.stop, out, number[1:]), threads)
-    scores = out[out < np.inf]
-    return np.cumsum(number), scores, made if estimates.processes.count == 1 else scores.copy()
+        work_off(some, lambda some, _: sort_each(offset, some.start, some.stop, out, places, number[1:]), threads)
+    kept = out < np.inf
+    scores, places = out[kept], places[kept] if placed else places
+    return np.cumsum(number), scores, places, made if estimates.processes.count == 1 else scores.copy()
 
 
 def new_side(start: Ints, thresholds: Floats, error: Floats, precision: Precision, threads: int = 1) -> Side:

@@ -21,7 +21,7 @@ from fewshot_callbacks.engine.options import Precision, Progress
 from fewshot_callbacks.engine.relevance import Relevance
 from fewshot_callbacks.engine.threads import work_off
 from fewshot_callbacks.engine.vectors import Floats, Operand, Vectors, scale_product
-from fewshot_callbacks.engine.visits import Part, Traveller, visitors
+from fewshot_callbacks.engine.visits import Part, visitors
 
 
 class Tile(NamedTuple):
@@ -100,7 +100,7 @@ class Estimates:
 
     # ------------------------------------------------------------------------------------------------------- the pairs
 
-    def parts(self, *, once: bool = False, travellers: Sequence[Traveller] = ()) -> Iterator[Part]:
+    def parts(self, *, once: bool = False, travellers: Sequence[Any] = ()) -> Iterator[Part]:
         """Yield all parts of the gallery; `once`: a pair of one set is to be met in one process."""
         yield Part(self.vectors, 0, self.mutual, self.shape[0])
         yield from visitors(self.vectors, mutual=self.mutual, once=once, travellers=travellers)
@@ -137,11 +137,8 @@ class Estimates:
         if part.mutual or part.guests:
             pairs, first = pairs.turned(), 0
             while first < columns:
-                last = (
-                    min(columns, first + self.height - (tile.column + first) % self.height)
-                    if self.on is None
-                    else columns
-                )
+                block = columns if self.on is not None else self.height - (tile.column + first) % self.height
+                last = min(columns, first + block)
                 lock = self._lock(tile.column + first)
                 yield View(tile.estimates, True, first, last, tile.column, tile.row), pairs, part.guests, lock
                 first = last
@@ -161,9 +158,8 @@ class Estimates:
             told: Tell how far it is.
         """
         queries = queries or slice(0, self.shape[0])
-        travellers: list[Any] = [observer for observer in observers if not observer.once]
-        if not (self.mutual and self.processes.count > 1):
-            travellers = []
+        visited = self.mutual and self.processes.count > 1
+        travellers: list[Any] = [observer for observer in observers if visited and not observer.once]
         once, spaces = all(observer.once or observer in travellers for observer in observers), list[Any]()
         for part in self.parts(once=once, travellers=travellers):
             self._show_part(part, observers, queries, spaces, once=once, told=told)

@@ -218,11 +218,9 @@ class Vectors:
     def _divisors(self, side: int, some: slice) -> Floats:
         """Return what each row is divided by before it is multiplied: its norm for cosines, else a power of two."""
         norms = self.norms[side][some]
-        return (
-            np.where(norms > 0, norms, 1.0)
-            if self.kind == exact.COSINE
-            else np.full(len(norms), 1 / self._scales[side])
-        )
+        if self.kind == exact.COSINE:
+            return np.where(norms > 0, norms, 1.0)
+        return np.full(len(norms), 1 / self._scales[side])
 
     def _coded(self, side: int) -> tuple[Operand, Floats]:
         """Return one whole side in bytes, and the norm of what rounding leaves of each row; made once."""

@@ -11,7 +11,7 @@ score is made of is that of all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,24 +45,7 @@ def everyone(processes: Processes, mine: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate(parts[processes.rank :] + parts[: processes.rank])
 
 
-@runtime_checkable
-class Traveller(Protocol):
-    """What counts for visitors as well: their thresholds come along, and their counters go back."""
-
-    def leave(self, some: slice) -> list[NDArray[Any]]:
-        """Return what goes along with some items."""
-
-    def receive(self, part: Part, tables: list[NDArray[Any]]) -> None:
-        """Get ready for visitors."""
-
-    def counted(self) -> list[NDArray[Any]]:
-        """Return what goes back."""
-
-    def add(self, some: slice, counted: list[NDArray[Any]]) -> None:
-        """Take what came back."""
-
-
-def visitors(vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence[Traveller] = ()) -> Iterator[Part]:
+def visitors(vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence[Any] = ()) -> Iterator[Part]:
     """Yield the parts of the gallery of all other processes; collective.
 
     Args:
@@ -70,7 +53,8 @@ def visitors(vectors: Vectors, *, mutual: bool, once: bool, travellers: Sequence
         mutual: A pair of one set is met in both processes. Of two parts the lower process meets the first half of its rows
             with all of the other, and the higher one all of its rows with the other half: so each pair is met once.
         once: Only so.
-        travellers: Who counts for visitors.
+        travellers: Who counts for visitors, as `ranks.RankCounter` does: `leave` gives what goes along with some items,
+            `receive` gets ready for visitors, `counted` gives what goes back, and `add` takes what came back.
     """
     processes, rows = vectors.processes, torch.from_numpy(vectors.pairs.gallery)
     rank, count, half = processes.rank, processes.count, CHUNKS // 2

@@ -29,6 +29,8 @@ LABEL_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 
 # Code -> its word.
 CodeBook = Mapping[int, str]
+# What the word of a set of labels begins with, as no text does; its number of labels and the labels of the item follow.
+SET = "\0"
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,28 @@ class Labels:
     def __getitem__(self, index: Any) -> Labels:
         return Labels(self.codes[index], self.words)
 
+    @property
+    def form(self) -> str:
+        """What they are, for messages: words, integers, or sets of so many labels."""
+        word = next(iter(self.words.values()), "") if self.words else ""
+        if word.startswith(SET):
+            return f"zeros and ones of {word[1:].partition(' ')[0]} labels"
+        return "integers" if self.words is None else "words"
+
     def numbered(self) -> tuple[Int[Tensor, "items"], tuple[str, ...] | None]:
         """Integers as they are; or the place of each word in the second value, which holds each word once, sorted."""
         [numbers], names = numbered("labels", {"labels": self})
         return numbers, names
 
 
-def as_labels(value: Any, name: str, call: str) -> Labels:
+def as_labels(value: Any, name: str, call: str, *, sets: bool = False) -> Labels:
     """Read labels in any form: a tensor, array, list or table column of integers or words, (items,) or (items, 1).
 
     Args:
         value: The labels, or `Labels`, which stay what they are.
         name: Name of the argument, for messages.
         call: The public function, for messages.
+        sets: Read zeros and ones (items, labels), too: the label of an item is then the word of its set, see `sets_in`.
 
     Raises:
         ValueError: For floats, missing values, words mixed with integers, and other shapes.
@@ -79,19 +90,21 @@ def as_labels(value: Any, name: str, call: str) -> Labels:
         read = as_tensor(read, name, call)
         if read.ndim == 1 and not len(read):
             return Labels(read.long())
+        if sets and read.ndim == 2:
+            return _of_targets(read, name, call)
         _check_shape(read.shape, name, call, is_words=False)
         return Labels(_integers(read, name, call))
     _check_shape(read.shape, name, call, is_words=True)
     return _of_objects(read.tolist(), name, call)
 
 
-def labels_of_each(value: Any, items: int, name: str, of: str, call: str) -> Labels:
+def labels_of_each(value: Any, items: int, name: str, of: str, call: str, *, sets: bool = False) -> Labels:
     """Read labels (see `as_labels`), one for each of `items` items, on the device where they are.
 
     Raises:
         ValueError: As `as_labels` does, and if there are not as many as items.
     """
-    labels = as_labels(value, name, call)
+    labels = as_labels(value, name, call, sets=sets)
     if len(labels) != items:
         raise ValueError(
             f"{call}: {items} {of}, but {len(labels)} {name}. Both must come from the same items in the same order."
@@ -99,13 +112,13 @@ def labels_of_each(value: Any, items: int, name: str, of: str, call: str) -> Lab
     return labels
 
 
-def read_labels(value: Any, items: int, name: str, of: str, call: str) -> Labels:
+def read_labels(value: Any, items: int, name: str, of: str, call: str, *, sets: bool = False) -> Labels:
     """Read labels (see `as_labels`), one for each of `items` items, as int64 on the CPU.
 
     Raises:
         ValueError: As `labels_of_each` does.
     """
-    labels = labels_of_each(value, items, name, of, call)
+    labels = labels_of_each(value, items, name, of, call, sets=sets)
     return Labels(labels.codes.to(device="cpu", dtype=torch.int64).contiguous(), labels.words)
 
 
@@ -202,7 +215,43 @@ def word_code(word: str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
+def sets_in(words: Iterable[str], call: str) -> list[list[int]] | None:
+    """Return the labels of each word of a set, as `as_labels` makes them; None if no word is one.
+
+    Raises:
+        ValueError: If some are words of sets and others are not, or they are sets of different numbers of labels.
+    """
+    forms, sets = set(), []
+    for word in words:
+        width, *labels = word[1:].split(" ") if word.startswith(SET) else [""]
+        forms.add(width)
+        sets.append([*map(int, labels)])
+    if len(forms) > 1:
+        facts = sorted(f"zeros and ones of {width} labels" if width else "one label" for width in forms)
+        raise ValueError(
+            f"{call}: some items have {facts[0]}, others {facts[1]}. Pass the same form for all; column j must be the same "
+            "label for all."
+        )
+    return None if forms <= {""} else sets
+
+
 # ----------------------------------------------------------------------------------------------------------------- helpers
+
+
+def _of_targets(targets: Tensor, name: str, call: str) -> Labels:
+    """Make labels of zeros and ones (items, labels)."""
+    targets = targets.detach().cpu()
+    wrong = int(((targets != 0) & (targets != 1)).sum())
+    if wrong:
+        raise ValueError(
+            f"{call}: {name} have shape {tuple(targets.shape)}, and {wrong:,} entries are neither 0 nor 1. Entry "
+            "(i, j) is 1 if item i has label j; for one label each pass one integer or word for each item."
+        )
+    distinct, row = targets.bool().unique(dim=0, return_inverse=True)
+    words = [" ".join([f"{SET}{targets.shape[1]}", *map(str, one.nonzero()[:, 0].tolist())]) for one in distinct]
+    book = book_of(words, call)
+    codes = torch.tensor([*book], dtype=torch.int64, device="cpu")
+    return Labels(codes[row], book or None)
 
 
 def _array_or_tensor(value: Any, name: str, call: str) -> Tensor | NDArray[Any]:
@@ -326,7 +375,7 @@ def _check_shape(shape: tuple[int, ...], name: str, call: str, *, is_words: bool
     hint = f"Pass {name}.flatten()."
     if len(shape) == 2:
         fix = f"one column: {name}[:, 0]" if is_words else f"{name}.argmax(dim=1) if they are one-hot"
-        hint = f"Pass {fix}; for items with several labels there is evaluate_multilabel."
+        hint = f"Pass {fix}; evaluate_retrieval takes zeros and ones for items with several labels each."
     raise ValueError(f"{call} needs one label for each item; {name} has shape {tuple(shape)}. {hint}")
 
 

@@ -130,17 +130,19 @@ def scores_of(case):
 
 
 @contextmanager
-def evaluated(case, request=None, memory=10**8, progress=None, relevance=None, **options):
-    """An evaluation that has run, and the counts of each query, while the engine's options hold."""
+def evaluated(case, request=None, memory=10**8, progress=None, relevance=None, placed=False, **options):
+    """An evaluation that has run, and the counts of each query, while the engine's options hold; or its places in lists."""
     with engine_options(**options), computing() as threads:
         vectors, of_labels = prepared(case, threads)
         foresee = None if request is None else request.foresee
-        done, found = Evaluation(vectors, relevance or of_labels, memory, None, progress, foresee), {}
+        done, found = Evaluation(vectors, relevance or of_labels, memory, None, progress, foresee, placed), {}
+        tables = ("places",) if placed else TABLES
         for block in done.run():
             for row, query in enumerate(block.queries.tolist()):
                 assert query not in found
                 assert int(block.valid[row].sum()) == int(block.relevant[row])
-                found[query] = [getattr(block, name)[row][block.valid[row]].tolist() for name in TABLES]
+                found[query] = [getattr(block, name)[row][block.valid[row]].tolist() for name in tables]
+                found[query] = found[query][0] if placed else found[query]
         yield done, found
 
 

@@ -207,7 +207,7 @@ def part_of(case, own, processes, threads=1):
     """Vectors and relevance of the items of one process."""
     rows, labels = case["queries"][own], case["query_labels"][own]
     inputs = collect_inputs("call", Share(processes, own), rows, labels, None, None)
-    return Vectors(inputs.queries, None, "cosine", threads=threads, processes=processes), inputs.relevance()
+    return Vectors(inputs.queries, None, "cosine", threads=threads, processes=processes), inputs.relevance()[0]
 
 
 @pytest.mark.parametrize("plain", [False, True])

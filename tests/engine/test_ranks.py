@@ -9,7 +9,7 @@ from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest
 from tests.cases import sampled_product
 from tests.engine.cases import KINDS, PRECISIONS, SIMILARITIES, cases, engines, labels_of, vectors
-from tests.engine.oracles import Truth, counted, true_scores, truth_of
+from tests.engine.oracles import Truth, counted, evaluated, true_scores, truth_of
 
 ROADS = (
     {"precision": "bytes", "height": 16, "threads": 3},
@@ -125,6 +125,23 @@ def test_lists_of_any_items_with_ignored_ones_and_cameras(similarity, road):
     truth = Truth(true_scores(case["queries"], case["gallery"], similarity), tables[0], candidate)
     relevance = Relevance(relevant, own.astype(np.int32), [cameras], ignored)
     assert counted(case, relevance=relevance, **road) == truth.counts()
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_blocks_say_which_entry_of_the_list_each_item_is(road):
+    """Ascending by scores, of equal ones in the order of the list; some entries are no candidates."""
+    case, rng = one_set("grid", 60, 4), np.random.default_rng(1)
+    table = np.triu(rng.random((60, 60)) < 0.2, 1)
+    table |= table.T
+    groups, scores = rng.integers(0, 20, 60), true_scores(case["queries"].numpy(), case["queries"].numpy(), "cosine")
+    lists = [np.flatnonzero(row) for row in table]
+    relevance = Relevance(
+        Lists.of([row.tolist() for row in lists]), np.arange(60, dtype=np.int32), [(groups, groups)], mutual=True
+    )
+    with evaluated(case, relevance=relevance, placed=True, **road) as (_, places):
+        for query, some in enumerate(lists):
+            order = np.argsort(scores[query, some], kind="stable")
+            assert places[query] == [n for n in order.tolist() if groups[some[n]] != groups[query]]
 
 
 @pytest.mark.parametrize("road", ROADS)

@@ -9,14 +9,13 @@ from fewshot_callbacks.functional.retrieval.generalization_gap import Generaliza
 from fewshot_callbacks.functional.retrieval.grouped_recall import GroupedRecall, grouped_recall
 from fewshot_callbacks.functional.retrieval.inputs import Share
 from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, label_groups
-from fewshot_callbacks.functional.retrieval.multilabel import MultilabelReport, evaluate_multilabel, without_targets
 from fewshot_callbacks.functional.retrieval.operating_points import Enclosure, ErrorRatePoint, OperatingPoint
 from fewshot_callbacks.functional.retrieval.pair_counts import PairCounts
 from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties
-from fewshot_callbacks.functional.retrieval.registry import DEFAULT_METRICS, METRICS, MULTILABEL_METRICS, asked_metric
+from fewshot_callbacks.functional.retrieval.registry import DEFAULT_METRICS, METRICS, RELEVANCE_METRICS, asked_metric
+from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
 from fewshot_callbacks.functional.retrieval.settings import (
-    RankOptions,
     RetrievalOptions,
     RetrievalSettings,
     SearchOptions,
@@ -27,18 +26,17 @@ from fewshot_callbacks.functional.retrieval.settings import (
 __all__ = [
     "DEFAULT_METRICS",
     "METRICS",
-    "MULTILABEL_METRICS",
+    "RELEVANCE_METRICS",
     "Divisor",
     "Enclosure",
     "ErrorRatePoint",
     "EvaluationPlan",
     "GeneralizationGap",
     "GroupedRecall",
-    "MultilabelReport",
     "OperatingPoint",
     "PairCounts",
     "Progress",
-    "RankOptions",
+    "Relevance",
     "RetrievalOptions",
     "RetrievalReport",
     "RetrievalSettings",
@@ -50,12 +48,10 @@ __all__ = [
     "asked_metric",
     "compare_reports",
     "described_settings",
-    "evaluate_multilabel",
     "evaluate_retrieval",
     "generalization_gap",
     "grouped_recall",
     "label_groups",
     "plan_evaluation",
     "shows_settings",
-    "without_targets",
 ]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Unpack
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.options import Progress, computing
 from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.engine.relevance import Relevance as Candidates
 from fewshot_callbacks.engine.vectors import Vectors
 from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.retrieval.grouped_recall import (
@@ -30,8 +32,9 @@ from fewshot_callbacks.functional.retrieval.label_groups import Splits
 from fewshot_callbacks.functional.retrieval.oddities import have_collapsed, longest_item, zero_vectors
 from fewshot_callbacks.functional.retrieval.operating_points import PooledDecisions
 from fewshot_callbacks.functional.retrieval.prototype_accuracy import prototype_accuracy as nearest_prototype
-from fewshot_callbacks.functional.retrieval.rank_metrics import depends_on_ties
+from fewshot_callbacks.functional.retrieval.rank_metrics import Gain, depends_on_ties, gains_of, graded_ndcg
 from fewshot_callbacks.functional.retrieval.registry import Asked, asked_metric
+from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport, notes_on
 from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalOptions,
@@ -58,10 +61,11 @@ _CALL = "evaluate_retrieval"
 @shows_settings()
 def evaluate_retrieval(
     embeddings: Any,
-    labels: Any,
+    labels: Any | None = None,
     gallery: Any | None = None,
     gallery_labels: Any | None = None,
     *,
+    relevance: Relevance | None = None,
     query_ids: Any | None = None,
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
@@ -84,6 +88,8 @@ def evaluate_retrieval(
         gallery: (gallery, dim) items to retrieve from; by default the queries themselves, leave-one-out.
         gallery_labels: (gallery,) labels of the gallery items. An item whose label no query has is a distractor: it is
             never relevant, but it takes up ranks.
+        relevance: Who is relevant to each query, in place of labels: judgements with grades, lists of relevant and ignored
+            items, or several labels an item. See `Relevance`.
         query_ids: (queries,) identity of each query; with `gallery_ids`, a query's own copy in the gallery is not a
             candidate.
         gallery_ids: (gallery,) identity of each gallery item.
@@ -121,7 +127,7 @@ def evaluate_retrieval(
             "query_groups": query_groups,
             "gallery_groups": gallery_groups,
         }
-        _check_calls(processes, checked, {"gallery": gallery, **ids_and_groups})
+        _check_calls(processes, checked, {"gallery": gallery, "relevance": relevance, **ids_and_groups})
         inputs = collect_inputs(
             _CALL,
             share,
@@ -130,8 +136,11 @@ def evaluate_retrieval(
             gallery,
             gallery_labels,
             **ids_and_groups,
+            relevance=relevance,
             as_codes=checked.similarity == "hamming",
         )
+        if inputs.given is not None:
+            checked = checked.without_classes(_CALL)
         report = _evaluated(inputs, checked, progress)
         seconds = processes.largest([time.perf_counter() - started])[0]
     return replace(report, seconds=seconds)
@@ -166,14 +175,16 @@ def _evaluated(inputs: RetrievalInputs, settings: RetrievalSettings, progress: P
             threads=threads,
             processes=processes,
         )
-        request, per_query = _request(settings), _PerQuery(len(ranked.queries), settings)
+        relevance, grades = ranked.relevance()
+        request, per_query = _request(settings), _PerQuery(relevance, grades, len(ranked.gallery_labels), settings)
         done = Evaluation(
             vectors,
-            ranked.relevance(),
+            relevance,
             budget,
             None if device.type == "cpu" else device,
             progress,
             request.foresee,
+            placed=per_query.graded,
         )
         for ranks in done.run():
             per_query.add(ranks)
@@ -262,7 +273,7 @@ def _summarised(
         confidence=confidence,
         queries=len(labels),
         gallery=len(asked.gallery_labels),
-        classes=len(inputs.query_labels.unique()),
+        classes=0 if inputs.given is not None else len(inputs.query_labels.unique()),
         queries_without_match=int((per_query.relevant == 0).sum()),
         queries_with_ties=int(per_query.tied.sum()),
         is_estimate=asked.drawn is not None,
@@ -362,6 +373,11 @@ def memory_bytes(device: torch.device, memory_mb: float | None) -> int:
 
 QueryMetric = Callable[[RankBlock], Float[Tensor, "queries"]]
 
+# Metrics that grades matter to, with their gain.
+GAINS: dict[str, Gain] = {"ndcg@{k}": "exponential", "ndcg@{k}_linear": "linear"}
+# Places of ranks that are summed at once: 32 MB.
+PLACES_AT_ONCE = 2**22
+
 # What pictures and pages order the queries by; each report has it for each query.
 ALWAYS = ("mAP", "mrr")
 
@@ -390,20 +406,48 @@ def mean_over_queries(
 class _PerQuery:
     """The metrics of each query, filled block by block."""
 
-    def __init__(self, queries: int, settings: RetrievalSettings) -> None:
-        self.metrics = query_metrics(settings)
+    def __init__(
+        self, relevance: Candidates, grades: Shaped[np.ndarray, "pairs"] | None, items: int, settings: RetrievalSettings
+    ) -> None:
+        self.lists, self.grades, self.items, self.settings = relevance.relevant, grades, items, settings
+        self.metrics, queries = query_metrics(settings), len(self.lists.start)
+        self.gains = [asked for asked in settings.asked() if asked.metric.pattern in GAINS]
         self.values: dict[str, Float[Tensor, "queries"]] = {
             name: torch.full((queries,), torch.nan, dtype=torch.float64) for name in self.metrics
         }
         self.relevant: Int[Tensor, "queries"] = torch.zeros(queries, dtype=torch.int64)
         self.tied = torch.zeros(queries, dtype=torch.bool)
 
+    @property
+    def graded(self) -> bool:
+        """Whether grades matter."""
+        return self.grades is not None and len(self.gains) > 0
+
     def add(self, ranks: RankBlock) -> None:
         index = ranks.queries.cpu()
         for name, metric in self.metrics.items():
             self.values[name][index] = metric(ranks).cpu()
+        if self.graded:
+            self._add_graded(ranks, index)
         self.relevant[index] = ranks.relevant.cpu()
         self.tied[index] = depends_on_ties(ranks).cpu()
+
+    def _add_graded(self, ranks: RankBlock, index: Int[Tensor, "queries"]) -> None:
+        """Replace the values of nDCG, some queries at a time, since its sums have a place for each rank up to k."""
+        assert self.grades is not None
+        assert ranks.places is not None
+        entries = (torch.from_numpy(self.lists.start)[index, None] + ranks.places).clamp(
+            max=max(0, len(self.grades) - 1)
+        )
+        grades = torch.from_numpy(self.grades[entries.numpy()].astype(np.float64))
+        grades.masked_fill_(~ranks.valid, 0.0)
+        for asked in self.gains:
+            k = min(asked.parameters["k"], self.items)
+            gains = gains_of(grades, GAINS[asked.metric.pattern])
+            for some in torch.arange(len(index)).split(max(1, PLACES_AT_ONCE // k)):
+                rows = RankBlock(*(getattr(ranks, field.name)[some] for field in fields(ranks)))
+                value = graded_ndcg(rows, gains[some], k, self.settings.ties)
+                self.values[asked.of_queries][index[some]] = value
 
     def gather(self, processes: Processes, own: Int[Tensor, "own"], length: int) -> None:
         """Gather the values of the queries of all processes, in their order."""
@@ -447,6 +491,11 @@ def _prototype_accuracy(
 
 def _no_match(asked: RetrievalInputs) -> str:
     queries, labels = len(asked.query_labels), asked.query_labels.unique()
+    if asked.given is not None:
+        return (
+            f"{_CALL}: none of the {queries} queries has a relevant candidate, so nothing can be retrieved. Check that the "
+            "rows of the relevance are those of the embeddings, and what ids, groups and ignored items leave out."
+        )
     where = "another item of its class" if asked.same_set else "an item of its class in the gallery"
     shared = len(torch.isin(labels, asked.gallery_labels).nonzero())
     fact = (

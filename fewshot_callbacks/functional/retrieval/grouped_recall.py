@@ -265,7 +265,7 @@ def search_groups(
             threads=threads,
             processes=inputs.processes,
         )
-        done = Evaluation(vectors, inputs.relevance(), memory)
+        done = Evaluation(vectors, inputs.relevance()[0], memory)
     best = done.best_matches()
     distinct, own = inputs.query_labels.unique(), torch.arange(len(inputs.query_labels))
     own = own if inputs.share is None else inputs.share.queries

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,8 +23,17 @@ from fewshot_callbacks.functional._inputs import (
     non_finite_rows,
     refuse_non_finite,
 )
-from fewshot_callbacks.functional._labels import CodeBook, Labels, check_labels, merged_books, numbered, read_labels
+from fewshot_callbacks.functional._labels import (
+    CodeBook,
+    Labels,
+    check_labels,
+    merged_books,
+    numbered,
+    read_labels,
+    sets_in,
+)
 from fewshot_callbacks.functional._tensors import as_tensor
+from fewshot_callbacks.functional.retrieval import relevance as given_relevance
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +90,19 @@ class RetrievalInputs:
     """the word of each label, sorted; None where labels were given as integers"""
     drawn: Int[Tensor, "queries"] | None = None
     """index among all of each query of a sample, ascending; None for all queries"""
+    given: given_relevance.Relevance | None = None
+    """who is relevant, of all queries and items, where labels do not say it; labels are then those of clusters"""
 
     @property
     def is_one_set(self) -> bool:
         """Whether the queries are the gallery, all of it."""
         return self.same_set and self.drawn is None
 
-    def relevance(self) -> Relevance:
-        """Return who is relevant to the queries of this process; items are numbered from its own on, see `engine.visits`."""
+    def relevance(self) -> tuple[Relevance, Shaped[np.ndarray, "pairs"] | None]:
+        """Return who is relevant to the queries of this process, and the grade of each pair; None if all are 1. Collective.
+
+        Items are numbered from those of this process on, see `engine.visits`.
+        """
         own_labels = self.own_query_labels.numpy()
         kinds = []
         for kind in ("ids", "groups"):
@@ -97,8 +111,15 @@ class RetrievalInputs:
                 own = of_queries if self.share is None else of_queries[self.share.queries]
                 other = of_items if self.share is None else of_items[self.share.gallery]
                 kinds.append((own.numpy(), everyone(self.processes, other.numpy())))
+        if self.given is not None:
+            places = torch.arange(len(self.query_labels)) if self.share is None else self.share.queries
+            places = places if self.drawn is None else self.drawn[places]
+            numbers = None if self.share is None else everyone(self.processes, self.share.gallery.numpy())
+            given = self.given.part(places.numpy(), numbers)
+            mutual = self.is_one_set and given.mutual
+            return Relevance(given.relevant, self._itself(), kinds, given.ignored, mutual), given.grades
         labels = everyone(self.processes, self.own_gallery_labels.numpy())
-        return Relevance(Lists.of_labels(own_labels, labels), self._itself(), kinds, mutual=self.is_one_set)
+        return Relevance(Lists.of_labels(own_labels, labels), self._itself(), kinds, mutual=self.is_one_set), None
 
     def _itself(self) -> NDArray[np.int32]:
         """Return the number of the item that each query of this process is; -1 for none."""
@@ -154,7 +175,7 @@ class RetrievalInputs:
         )
         given = [(own, other) for own, other in kinds if own is not None and other is not None]
         queries, gallery = self.queries, self.gallery
-        if self.same_set or self.drawn is not None or not given:
+        if self.same_set or self.drawn is not None or self.given is not None or not given:
             return self
         if not all(torch.equal(*sides) for sides in ((self.query_labels, self.gallery_labels), *given)):
             return self
@@ -177,6 +198,7 @@ def collect_inputs(
     gallery: Any,
     gallery_labels: Any,
     *,
+    relevance: given_relevance.Relevance | None = None,
     as_codes: bool = False,
     **ids_and_groups: Any,
 ) -> RetrievalInputs:
@@ -189,6 +211,7 @@ def collect_inputs(
         labels: Labels of the queries.
         gallery: Gallery items of this process; None for one set.
         gallery_labels: Labels of the gallery items.
+        relevance: Who is relevant, in place of labels: of all queries and items.
         as_codes: Pack binary codes.
         **ids_and_groups: Of the items of this process, as in `exclusion_codes`.
 
@@ -196,6 +219,10 @@ def collect_inputs(
         ValueError: As `evaluate_retrieval` does; the same in every process.
     """
     processes, same_set = held.processes, gallery is None
+    if relevance is not None:
+        if labels is not None or gallery_labels is not None:
+            raise ValueError(f"{call}: relevance and labels both say who is relevant. Pass one of them.")
+        labels, gallery_labels = _no_labels(embeddings), None if same_set else _no_labels(gallery)
     if same_set != (gallery_labels is None):
         fact = "gallery_labels without gallery" if same_set else "gallery without gallery_labels"
         raise ValueError(
@@ -212,6 +239,13 @@ def collect_inputs(
         part = own if name.startswith("query") else others
         codes[name] = None if code is None else processes.placed(code, part.places, part.length)
     (of_queries, of_items), names = numbered(call, {"labels": own.labels, "gallery_labels": others.labels})
+    if (sets := sets_in(names or (), call)) is not None:
+        own_sets, others_sets = ([sets[number] for number in side.tolist()] for side in (of_queries, of_items))
+        relevance = given_relevance.Relevance.from_label_sets(own_sets, None if same_set else others_sets)
+        names, of_items = None, torch.zeros_like(of_items)
+    if relevance is not None:
+        _check_relevance(call, relevance, own.length, others.length, same_set=same_set)
+        of_queries = torch.arange(own.length) if relevance.clusters is None else torch.from_numpy(relevance.clusters)
     common = torch.promote_types(own.vectors.dtype, others.vectors.dtype)
     queries, items, share = own.vectors.to(common), others.vectors.to(common), ShardIndex(own.places, others.places)
     if processes.count == 1:
@@ -226,7 +260,24 @@ def collect_inputs(
         share if processes.count > 1 else None,
         processes,
         names,
+        given=relevance,
     )
+
+
+def _no_labels(embeddings: Any) -> Int[Tensor, "items"]:
+    return torch.zeros(len(embeddings) if hasattr(embeddings, "__len__") else 0, dtype=torch.int64)
+
+
+def _check_relevance(
+    call: str, relevance: given_relevance.Relevance, queries: int, gallery: int, *, same_set: bool
+) -> None:
+    """Refuse a relevance of other sets."""
+    if (relevance.queries, relevance.gallery, relevance.one_set) != (queries, gallery, same_set):
+        sets = f"{queries:,} queries in one set" if same_set else f"{queries:,} queries and {gallery:,} gallery items"
+        raise ValueError(
+            f"{call}: the relevance is {relevance}, but there are {sets}. Make it for the rows that are passed, with "
+            "gallery_ids or the number of gallery items where there is a gallery."
+        )
 
 
 @dataclass(frozen=True)
@@ -256,7 +307,7 @@ def _part(
             vectors = computable(vectors)
         dim = vectors.shape[1]
     label_name = "labels" if name == "embeddings" else "gallery_labels"
-    own_labels = read_labels(labels, items, label_name, _nouns(name, as_codes=as_codes), call)
+    own_labels = read_labels(labels, items, label_name, _nouns(name, as_codes=as_codes), call, sets=True)
     everyone = processes.gather(((items, dim, vectors.dtype), own_labels.words))
     known = [size for size, _ in everyone]
     holders = [(rank, *rest) for rank, rest in enumerate(known) if rest[0]]

@@ -262,26 +262,32 @@ def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tens
     return found.masked_fill(ranks.relevant == 0, torch.nan)
 
 
-def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected", k: int | None = None) -> Float[Tensor, "queries"]:
     """1 / rank of the first relevant item; its mean over the queries is the mean reciprocal rank (MRR).
 
     Args:
         ranks: The ranks of some queries.
+        k: How far to look, at least 1: a first relevant item beyond counts 0 (MRR@k). None looks at all ranks.
         ties: The rule for equal keys. In a tied group of n candidates, r of them relevant, the first of these r is at place
             x with probability C(n - x, r - 1) / C(n, r), the negative hypergeometric distribution.
 
     Returns:
-        One value in (0, 1] for each query; NaN for a query without a relevant candidate.
+        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
     """
     if ranks.valid.shape[1] == 0:
         return torch.full(ranks.relevant.shape, torch.nan, dtype=torch.float64, device=ranks.relevant.device)
     above, negatives, relevant = _best_group(ranks)
     first = above + negatives if ties == "pessimistic" else above
     value = 1 / (first + 1).double()
-    open_rows = (negatives > 0) & (ranks.relevant > 0)
+    if k is not None:
+        value.masked_fill_(first >= k, 0.0)
+    open_rows = (negatives > 0) & (ranks.relevant > 0) & (value > 0)
     if ties == "expected" and bool(open_rows.any()):
         (a, n, r), back = _distinct(above[open_rows], negatives[open_rows], relevant[open_rows])
-        value[open_rows] = _expected_reciprocal(a, n, r)[back]
+        if k is None:
+            value[open_rows] = _expected_reciprocal(a, n, r)[back]
+        else:
+            value[open_rows] = _sum_of_reciprocals(a.double(), n.double(), r.double(), within=k)[back]
     return value.masked_fill(ranks.relevant == 0, torch.nan)
 
 
@@ -301,8 +307,18 @@ def _expected_reciprocal(above: Tensor, negatives: Tensor, relevant: Tensor) -> 
     return value
 
 
-def _sum_of_reciprocals(a: Tensor, n: Tensor, r: Tensor) -> Float[Tensor, "cases"]:
-    """Sum over the places, as far as their probability matters; P(x + 1) / P(x) = (n - x + 1) / (n + r - x)."""
+def _sum_of_reciprocals(
+    a: Tensor, n: Tensor, r: Tensor, *, last: bool = False, within: int | None = None
+) -> Float[Tensor, "cases"]:
+    """Sum over the places, as far as their probability matters; P(x + 1) / P(x) = (n - x + 1) / (n + r - x).
+
+    Args:
+        a: Candidates above the group.
+        n: Its negatives.
+        r: Its relevant items.
+        last: The last relevant item counts, whose place from below has the same probabilities, not the first.
+        within: Ranks beyond this one count 0.
+    """
     total = torch.zeros_like(a)
     chance = r / (n + r)  # P(1)
     going = torch.arange(len(a), device=a.device)
@@ -313,7 +329,10 @@ def _sum_of_reciprocals(a: Tensor, n: Tensor, r: Tensor) -> Float[Tensor, "cases
         ratio = (n[going, None] - place + 1).clamp_(min=0).div_((n + r)[going, None] - place)
         ratio[(n + r)[going, None] <= place] = 0.0
         probability = torch.cat([chance[going, None], ratio], dim=1).cumprod(dim=1)  # the last is of the next start
-        terms = probability[:, :-1] / (a[going, None] + place)
+        rank = a[going, None] + ((n + r)[going, None] + 1 - place if last else place)
+        terms = probability[:, :-1] / rank.clamp(min=1)
+        if within is not None:
+            terms.masked_fill_(rank > within, 0.0)
         total[going] = torch.cat([total[going, None], terms], dim=1).cumsum(dim=1)[:, -1]
         chance[going] = probability[:, -1]
         start += TERMS_AT_ONCE
@@ -357,6 +376,127 @@ def ndcg(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "qu
     ideal = prefix[ranks.relevant.clamp(max=length)]
     # from the first rank on, as the ideal is summed: a perfect order has exactly 1
     return _sum_columns(gain.flip(1)) / ideal.masked_fill(ranks.relevant == 0, torch.nan)
+
+
+def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """INP: the number of relevant items R over the rank of the last of them; its mean over the queries is mINP.
+
+    Ye, Shen, Lin, Xiang, Shao and Hoi, "Deep Learning for Person Re-Identification: A Survey and Outlook", TPAMI 2022.
+
+    Args:
+        ranks: The ranks of some queries.
+        ties: The rule for equal keys.
+
+    Returns:
+        One value in (0, 1] for each query; NaN for a query without a relevant candidate.
+    """
+    if ranks.valid.shape[1] == 0:
+        return torch.full(ranks.relevant.shape, torch.nan, dtype=torch.float64, device=ranks.relevant.device)
+    above, negatives = ranks.negatives_above[:, 0], ranks.negatives_tied[:, 0]
+    rank = ranks.relevant + above + (0 if ties == "optimistic" else negatives)
+    value = 1 / rank.clamp(min=1).double()
+    open_rows = (negatives > 0) & (ranks.relevant > 0)
+    if ties == "expected" and bool(open_rows.any()):
+        before = above + ranks.relevant_above[:, 0]
+        (a, n, r), back = _distinct(before[open_rows], negatives[open_rows], ranks.relevant_tied[:, 0][open_rows])
+        value[open_rows] = _sum_of_reciprocals(a.double(), n.double(), r.double(), last=True)[back]
+    return value * _or_nan(ranks.relevant)
+
+
+def trapezoid_average_precision(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """AP as the area under the curve of precision and recall by trapezoids, as the Oxford and Paris benchmarks measure it.
+
+    The sum over the relevant items of the mean of the precisions at their rank and just before it (1 before the first rank),
+    divided by R (Philbin, Chum, Isard, Sivic and Zisserman, "Object retrieval with large vocabularies and fast spatial
+    matching", CVPR 2007). It differs from average precision.
+
+    Args:
+        ranks: The ranks of some queries.
+        ties: The rule for equal keys.
+
+    Returns:
+        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    """
+    found = _found(ranks).double()
+    before = found + ranks.negatives_above - 1
+    if ties == "pessimistic":
+        before += ranks.negatives_tied
+    precision = torch.where(before > 0, (found - 1) / before, 1.0).masked_fill_(~ranks.valid, 0.0)
+    if ties == "expected" and bool((tied := _tied(ranks)).any()):
+        group = _tied_groups(ranks, tied)
+        k, m, n, r = (values.double() for values in (group.above, group.relevant_above, group.size, group.relevant))
+        # sum over i = 0 ... n - 1 of (m + i (r - 1) / (n - 1)) / (k + i), where the first term is 1 if k = 0
+        others = (r - 1) / (n - 1)
+        total = others * n + (m - others * k) * (1 / k.clamp(min=1) + _harmonic_between(k, (n - 1).clamp(min=1)))
+        total = torch.where(k > 0, total, 1 + others * (n - 1))
+        precision.masked_fill_(tied, 0.0)
+        precision[group.query, group.column] = total * (r / n)
+    return (_sum_columns(precision) + _precision_sum(ranks, ties, None)) / 2 / _or_nan(ranks.relevant)
+
+
+Gain = Literal["exponential", "linear"]
+"""Gain of nDCG for a grade: 2^grade - 1 (Burges et al., 2005), or the grade itself (Järvelin and Kekäläinen, 2002)."""
+
+
+def gains_of(grades: Float[Tensor, "queries columns"], gain: Gain) -> Float[Tensor, "queries columns"]:
+    """Compute the gain of each relevant item, times a factor of the query, which cancels in nDCG.
+
+    Scaled by 2^-largest grade of the query: 2^grade overflows beyond a grade of 1,023. exp2 of a whole number is exact, so
+    that one rounding is left, the same as without the scale.
+    """
+    if gain == "linear" or not grades.shape[1]:
+        return grades
+    most = grades.amax(dim=1, keepdim=True)
+    return torch.exp2(grades - most) - torch.exp2(-most)
+
+
+def graded_ndcg(
+    ranks: RankBlock, gains: Float[Tensor, "queries columns"], k: int, ties: Ties = "expected"
+) -> Float[Tensor, "queries"]:
+    """nDCG@k with a gain for each relevant item: the discounted sum of the first k, over that of the best order.
+
+    The discount is 1 / log2(rank + 1). Candidates with equal scores share the mean of their gains, which is the expected
+    value over their orders (McSherry and Najork, 2008); optimistic and pessimistic orders put the largest gain of a tie
+    first or last.
+
+    Args:
+        ranks: The ranks of some queries.
+        gains: Of the relevant items of `ranks`, in the same columns; what is not valid is 0.
+        k: How far to look, at least 1.
+        ties: The rule for equal keys.
+
+    Returns:
+        One value in [0, 1] for each query; NaN for a query without a relevant candidate, or if all gains are 0.
+    """
+    queries, columns = gains.shape
+    if columns == 0:
+        return torch.full((queries,), torch.nan, dtype=torch.float64, device=gains.device)
+    rows = torch.arange(queries, device=gains.device)[:, None].expand_as(gains)
+    group = (ranks.position_in_tie == 1).cumsum(dim=1) - 1
+    above = ranks.negatives_above + ranks.relevant_above
+    dense = gains.new_zeros(queries, k)  # the gain at each rank
+    if ties == "expected":
+        total = torch.zeros_like(gains).scatter_add_(1, group, gains)
+        mean = total.gather(1, group) / (ranks.relevant_tied + ranks.negatives_tied)
+        first = ranks.valid & (ranks.position_in_tie == 1) & (above < k)
+        start, size = above[first], (ranks.relevant_tied + ranks.negatives_tied)[first]
+        size = size.minimum(k - start)
+        before = size.cumsum(0) - size
+        place = torch.arange(int(size.sum()), device=gains.device) - before.repeat_interleave(size)
+        dense[rows[first].repeat_interleave(size), start.repeat_interleave(size) + place] = mean[
+            first
+        ].repeat_interleave(size)
+    else:  # inside a tie the largest gain comes first, or last
+        order = gains.argsort(dim=1, descending=ties == "optimistic", stable=True)
+        order = order.gather(1, group.gather(1, order).argsort(dim=1, stable=True))
+        rank = above + ranks.position_in_tie - 1 + (ranks.negatives_tied if ties == "pessimistic" else 0)
+        inside = ranks.valid & (rank < k)
+        dense[rows[inside], rank[inside]] = gains.gather(1, order)[inside]
+    best = torch.zeros_like(dense)
+    best[:, : min(k, columns)] = gains.sort(dim=1, descending=True).values[:, :k]
+    discount = torch.log2(torch.arange(2, k + 2, dtype=torch.float64, device=gains.device))
+    ideal = (best / discount).sum(dim=1)
+    return torch.where(ideal > 0, (dense / discount).sum(dim=1) / ideal, torch.nan)
 
 
 def depends_on_ties(ranks: RankBlock) -> Bool[Tensor, "queries"]:

@@ -62,6 +62,14 @@ METRICS = (
     Metric("map@r", "ranks", rank_metrics.map_at_r, "The same as mAP, up to rank R, the number of relevant items."),
     Metric("r_precision", "ranks", rank_metrics.r_precision, "Share of relevant items among the first R."),
     Metric("mrr", "ranks", rank_metrics.reciprocal_rank, "One over the rank of the first relevant item."),
+    Metric("mrr@{k}", "ranks", rank_metrics.reciprocal_rank, "The same, 0 where it is not among the first {k}."),
+    Metric("minp", "ranks", rank_metrics.inverse_penalty, "Number of relevant items over the rank of the last."),
+    Metric(
+        "ap_trapezoid",
+        "ranks",
+        rank_metrics.trapezoid_average_precision,
+        "Average precision by trapezoids, as the Oxford and Paris benchmarks measure it.",
+    ),
     Metric(
         "map@{k}_{divisor}",
         "ranks",
@@ -129,8 +137,8 @@ DEFAULT_METRICS = (
 )
 """What is reported unless `metrics` says otherwise: `metrics=(*DEFAULT_METRICS, "eer")` asks for one more."""
 
-MULTILABEL_METRICS = ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "ndcg@10")
-"""The same for items with several labels each."""
+RELEVANCE_METRICS = ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "ndcg@10")
+"""The same where relevance is no single label: of judgements, of lists, or of items with several labels each."""
 
 
 @dataclass(frozen=True)

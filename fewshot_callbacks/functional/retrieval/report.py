@@ -174,7 +174,8 @@ class RetrievalReport(Values):
 
     def __str__(self) -> str:
         """Return the values of `metrics`, one in a line with its interval where there is one, and the messages."""
-        lines = [f"{self.queries:,} queries, {self.gallery:,} gallery items, {self.classes:,} classes"]
+        classes = f", {self.classes:,} classes" if self.classes else ""
+        lines = [f"{self.queries:,} queries, {self.gallery:,} gallery items{classes}"]
         for name, value in self.metrics().items():
             low, high = self.intervals.get(name, (math.nan, math.nan))
             interval = "" if math.isnan(low) else f"  ({low:.4f} to {high:.4f})"

@@ -11,7 +11,7 @@ import operator
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import Parameter, signature
 from itertools import pairwise
 from typing import Any, NamedTuple, TypedDict, TypeGuard, TypeVar, cast, get_type_hints
@@ -22,7 +22,7 @@ from fewshot_callbacks.engine.vectors import Similarity, check_similarity
 from fewshot_callbacks.functional._inputs import check_seed
 from fewshot_callbacks.functional.retrieval.label_groups import Unmatched, checked_groups
 from fewshot_callbacks.functional.retrieval.rank_metrics import Ties, check_ties
-from fewshot_callbacks.functional.retrieval.registry import DEFAULT_METRICS, Asked, asked_metric
+from fewshot_callbacks.functional.retrieval.registry import DEFAULT_METRICS, RELEVANCE_METRICS, Asked, asked_metric
 from fewshot_callbacks.functional.statistics.intervals import normal_quantile
 
 DEFAULT_MEMORY_MB: float = 512
@@ -41,12 +41,6 @@ class SearchOptions(TypedDict, total=False):
     memory_mb: float | None
 
 
-class RankOptions(SearchOptions, total=False):
-    """The settings that single-label and multi-label evaluations share, with the types that a caller may pass."""
-
-    metrics: str | Sequence[str]
-
-
 class GroupedOptions(SearchOptions, total=False):
     """The settings of `grouped_recall`, with the types that a caller may pass."""
 
@@ -54,12 +48,13 @@ class GroupedOptions(SearchOptions, total=False):
     seed: int
 
 
-class RetrievalOptions(RankOptions, GroupedOptions, total=False):
+class RetrievalOptions(GroupedOptions, total=False):
     """The settings of `evaluate_retrieval`, with the types that a caller may pass.
 
     mypy and editors read them here; meanings and defaults are those of `RetrievalSettings`.
     """
 
+    metrics: str | Sequence[str]
     threshold: float | None
     threshold_bounds: tuple[float, float] | None
     max_queries: int | None
@@ -178,6 +173,30 @@ class RetrievalSettings:
     def arguments(self) -> RetrievalOptions:
         """Return the settings as keyword arguments of `evaluate_retrieval`."""
         return cast(RetrievalOptions, {field.name: getattr(self, field.name) for field in fields(self)})
+
+    def without_classes(self, call: str) -> RetrievalSettings:
+        """Return the settings for a relevance that is no single label: with other metrics by default.
+
+        Args:
+            call: The public function or class, for messages.
+
+        Raises:
+            ValueError: If they ask for what needs classes.
+        """
+        metrics = RELEVANCE_METRICS if self.metrics == DEFAULT_METRICS else self.metrics
+        settings = replace(self, metrics=metrics, label_groups=None)
+        needing = [
+            key
+            for key in metrics
+            if (one := asked_metric(key)).is_macro or one.metric.source in ("prototypes", "groups")
+        ]
+        needing += [] if self.label_groups in (None, RetrievalSettings.label_groups) else ["label_groups"]
+        if needing:
+            raise ValueError(
+                f"{call}: {', '.join(needing)} cannot be computed where items have several labels each, or relevance is "
+                "given: means and groups of classes need one label for each item. Leave them out."
+            )
+        return settings
 
     def asked(self) -> list[Asked]:
         """List the metrics that are reported, without Grouped Recall where no groups are wanted."""

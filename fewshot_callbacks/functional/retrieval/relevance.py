@@ -1,0 +1,458 @@
+"""`Relevance`: which gallery items are relevant to each query, with which grade, and which are ignored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+from numpy.typing import NDArray
+
+from fewshot_callbacks.engine.compiled import kernel
+from fewshot_callbacks.engine.relevance import Lists
+from fewshot_callbacks.functional._tensors import as_tensor
+
+# Ids that a message shows.
+SHOWN = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance:
+    """Which gallery items are relevant to each query, with which grade, and which are ignored: for what no label says.
+
+    Everything else is irrelevant. An ignored item is no candidate: it takes up no rank. Make one with `from_judgements`,
+    `from_label_sets` or `from_lists`, and pass it to `evaluate_retrieval` in place of labels. It takes 5 bytes for each
+    relevant pair and 4 for each ignored one, and never anything for all pairs.
+
+    Examples:
+        >>> relevance = Relevance.from_lists([[0, 2], [1]], gallery=3)
+        >>> relevance
+        Relevance(2 queries, 3 gallery items, 3 relevant pairs, 0 ignored)
+    """
+
+    relevant: Lists
+    """relevant items of each query, ascending"""
+    ignored: Lists
+    """ignored items of each query, ascending"""
+    gallery: int
+    """number of gallery items"""
+    one_set: bool
+    """queries and gallery are one set, in which an item is no candidate for itself"""
+    mutual: bool
+    """in one set: who is in the lists of an item has it in its own"""
+    grades: Shaped[np.ndarray, "pairs"] | None = field(default=None, repr=False)
+    """grade of each entry of the relevant items; None if all are 1"""
+    clusters: Int[np.ndarray, "queries"] | None = field(default=None, repr=False)
+    """queries of one number depend on each other, for intervals; None if none do"""
+    unknown: int = 0
+    """judgements that were left out, since no query or no item has the id"""
+
+    @classmethod
+    def from_lists(
+        cls,
+        relevant: Sequence[Any],
+        ignored: Sequence[Any] | None = None,
+        *,
+        gallery: int | None = None,
+        grades: Sequence[Any] | None = None,
+        clusters: Any | None = None,
+    ) -> Relevance:
+        """Take the indices of the relevant and of the ignored gallery items of each query.
+
+        Args:
+            relevant: For each query the indices of its relevant gallery items, in any order; perhaps none.
+            ignored: For each query the indices of items that are neither hit nor miss, such as junk images.
+            gallery: Number of gallery items; by default queries and gallery are one set.
+            grades: For each query the grade of each relevant item, positive and finite; by default 1.
+            clusters: (queries,) integers: queries of one number depend on each other, such as captions of one image; by
+                default no two queries do. Intervals allow for it.
+
+        Returns:
+            A relevance for these queries in this order.
+
+        Raises:
+            ValueError: If lengths do not fit, an index is no gallery item or occurs twice, an item is both relevant and
+                ignored, or a grade is not positive and finite.
+
+        Examples:
+            >>> Relevance.from_lists([[1], [0], []], ignored=[[2], [], []], grades=[[3], [1], []])
+            Relevance(3 queries in one set, 2 relevant pairs, 1 ignored)
+        """
+        call, queries = "Relevance.from_lists", len(relevant)
+        items = queries if gallery is None else gallery
+        if ignored is not None and len(ignored) != queries:
+            raise ValueError(
+                f"{call}: {queries} lists of relevant items, but {len(ignored)} of ignored ones. Pass one each."
+            )
+        lists = _lists(call, "relevant", relevant, items)
+        junk = Lists.none(queries) if ignored is None else _lists(call, "ignored", ignored, items)
+        _refuse_both(call, lists, junk, items)
+        values = None
+        if grades is not None:
+            if [*map(len, grades)] != [*map(len, relevant)]:
+                raise ValueError(
+                    f"{call}: grades must have the lengths of the relevant items. Pass one grade for each item."
+                )
+            order = [n for some in relevant for n in np.argsort(np.asarray(some, np.int64), kind="stable")]
+            first = np.repeat(lists.start, lists.sizes)
+            values = _graded(call, np.array([grade for some in grades for grade in some], np.float64))[first + order]
+        mutual = gallery is None and _are_mutual(lists) and _are_mutual(junk)
+        return cls(lists, junk, items, gallery is None, mutual, values)._with(call, clusters)
+
+    @classmethod
+    def from_judgements(
+        cls,
+        judgements: Mapping[Any, Any] | tuple[Any, ...],
+        query_ids: Sequence[Any],
+        gallery_ids: Sequence[Any] | None = None,
+        *,
+        at_least: float = 1,
+        unknown: str = "error",
+        clusters: Any | None = None,
+    ) -> Relevance:
+        """Take judgements by ids, as TREC, BEIR and MS MARCO give them.
+
+        Args:
+            judgements: `{query: {item: grade}}`, `{query: [items]}`, or a tuple of two or three equally long sequences
+                (queries, items) or (queries, items, grades). A grade of 0 is judged irrelevant, as is what is not judged.
+            query_ids: Id of each row of the queries: integers or words, each once.
+            gallery_ids: Id of each row of the gallery; by default queries and gallery are one set.
+            at_least: The smallest relevant grade (`rel` of trec_eval). Lower grades are irrelevant.
+            unknown: What to do with judgements of ids that no query or no item has: `error`, or `ignore`, which counts
+                them in `unknown`.
+            clusters: As in `from_lists`.
+
+        Returns:
+            A relevance for the queries in the order of `query_ids`.
+
+        Raises:
+            ValueError: If an id is unknown or occurs twice, a pair is judged twice with two grades, or a grade is negative,
+                not finite or no number.
+
+        Examples:
+            >>> judged = {"q1": {"d1": 2, "d3": 1}, "q2": {"d2": 0}}
+            >>> Relevance.from_judgements(judged, ["q1", "q2"], ["d1", "d2", "d3"])
+            Relevance(2 queries, 3 gallery items, 2 relevant pairs, 0 ignored)
+        """
+        call, one_set = "Relevance.from_judgements", gallery_ids is None
+        rows, columns, grades = _judged(call, judgements)
+        items = query_ids if gallery_ids is None else gallery_ids
+        of_query, of_item = _places(call, "query_ids", query_ids, rows), _places(call, "gallery_ids", items, columns)
+        left_out = _unknown(call, unknown, (("query", rows, of_query), ("item", columns, of_item)))
+        known = np.array(
+            [row in of_query and column in of_item for row, column in zip(rows, columns, strict=True)], bool
+        )
+        left_out += int((~known).sum()) if unknown == "ignore" else 0
+        at = np.array([of_query[row] for row, here in zip(rows, known, strict=True) if here], np.int64)
+        item = np.array([of_item[column] for column, here in zip(columns, known, strict=True) if here], np.int64)
+        values = _graded(call, grades[known], least=0.0)
+        at, item, values = _each_once(call, at, item, values, len(items))
+        some = (values > 0) & (values >= at_least)
+        at, item, values = at[some], item[some], values[some]
+        ends = np.searchsorted(at, np.arange(len(query_ids) + 1))
+        lists = Lists(ends[:-1], ends[1:], item.astype(np.int32))
+        mutual, none = one_set and _are_mutual(lists), Lists.none(len(query_ids))
+        return cls(lists, none, len(items), one_set, mutual, values, unknown=left_out)._with(call, clusters)
+
+    @classmethod
+    def from_label_sets(cls, targets: Any, gallery_targets: Any | None = None) -> Relevance:
+        """Take items with several labels each: relevant is who shares a label, its grade is the number of shared ones.
+
+        Args:
+            targets: (queries, labels) zeros and ones: a tensor, an array or a matrix of `scipy.sparse`; or a list with the
+                labels of each query, such as [{"sky", "sea"}, {"sky"}].
+            gallery_targets: The same of the gallery; by default queries and gallery are one set.
+
+        Returns:
+            A relevance; queries with the same labels depend on each other.
+
+        Raises:
+            ValueError: If targets hold something else, or their numbers of labels differ.
+
+        Examples:
+            >>> Relevance.from_label_sets([{"sky", "sea"}, {"sky", "sea", "tree"}, {"tree"}])
+            Relevance(3 queries in one set, 4 relevant pairs, 0 ignored)
+        """
+        call = "Relevance.from_label_sets"
+        own, width = _label_sets(call, "targets", targets)
+        others, others_width = own, width
+        if gallery_targets is not None:
+            others, others_width = _label_sets(call, "gallery_targets", gallery_targets)
+        if None not in (width, others_width) and width != others_width:
+            raise ValueError(
+                f"{call}: targets have {width} labels, gallery_targets {others_width}. Column j must be the same label in "
+                "both."
+            )
+        (of_query, of_item), one_set = _numbered(own, others), gallery_targets is None
+        by_label = np.argsort(of_item.items, kind="stable")
+        holders = np.repeat(np.arange(len(others)), of_item.sizes)[by_label]
+        every = 1 + max(int(side.items.max(initial=-1)) for side in (of_query, of_item))
+        label_ends = np.searchsorted(of_item.items[by_label], np.arange(every + 1))
+        work, sizes = (
+            (of_query, holders, label_ends, one_set, np.zeros(len(others), np.int32)),
+            np.zeros(len(own), np.int64),
+        )
+        _share(*work, sizes, sizes, np.empty(0, np.int32), np.empty(0, np.uint16))
+        ends = np.append(0, np.cumsum(sizes))
+        items, grades = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.uint16)
+        _share(*work, sizes, ends, items, grades)
+        # in the order of their rows of zeros and ones
+        sets = [tuple((-labels).tolist()) for labels in np.split(of_query.items, of_query.stop[:-1])]
+        number = {labels: n for n, labels in enumerate(sorted(set(sets)))}
+        clusters = np.array([number[labels] for labels in sets], np.int64)
+        none = Lists.none(len(own))
+        return cls(Lists(ends[:-1], ends[1:], items), none, len(others), one_set, one_set, grades, clusters)
+
+    def _with(self, call: str, clusters: Any | None) -> Relevance:
+        if clusters is None:
+            return self
+        numbers = as_tensor(clusters, "clusters", call).numpy()
+        if numbers.shape != (self.queries,) or not np.issubdtype(numbers.dtype, np.integer):
+            raise ValueError(
+                f"{call}: clusters of shape {numbers.shape} and type {numbers.dtype} must be one integer for each of the "
+                f"{self.queries} queries."
+            )
+        return replace(self, clusters=np.unique(numbers, return_inverse=True)[1])
+
+    @property
+    def queries(self) -> int:
+        """Number of queries."""
+        return len(self.relevant.start)
+
+    def part(self, queries: NDArray[np.int64], numbers: NDArray[np.int64] | None) -> Relevance:
+        """Keep some queries, and number the items anew.
+
+        Args:
+            queries: Which of them.
+            numbers: The item that has each new number; None if items keep theirs.
+        """
+        new = np.arange(self.gallery) if numbers is None else np.argsort(numbers)
+        relevant, order = _renumbered(self.relevant, queries, new)
+        ignored, _ = _renumbered(self.ignored, queries, new)
+        return replace(
+            self, relevant=relevant, ignored=ignored, grades=None if self.grades is None else self.grades[order]
+        )
+
+    def __repr__(self) -> str:
+        where = "in one set" if self.one_set else f", {self.gallery:,} gallery items"
+        pairs, junk = int(self.relevant.sizes.sum()), int(self.ignored.sizes.sum())
+        return f"Relevance({self.queries:,} queries {where}, {pairs:,} relevant pairs, {junk:,} ignored)".replace(
+            " ,", ","
+        )
+
+
+def _renumbered(lists: Lists, queries: NDArray[np.int64], new: NDArray[np.int64]) -> tuple[Lists, NDArray[np.int64]]:
+    """Return the lists of some queries with the new number of each item, ascending, and which old entry each is."""
+    sizes = lists.sizes[queries]
+    ends = np.append(0, np.cumsum(sizes))
+    rows = np.repeat(np.arange(len(queries)), sizes)
+    entries = np.repeat(lists.start[queries] - ends[:-1], sizes) + np.arange(ends[-1])
+    items = new[lists.items[entries]]
+    order = np.lexsort((items, rows))
+    return Lists(ends[:-1], ends[1:], items[order].astype(np.int32)), entries[order]
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def _lists(call: str, name: str, lists: Sequence[Any], items: int) -> Lists:
+    """Read lists of indices."""
+    for query, some in enumerate(lists):
+        numbers = np.asarray(some)
+        if numbers.size and (numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer)):
+            raise ValueError(f"{call}: {name}[{query}] holds {numbers.dtype}. Pass indices of gallery items.")
+        if numbers.size and (numbers.min() < 0 or numbers.max() >= items):
+            raise ValueError(
+                f"{call}: {name}[{query}] holds {numbers.min() if numbers.min() < 0 else numbers.max()}, but there are "
+                f"{items} gallery items. Indices begin at 0."
+            )
+        if len(np.unique(numbers)) < numbers.size:
+            raise ValueError(f"{call}: {name}[{query}] holds an item twice. Pass each once.")
+    return Lists.of(lists)
+
+
+def _are_mutual(lists: Lists) -> bool:
+    """Find out whether i is in the list of j for each j in the list of i."""
+    rows, items = np.repeat(np.arange(len(lists.start)), lists.sizes), lists.items
+    return bool((np.sort(rows * len(lists.start) + items) == np.sort(items * len(lists.start) + rows)).all())
+
+
+def _refuse_both(call: str, relevant: Lists, ignored: Lists, items: int) -> None:
+    """Refuse an item that is relevant and ignored."""
+    one, other = (
+        np.repeat(np.arange(len(side.start)), side.sizes) * items + side.items for side in (relevant, ignored)
+    )
+    both = np.intersect1d(one, other)
+    if len(both):
+        query, item = divmod(int(both[0]), items)
+        raise ValueError(
+            f"{call}: {len(both)} pairs are both relevant and ignored, such as query {query} and item {item}. Leave each "
+            "in one of the lists."
+        )
+
+
+def _graded(call: str, grades: Float[np.ndarray, "pairs"], least: float = math.ulp(0.0)) -> Float[np.ndarray, "pairs"]:
+    """Refuse a grade that is not finite, or below the least."""
+    wrong = grades[~(np.isfinite(grades) & (grades >= least))]
+    if len(wrong):
+        fact = "is negative" if wrong[0] < 0 else "is no finite positive number"
+        raise ValueError(
+            f"{call}: {len(wrong)} grades are wrong: {wrong[0]:g} {fact}. Grades are numbers such as 0, 1, 2."
+        )
+    return grades
+
+
+def _judged(call: str, judgements: Any) -> tuple[list[Any], list[Any], Float[np.ndarray, "pairs"]]:
+    """Return queries, items and grades of all judgements."""
+    if not isinstance(judgements, Mapping):
+        sides = [list(np.asarray(side).tolist()) for side in judgements]
+        if len(sides) not in (2, 3) or len({*map(len, sides)}) > 1:
+            raise ValueError(
+                f"{call}: judgements of lengths {', '.join(str(len(side)) for side in sides)} must be a dictionary, or two "
+                "or three sequences of one length: queries, items and perhaps grades."
+            )
+        rows, columns, values = sides[0], sides[1], sides[2] if len(sides) == 3 else [1] * len(sides[0])
+    else:
+        of_each = [
+            (query, some if isinstance(some, Mapping) else dict.fromkeys(some, 1)) for query, some in judgements.items()
+        ]
+        rows = [query for query, some in of_each for _ in some]
+        columns = [item for _, some in of_each for item in some]
+        values = [grade for _, some in of_each for grade in some.values()]
+    try:
+        return rows, columns, np.array(values, np.float64)
+    except (TypeError, ValueError):
+        wrong = next(value for value in values if isinstance(value, str) or not hasattr(value, "__float__"))
+        raise ValueError(f"{call}: the grade {wrong!r} is no number. Pass numbers such as 0, 1, 2.") from None
+
+
+def _places(call: str, name: str, ids: Iterable[Any], wanted: Iterable[Any]) -> dict[Any, int]:
+    """Return the row of each id that is judged."""
+    wanted, found = set(wanted), dict[Any, int]()
+    for row, one in enumerate(ids.tolist() if hasattr(ids, "tolist") else ids):
+        if one not in wanted:
+            continue
+        if one in found:
+            raise ValueError(f"{call}: {name} holds {one!r} in rows {found[one]} and {row}. Each id names one row.")
+        found[one] = row
+    return found
+
+
+def _unknown(call: str, unknown: str, sides: Iterable[tuple[str, list[Any], dict[Any, int]]]) -> int:
+    """Refuse ids that no row has, unless they are to be left out."""
+    if unknown not in ("error", "ignore"):
+        raise ValueError(f"{call}: there is no unknown={unknown!r}. Pass 'error' or 'ignore'.")
+    for name, judged, known in sides:
+        missing = [one for one in dict.fromkeys(judged) if one not in known]
+        if missing and unknown == "error":
+            shown = ", ".join(map(repr, missing[:SHOWN])) + (", ..." if len(missing) > SHOWN else "")
+            raise ValueError(
+                f"{call}: no {name} has the ids {shown} ({len(missing)} in all) of the judgements. Pass the ids of the rows "
+                "as the judgements write them (words or integers), or unknown='ignore' to leave these judgements out."
+            )
+    return 0
+
+
+def _each_once(
+    call: str,
+    at: Int[np.ndarray, "pairs"],
+    item: Int[np.ndarray, "pairs"],
+    values: Float[np.ndarray, "pairs"],
+    items: int,
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Put judgements into the order of queries and items, those that are there twice once."""
+    keys = at * items + item
+    order = np.argsort(keys, kind="stable")
+    keys, values = keys[order], values[order]
+    again = np.append(False, keys[1:] == keys[:-1])[: len(keys)]
+    other = again & (values != np.append(np.nan, values[:-1])[: len(values)])
+    if other.any():
+        query, one = divmod(int(keys[other][0]), items)
+        raise ValueError(
+            f"{call}: {int(other.sum())} pairs are judged twice with two grades, such as row {query} of the queries and row "
+            f"{one} of the gallery. Keep one of them."
+        )
+    return at[order][~again], item[order][~again], values[~again]
+
+
+# ---------------------------------------------------------------------------------------------------------- label sets
+
+
+def _label_sets(call: str, name: str, targets: Any) -> tuple[list[NDArray[Any]], int | None]:
+    """Return the labels of each item, ascending, and the number of columns of a table of zeros and ones."""
+    if hasattr(targets, "tocsr"):  # scipy.sparse
+        table = targets.tocsr()
+        table.sum_duplicates()
+        wrong = int((~np.isin(table.data, (0, 1))).sum())
+        _refuse_targets(call, name, wrong, len(table.data))
+        table.eliminate_zeros()
+        return [np.sort(some) for some in np.split(table.indices, table.indptr[1:-1])], table.shape[1]
+    if isinstance(targets, list | tuple):
+        sets = [list(labels) for labels in targets]
+        for item, labels in enumerate(sets):
+            if len(set(labels)) < len(labels):
+                raise ValueError(
+                    f"{call}: {name}[{item}] holds a label twice. A list holds the labels of each item; pass a table of "
+                    "zeros and ones as a tensor or an array."
+                )
+        return [np.unique(labels) if labels else np.empty(0, np.int64) for labels in sets], None
+    values = as_tensor(targets, name, call).detach().cpu().numpy()
+    if values.ndim != 2:
+        raise ValueError(
+            f"{call}: {name} have shape {values.shape}; zeros and ones of shape (items, labels) are needed."
+        )
+    _refuse_targets(call, name, int((~np.isin(values, (0, 1))).sum()), values.size)
+    rows, numbers = np.nonzero(values)
+    return list(np.split(numbers, np.searchsorted(rows, np.arange(1, len(values))))), values.shape[1]
+
+
+def _refuse_targets(call: str, name: str, wrong: int, every: int) -> None:
+    if wrong:
+        raise ValueError(
+            f"{call}: {wrong:,} of {every:,} entries of {name} are neither 0 nor 1. Entry (i, j) is 1 if item i has label j."
+        )
+
+
+def _numbered(*sides: list[NDArray[Any]]) -> list[Lists]:
+    """Return the labels of each item of each side as numbers from 0 on, the same in all sides."""
+    sizes = [np.array([len(labels) for labels in side], np.int64) for side in sides]
+    given = [labels for side in sides for labels in side if len(labels)]
+    flat = np.concatenate(given) if given else np.empty(0, np.int64)
+    numbers = np.unique(flat, return_inverse=True)[1].astype(np.int32)
+    ends = [np.append(0, np.cumsum(of_side)) for of_side in sizes]
+    parts = np.split(numbers, np.cumsum([end[-1] for end in ends])[:-1])
+    return [Lists(end[:-1], end[1:], part) for end, part in zip(ends, parts, strict=True)]
+
+
+@kernel  # without types: those of the loops of the engine
+def _share(labels, holders, label_ends, itself, counts, sizes, start, items, grades):  # type: ignore[no-untyped-def]
+    """Write for each query who shares a label, and how many; without room for them, count them.
+
+    Args:
+        labels: Lists of the labels of each query.
+        holders: Items in the order of their labels.
+        label_ends: Where those of each label begin.
+        itself: Query i is item i.
+        counts: (items,) zeros, to work in.
+        sizes: (queries,) how many share a label.
+        start: (queries,) where the list of each query begins.
+        items: Ascending for each query.
+        grades: Labels shared with each.
+    """
+    for i in range(labels.start.shape[0]):
+        for p in range(labels.start[i], labels.stop[i]):
+            for q in range(label_ends[labels.items[p]], label_ends[labels.items[p] + 1]):
+                counts[holders[q]] += 1
+        if itself:
+            counts[i] = 0
+        number = 0
+        for j in range(counts.shape[0]):
+            if counts[j] > 0:
+                if items.shape[0] > 0:
+                    items[start[i] + number], grades[start[i] + number] = j, counts[j]
+                number += 1
+                counts[j] = 0
+        sizes[i] = number

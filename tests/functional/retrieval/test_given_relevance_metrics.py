@@ -1,0 +1,117 @@
+"""Metrics of graded relevance, of the last relevant item and by trapezoids: means over all orders of tied candidates."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fewshot_callbacks.engine.ranks import RankBlock
+from fewshot_callbacks.functional.retrieval.rank_metrics import (
+    graded_ndcg,
+    inverse_penalty,
+    reciprocal_rank,
+    trapezoid_average_precision,
+)
+
+TIES = ("expected", "optimistic", "pessimistic")
+
+
+def ranks_of(scores, gains):
+    """The ranks of one query, and its gains in their columns: relevant is what has a gain."""
+    scores, gains = torch.tensor(scores, dtype=torch.float64), torch.tensor(gains, dtype=torch.float64)
+    order = scores[gains > 0].argsort(stable=True)
+    relevant, negatives = scores[gains > 0][order], scores[gains == 0]
+    above = (negatives[None] > relevant[:, None]).sum(1)
+    tied = (negatives[None] == relevant[:, None]).sum(1)
+    block = RankBlock.of_scores(torch.zeros(1, dtype=torch.int64), relevant[None], above[None], tied[None])
+    return block, gains[gains > 0][order][None]
+
+
+def orders_of(scores, gains):
+    """The gains in every order in which no candidate stands before one of a higher score."""
+    levels = [
+        [g for s, g in zip(scores, gains, strict=True) if s == score] for score in sorted(set(scores), reverse=True)
+    ]
+    for parts in itertools.product(*map(itertools.permutations, levels)):
+        yield [gain for part in parts for gain in part]
+
+
+def of_orders(metric, scores, gains, ties):
+    values = [metric(order) for order in orders_of(scores, gains)]
+    return {"expected": math.fsum(values) / len(values), "optimistic": max(values), "pessimistic": min(values)}[ties]
+
+
+def dcg(gains, k):
+    return sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains[:k]))
+
+
+def inp(gains):
+    return sum(gain > 0 for gain in gains) / (1 + max(rank for rank, gain in enumerate(gains) if gain))
+
+
+def trapezoids(gains):
+    """The authors' program: old and new recall and precision at each hit."""
+    area, hits = 0.0, 0
+    for rank, gain in enumerate(gains):
+        if gain:
+            before = hits / rank if rank else 1.0
+            hits += 1
+            area += (before + hits / (rank + 1)) / 2
+    return area / hits
+
+
+def mrr(gains, k):
+    first = next(rank for rank, gain in enumerate(gains) if gain)
+    return 1 / (first + 1) if first < k else 0.0
+
+
+CANDIDATES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 0, 1, 2, 3])), min_size=1, max_size=7).filter(
+    lambda some: any(gain for _, gain in some)
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CANDIDATES, st.integers(1, 9), st.sampled_from(TIES))
+def test_are_means_over_all_orders_of_ties(candidates, k, ties):
+    scores, gains = zip(*candidates, strict=True)
+    ranks, own = ranks_of(scores, gains)
+    ideal = dcg(sorted(gains, reverse=True), k)
+    for found, metric in (
+        (graded_ndcg(ranks, own, k, ties), lambda order: dcg(order, k) / ideal),
+        (inverse_penalty(ranks, ties), inp),
+        (trapezoid_average_precision(ranks, ties), trapezoids),
+        (reciprocal_rank(ranks, ties, k), lambda order: mrr(order, k)),
+    ):
+        assert float(found) == pytest.approx(of_orders(metric, scores, gains, ties), abs=1e-12)
+
+
+@pytest.mark.parametrize("ties", TIES)
+def test_large_ties(ties):
+    """10,000 candidates of one score, against sums over the place of the last, and the first, relevant item."""
+    n, r, k = 9_990, 10, 500
+    ranks, _ = ranks_of([0.5] * (n + r), [1] * r + [0] * n)
+    first = [math.comb(n + r - x, r - 1) / math.comb(n + r, r) for x in range(1, n + 2)]
+    wanted = {
+        "expected": (
+            sum(p * r / (n + r + 1 - x) for x, p in enumerate(first, 1)),
+            sum(p / x for x, p in enumerate(first[:k], 1)),
+        ),
+        "optimistic": (1.0, 1.0),
+        "pessimistic": (r / (n + r), 0.0),
+    }[ties]
+    assert float(inverse_penalty(ranks, ties)) == pytest.approx(wanted[0], abs=1e-12)
+    assert float(reciprocal_rank(ranks, ties, k)) == pytest.approx(wanted[1], abs=1e-12)
+
+
+def test_queries_without_a_relevant_item_have_no_value():
+    empty = torch.zeros(2, 0, dtype=torch.int64)
+    ranks = RankBlock.of_scores(torch.arange(2), torch.zeros(2, 0, dtype=torch.float64), empty, empty)
+    for values in (
+        inverse_penalty(ranks),
+        trapezoid_average_precision(ranks),
+        graded_ndcg(ranks, ranks.valid.double(), 5),
+    ):
+        assert values.isnan().all()
