@@ -83,8 +83,8 @@ def test_infinite_memory_is_no_limit(unlimited):
     assert evaluate_multilabel(embeddings, targets, memory_mb=unlimited) == evaluate_multilabel(embeddings, targets)
     found, expected = (nearest(embeddings, k=3, memory_mb=memory) for memory in (unlimited, None))
     assert torch.equal(found.indices, expected.indices)
-    assert near_duplicates(embeddings, at_least=0.5, memory_mb=unlimited).total > 0
-    assert len(suspects(*made(), k=3, at_least=0, memory_mb=unlimited)) == 40
+    assert near_duplicates(embeddings, min_score=0.5, memory_mb=unlimited).total > 0
+    assert len(suspects(*made(), k=3, min_probability=0, memory_mb=unlimited)) == 40
     assert plan_evaluation(100, 100, 8, memory_mb=unlimited).needed_bytes < 10**8
 
 
@@ -116,7 +116,7 @@ def test_neighbours_beyond_any_gallery():
             ValueError, match=r"k=9223372036854775808 must be at most 9223372036854775807. Pass the num"
         ):
             search(2**63)
-    assert near_duplicates(made()[0], at_least=0.5, most=2**70).total > 0
+    assert near_duplicates(made()[0], min_score=0.5, most=2**70).total > 0
 
 
 @pytest.mark.parametrize(
