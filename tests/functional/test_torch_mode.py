@@ -4,7 +4,6 @@ import dataclasses
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from fewshot_callbacks.functional import (
     grouped_recall,
     label_groups,
     mean_interval,
-    merged,
     near_duplicates,
     nearest,
     paired_difference_interval,
@@ -102,9 +100,6 @@ CALLS = {
     "compare_reports": lambda: compare_reports(FIRST, SECOND),
     "nearest": lambda: nearest(EMBEDDINGS, WORDS, queries=[0, 5, 9], k=3),
     "nearest, gallery": lambda: nearest(EMBEDDINGS, LABELS, gallery=OTHERS, gallery_labels=LABELS, k=3),
-    "merged": lambda: merged(
-        *(nearest(EMBEDDINGS, gallery=OTHERS[half], gallery_places=half, k=3) for half in np.arange(80).reshape(2, 40))
-    ),
     "near_duplicates": lambda: near_duplicates(EMBEDDINGS, min_score=0.8),
     "near_duplicates, codes": lambda: near_duplicates(CODES, CODES, similarity="hamming", min_score=-1),
     "suspects": lambda: suspects(EMBEDDINGS, WORDS, k=4, min_probability=0),
