@@ -39,7 +39,6 @@ class EvaluationMonitor(Callback, ABC):
         self._reader = EmbeddingReader(source, labels, owner)
         self._policy = FailurePolicy(owner, strict)
         self._logged_in_sanity_check: set[str] | None = None
-        self._begin()
 
     @abstractmethod
     def _collect(
@@ -83,6 +82,7 @@ class EvaluationMonitor(Callback, ABC):
                     f"their mean. {self._remedy_for_two}"
                 )
         self._logged_in_sanity_check = None
+        self._begin()
         self._policy.begin()
         self._reader.attach(pl_module)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fewshot_callbacks._trainer import warn
 from fewshot_callbacks.distributed.processes import RemoteError
 
@@ -38,6 +41,14 @@ class FailurePolicy:
         kind = type(error).__name__ + without_digits(words)[:60]
         cause = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
         self.warn(f"{consequence} {cause}{words} (Shown once; {self.owner}(strict=True) raises instead.)", kind)
+
+    @contextmanager
+    def handling(self, consequence: str) -> Iterator[None]:
+        """Handle an error inside the block: a metric must not end a training."""
+        try:
+            yield
+        except Exception as error:
+            self.handle(error, consequence)
 
     def warn(self, words: str, kind: str | None = None) -> None:
         """Warn, on the first rank; with a `kind`, once for each kind in a run."""
