@@ -52,11 +52,15 @@ class FailurePolicy:
 
     def warn(self, words: str, kind: str | None = None) -> None:
         """Warn, on the first rank; with a `kind`, once for each kind in a run."""
-        if kind is not None and kind in self._shown:
-            return
-        if kind is not None:
-            self._shown.add(kind)
-        warn(words)
+        if kind is None or self.is_new(kind):
+            warn(words)
+
+    def is_new(self, kind: str) -> bool:
+        """Whether this is the first time in a run that this kind is asked for."""
+        if kind in self._shown:
+            return False
+        self._shown.add(kind)
+        return True
 
 
 def without_digits(words: str) -> str:

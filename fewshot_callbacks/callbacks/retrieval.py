@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluating, evaluation_loaders, log_of_all
+from fewshot_callbacks._trainer import evaluation_loaders, log_of_all
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import (
     EvaluationMonitor,
@@ -29,7 +29,6 @@ from fewshot_callbacks.callbacks.embeddings import (
     EmbeddingSource,
     LabelSource,
     Source,
-    hooks_ignored,
     read_flag,
     read_ids,
 )
@@ -178,9 +177,7 @@ class RetrievalMonitor(EvaluationMonitor):
         if self.embed is None:
             return super()._embeddings(trainer, outputs, batch, step)
         self._reader.dismiss()
-        # A second pass, which monitors that listen to a submodule must not take for the step's own.
-        with hooks_ignored(), evaluating(trainer.lightning_module):
-            return self.embed(trainer, trainer.lightning_module, batch)
+        return self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
 
     def _collect(
         self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
@@ -209,20 +206,17 @@ class RetrievalMonitor(EvaluationMonitor):
             gallery = _gallery_index(trainer, self.gallery_loader)
         except ValueError as error:
             failed = dict.fromkeys(range(len(suffixes(trainer))), error)
-        first = self._book.metrics[0]
         for loader, suffix in _query_sets(trainer, gallery).items():
             parts = [(loader, False)]  # queries, and what is searched, if these are two sets
             if gallery is not None or self.gallery_flag is not None:
                 parts.append((loader, True) if gallery is None else (gallery, False))
-            report = None
-            with self._policy.handling(f"{prefix}/{first}{suffix} and the other values of this set are NaN."):
+            report, first = None, f"{prefix}/{self._book.metrics[0]}{suffix}"
+            with self._policy.handling(f"{first} and the other values of this set are NaN."):
                 for part, _ in parts:
                     if part in failed:
                         raise failed[part]
                 report = self.reports[suffix] = self._evaluate(trainer, f"{prefix}{suffix}", parts)
-            for name, value in self._values(trainer, prefix, suffix, report).items():
-                shown = self.prog_bar and name == first
-                log_of_all(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=shown)
+            log_of_all(pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
             if report is not None:
                 show_set(trainer, prefix, suffix, report, [(self._shards[part], part[0]) for part in parts], self._book)
             self._shards.pop(parts[0], None)  # no other set has these queries: not to be held while it is evaluated
@@ -257,22 +251,24 @@ class RetrievalMonitor(EvaluationMonitor):
         self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport | MultilabelReport | None
     ) -> dict[str, float]:
         """List what is logged of a set; without a report NaN for all that it had before, or should have."""
-        keys = {f"{prefix}/{name}{suffix}": name for name in self._book.metrics}
+        keys = [f"{prefix}/{name}{suffix}" for name in self._book.metrics]
+        unmatched = f"{prefix}/{UNMATCHED}{suffix}"
         if report is None:
-            return {name: math.nan for key, name in keys.items() if key not in self._left_out} | {UNMATCHED: math.nan}
+            return dict.fromkeys([key for key in (*keys, unmatched) if key not in self._left_out], math.nan)
         for note in report.messages:  # each kind once in a training
             self._policy.warn(f"{prefix}{suffix}: {note}", kind=without_digits(note))
-        values, waited_for = report.metrics(), watched(trainer)
-        for key in [key for key, name in keys.items() if name not in values and key in waited_for]:
+        values = {f"{prefix}/{name}{suffix}": value for name, value in report.metrics().items()}
+        waited_for = watched(trainer)
+        for key in [key for key in keys if key not in values and key in waited_for]:
             fact = f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. Monitor another value."
             self._policy.handle(UsageError(fact), f"{key} is NaN.")
-            values[keys[key]] = math.nan
-        self._left_out -= keys.keys()
-        self._left_out |= {key for key, name in keys.items() if name not in values}
-        return values | {UNMATCHED: float(report.queries_without_match)}
+            values[key] = math.nan
+        self._left_out = self._left_out.difference(keys) | set(keys).difference(values)
+        return values | {unmatched: float(report.queries_without_match)}
 
-    def _check_loaders(self, trainer: Trainer) -> None:
-        _gallery_index(trainer, self.gallery_loader)
+    def _prepare(self, trainer: Trainer) -> None:
+        if trainer.sanity_checking:
+            _gallery_index(trainer, self.gallery_loader)
 
     def _keys(self, trainer: Trainer) -> set[str]:
         gallery = None if self.gallery_loader is None else loader_index(trainer, self.gallery_loader)
