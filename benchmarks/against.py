@@ -53,7 +53,7 @@ def answer(checkout: Path) -> None:
         if form == "nearest":
             values = [package.nearest(embeddings, k=10).scores.sum().item()]
         elif form == "near duplicates":
-            values = [package.near_duplicates(embeddings, at_least=0.9).total]
+            values = [package.near_duplicates(embeddings, min_score=0.9).total]
         else:
             report = package.evaluate_retrieval(**arguments)
             values = [report.mAP, report.decision.f1]

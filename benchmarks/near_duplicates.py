@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, nargs="+", default=[4000, 31730], help="(default: 4000 31730)")
     parser.add_argument("--dim", type=int, default=512, help="components of an item (default: %(default)s)")
     parser.add_argument("--difficulty", nargs="+", choices=DIFFICULTIES, default=["well-trained", "middling", "random"])
-    parser.add_argument("--at-least", type=float, default=0.98, help="lowest cosine of a pair (default: %(default)s)")
+    parser.add_argument("--min-score", type=float, default=0.98, help="lowest cosine of a pair (default: %(default)s)")
     parser.add_argument("--k", type=int, default=10, help="neighbours of each item (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each cell (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="of torch (default: all)")
@@ -66,17 +66,17 @@ def main() -> None:
         for difficulty in options.difficulty:
             embeddings = with_copies(items, options.dim, difficulty)
             floor = Floor(embeddings, best_tile(embeddings))
-            pairs = near_duplicates(embeddings[:3000], at_least=options.at_least)  # compiles, here and in the library
+            pairs = near_duplicates(embeddings[:3000], min_score=options.min_score)  # compiles, here and in the library
             nearest(embeddings[:3000], k=options.k)
             cells = []
             for run in (
-                lambda: near_duplicates(embeddings, at_least=options.at_least),  # noqa: B023
+                lambda: near_duplicates(embeddings, min_score=options.min_score),  # noqa: B023
                 lambda: nearest(embeddings, k=options.k),  # noqa: B023
             ):
                 seconds, ratios = zip(*(ratio(run, floor) for _ in range(options.rounds)), strict=True)
                 cells += [f"{statistics.median(seconds):.2f}"]
                 cells += [f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"]
-            pairs = near_duplicates(embeddings, at_least=options.at_least)
+            pairs = near_duplicates(embeddings, min_score=options.min_score)
             table.add_row(f"{items:,}", difficulty, f"{pairs.total:,}", *cells)
     Console(width=140).print(table)
 

@@ -77,7 +77,7 @@ def flipped(
 def ours(
     vectors: NDArray[np.float64], labels: NDArray[np.int64], k: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    found = suspects(vectors, labels, k=k, at_least=0.0)
+    found = suspects(vectors, labels, k=k, min_probability=0.0)
     order = np.full(len(labels), -np.inf)
     order[found.index.numpy()] = found.log_odds.numpy()
     return order >= 0, np.maximum(order, -1e9)

@@ -105,7 +105,7 @@ def tell(folder: Path, wrong: set[int], copied: set[tuple[int, int]]) -> None:
         f"Suspects: {len(found)} found, {len(listed)} listed, of which {len(wrong.intersection(listed))} are wrong labels; "
         f"there are {len(wrong)}."
     )
-    near = near_duplicates(test["embeddings"], other["embeddings"], at_least=settings.duplicates_from)
+    near = near_duplicates(test["embeddings"], other["embeddings"], min_score=settings.duplicates_from)
     pairs = list(zip(near.first.tolist(), near.second.tolist(), strict=True))[: settings.duplicates]
     places = [place for place, pair in enumerate(pairs, start=1) if pair in copied]
     last = f"the last of them at place {places[-1]}" if places else "none of them a copy"

@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,20 +79,21 @@ def items_of_batches(loader: Any, batches: int) -> int:
     return min(batches * (1 if size is None else size), len(loader.sampler))
 
 
-def log_of_all(module: LightningModule, key: str, value: float, *, prog_bar: bool = False) -> None:
-    """Log a value of an epoch that is equal on all ranks, or of which the largest counts."""
+def log_of_all(module: LightningModule, values: Mapping[str, float], shown: str | None = None) -> None:
+    """Log values of an epoch that are equal on all ranks, or of which the largest counts; one is shown in the bar."""
     # a maximum, so that Lightning does not warn of values that it has not reduced
     reduction: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"} if process_count() > 1 else {}
-    module.log(
-        key,
-        value,
-        on_step=False,
-        on_epoch=True,
-        prog_bar=prog_bar,
-        add_dataloader_idx=False,
-        batch_size=1,
-        **reduction,
-    )
+    for key, value in values.items():
+        module.log(
+            key,
+            value,
+            on_step=False,
+            on_epoch=True,
+            prog_bar=key == shown,
+            add_dataloader_idx=False,
+            batch_size=1,
+            **reduction,
+        )
 
 
 def run_folder(trainer: Trainer, logger: Any = None) -> str:

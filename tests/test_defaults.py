@@ -47,12 +47,11 @@ OTHERS = {
     "summarize_accuracies": {"batch_statistics": False},
     "training_dynamics": {"episodes": 1},
     "DiscriminantRatioMonitor": {
-        "every_n_steps": 1, "normalize": False, "skip_singletons": False, "eps": 1e-30, "variance_ratio": True,
-        "prog_bar": True, "strict": None,
+        "every_n_steps": 1, "normalize": False, "skip_singletons": False, "eps": 1e-30, "prog_bar": True, "strict": None,
     },
     "GeneralizationGapMonitor": {
-        "val_loader": 0, "classes": 100, "items_per_class": None, "k": (1,), "seed": 0, "every_n_epochs": 1,
-        "max_share": 0.1, "prefix": "gap", "prog_bar": False, "strict": None,
+        "val_loader": 0, "classes": 100, "items_per_class": None, "every_n_epochs": 1, "max_share": 0.1,
+        "prefix": "gap", "strict": None, "metrics": ("grouped_recall@1", "recall@1"), "label_groups": 10, "seed": 0,
     },
     "RetrievalMonitor": {
         "prog_bar": True, "strict": None, "name": None, "gallery_loader": None,

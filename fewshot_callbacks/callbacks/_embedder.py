@@ -11,7 +11,13 @@ from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluating
 from fewshot_callbacks.callbacks._failures import UsageError
-from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingReader, check_submodule, follow
+from fewshot_callbacks.callbacks.embeddings import (
+    STEP_KEYS,
+    EmbeddingReader,
+    check_submodule,
+    follow,
+    hooks_ignored,
+)
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import Similarity
 
@@ -49,6 +55,11 @@ class Embedder:
         if isinstance(result, tuple) and len(result) == 2:
             return self.reader.checked(*result, "embed")
         return self.reader.checked(result, self.reader.labels_of(batch, "embed"), "embed")
+
+    def in_evaluation(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
+        """Embed a batch in evaluation mode, beside the step: callbacks that listen to a submodule do not hear it."""
+        with hooks_ignored(), evaluating(module):
+            return self(trainer, module, batch)
 
     def _called(self, module: LightningModule, batch: Any) -> Any:
         inputs = _inputs(batch, self.owner)
@@ -90,8 +101,7 @@ class Embedder:
         Raises:
             ValueError: If they differ by more than rounding does.
         """
-        with evaluating(module):
-            own, _ = self(trainer, module, batch)
+        own, _ = self.in_evaluation(trainer, module, batch)
         one, other = own.double(), given.double()
         if similarity == "cosine":  # which does not see the length
             one, other = (torch.nn.functional.normalize(part, dim=1) for part in (one, other))

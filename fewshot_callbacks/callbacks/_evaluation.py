@@ -39,7 +39,6 @@ class EvaluationMonitor(Callback, ABC):
         self._reader = EmbeddingReader(source, labels, owner)
         self._policy = FailurePolicy(owner, strict)
         self._logged_in_sanity_check: set[str] | None = None
-        self._begin()
 
     @abstractmethod
     def _collect(
@@ -63,8 +62,12 @@ class EvaluationMonitor(Callback, ABC):
         """Return the first part of the keys in a stage."""
         return stage
 
-    def _check_loaders(self, trainer: Trainer) -> None:
-        """Refuse loaders that the settings do not fit; a monitor with such settings says how."""
+    def _prepare(self, trainer: Trainer) -> None:
+        """Do what may fail on one rank alone, before all agree on what has failed: by default nothing."""
+
+    def _wants(self, trainer: Trainer, loader: int) -> bool:
+        """Decide whether the batches of a loader are read."""
+        return loader not in self._failed  # a set that lacks a batch is not measured
 
     def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         """Read the embeddings and labels of the step that has just ended."""
@@ -83,6 +86,7 @@ class EvaluationMonitor(Callback, ABC):
                     f"their mean. {self._remedy_for_two}"
                 )
         self._logged_in_sanity_check = None
+        self._begin()
         self._policy.begin()
         self._reader.attach(pl_module)
 
@@ -111,8 +115,7 @@ class EvaluationMonitor(Callback, ABC):
     ) -> None:  # fmt: skip
         """Read the embeddings of this batch; an error waits for the end of the epoch."""
         self._batches[dataloader_idx] += 1
-        # A set that lacks a batch is not measured: what follows would be kept for nothing.
-        if dataloader_idx in self._failed:
+        if not self._wants(trainer, dataloader_idx):
             self._reader.dismiss()
             return
         try:
@@ -124,11 +127,10 @@ class EvaluationMonitor(Callback, ABC):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the set, before checkpoints and early stopping read the values."""
-        if trainer.sanity_checking:
-            try:
-                self._check_loaders(trainer)
-            except ValueError as error:
-                self._failed.setdefault(0, error)
+        try:
+            self._prepare(trainer)
+        except Exception as error:  # a metric must not end a training
+            self._failed.setdefault(0, error)
         # Before anything is measured: a rank that has failed would not take part, and the others would wait for it.
         everywhere = gather_objects({loader: portable(error) for loader, error in self._failed.items()})
         # the lowest rank's error, the same one everywhere

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fewshot_callbacks._trainer import warn
 from fewshot_callbacks.distributed.processes import RemoteError
 
@@ -39,13 +42,25 @@ class FailurePolicy:
         cause = "" if isinstance(error, ValueError | RemoteError) else f"{type(error).__name__}: "
         self.warn(f"{consequence} {cause}{words} (Shown once; {self.owner}(strict=True) raises instead.)", kind)
 
+    @contextmanager
+    def handling(self, consequence: str) -> Iterator[None]:
+        """Handle an error inside the block: a metric must not end a training."""
+        try:
+            yield
+        except Exception as error:
+            self.handle(error, consequence)
+
     def warn(self, words: str, kind: str | None = None) -> None:
         """Warn, on the first rank; with a `kind`, once for each kind in a run."""
-        if kind is not None and kind in self._shown:
-            return
-        if kind is not None:
-            self._shown.add(kind)
-        warn(words)
+        if kind is None or self.is_new(kind):
+            warn(words)
+
+    def is_new(self, kind: str) -> bool:
+        """Whether this is the first time in a run that this kind is asked for."""
+        if kind in self._shown:
+            return False
+        self._shown.add(kind)
+        return True
 
 
 def without_digits(words: str) -> str:

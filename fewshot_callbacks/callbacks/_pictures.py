@@ -102,7 +102,7 @@ class PictureCallback(Viewer):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the share of the time that all pictures have taken."""
         if self._logs_share and not trainer.sanity_checking:
-            log_of_all(pl_module, SHARE_KEY, self.schedule.watch.share)  # largest on the process that draws
+            log_of_all(pl_module, {SHARE_KEY: self.schedule.watch.share})  # largest on the process that draws
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget what was kept for the pictures."""

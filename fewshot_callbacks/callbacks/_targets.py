@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -35,12 +35,13 @@ class TargetBook:
     """Numbers for the rows of multi-label targets, the same in every process, and the rows for the numbers.
 
     Args:
+        settings: Of the monitor.
         owner: Name of the callback, for messages.
     """
 
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
-        # columns of the targets; None as long as no batch had any
+    def __init__(self, settings: RetrievalSettings, owner: str) -> None:
+        self.settings, self.owner = settings, owner
+        # columns of the targets; None as long as no batch of the run had any
         self.labels: int | None = None
         self._has_single_labels = False
         self._rows: dict[int, bytes] = {}
@@ -53,8 +54,8 @@ class TargetBook:
             step: Where they come from, for messages.
 
         Raises:
-            UsageError: If targets are not 0 or 1, have other columns than before, or are mixed with labels of another
-                form.
+            UsageError: If targets are not 0 or 1, have other columns than before, are mixed with labels of another form, or
+                a setting has no use for them.
             ValueError: If they are neither targets nor labels.
         """
         # A single column holds labels, as some data sets keep them.
@@ -79,7 +80,9 @@ class TargetBook:
                 f"{self.owner}: the labels of {step} have shape {tuple(targets.shape)} and hold other values than 0 and 1. "
                 "Multi-label targets say with 0 and 1 which labels an item has; else give one integer for each item."
             )
-        self.labels = targets.shape[1]
+        if self.labels is None:
+            self.labels = targets.shape[1]
+            _refuse_settings_of_classes(self.settings, self.labels, self.owner)
         distinct, row = targets.bool().unique(dim=0, return_inverse=True)
         numbers = [self._enter(packed.tobytes()) for packed in np.packbits(distinct.numpy(), axis=1)]
         return Labels(torch.tensor(numbers, dtype=torch.int64, device="cpu")[row])
@@ -92,21 +95,26 @@ class TargetBook:
             raise ValueError(f"{self.owner}: two different targets have the same number of 64 bits, by chance.")
         return number
 
-    def joined(self, processes: Processes) -> TargetBook:
-        """Merge the books of all processes. Collective."""
-        book = TargetBook(self.owner)
+    def join(self, processes: Processes) -> None:
+        """Enter what the books of all processes hold. Collective."""
         for labels, rows in processes.gather((self.labels, self._rows)):
-            if None not in (labels, book.labels) and labels != book.labels:
+            if None not in (labels, self.labels) and labels != self.labels:
                 raise ValueError(
-                    f"{self.owner}: multi-label targets have {book.labels} columns in one process, {labels} in another."
+                    f"{self.owner}: multi-label targets have {self.labels} columns in one process, {labels} in another."
                 )
-            book.labels = labels if book.labels is None else book.labels
-            book._rows |= rows
-        return book
+            self.labels = labels if self.labels is None else self.labels
+            self._rows |= rows
 
-    def columns(self, numbers: Int[Tensor, "items"]) -> dict[int, tuple[int, ...]]:
-        """Return the columns of each of these numbers that hold a 1."""
-        distinct = numbers.unique()
+    @property
+    def metrics(self) -> Sequence[str]:
+        """The keys of the metrics, also where nothing could be computed."""
+        return self.settings.keys() if self.labels is None else target_metrics(self.settings)
+
+    def names(self, shard: Shard) -> Mapping[int, Any] | None:
+        """Return what each code in a shard means: a word, or the columns that hold a 1; None where codes are labels."""
+        if self.labels is None:
+            return shard.words
+        distinct = shard.labels.unique()
         rows = self.targets(distinct)
         return {
             number: tuple(row.nonzero()[:, 0].tolist()) for number, row in zip(distinct.tolist(), rows, strict=True)
@@ -120,30 +128,23 @@ class TargetBook:
         bits = np.unpackbits(packed.reshape(len(numbers), -1), axis=1, count=self.labels)
         return torch.from_numpy(bits).float()
 
+    def evaluate(self, shards: Sequence[Shard], processes: Processes, progress: Progress | None) -> MultilabelReport:
+        """Evaluate queries, and the gallery if there is one: every process is sent all. Collective."""
+        tensors = []
+        for shard in shards:
+            parts = processes.gather(shard) if processes.count > 1 else [shard]
+            embeddings, numbers = in_order(parts, [part.labels for part in parts])
+            tensors += [embeddings, self.targets(numbers)]
+        arguments: dict[str, Any] = {name: getattr(self.settings, name) for name in ARGUMENTS}
+        return evaluate_multilabel(*tensors, **arguments | {"metrics": self.metrics}, progress=progress)
+
 
 def target_metrics(settings: RetrievalSettings) -> Sequence[str]:
     """List what a monitor logs of multi-label targets: what it was asked for, or the default of `evaluate_multilabel`."""
     return MULTILABEL_METRICS if settings.metrics == DEFAULT_METRICS else settings.metrics
 
 
-def evaluate_targets(
-    shards: Sequence[Shard],
-    book: TargetBook,
-    settings: RetrievalSettings,
-    processes: Processes,
-    progress: Progress | None,
-) -> MultilabelReport:
-    """Evaluate queries, and the gallery if there is one, of multi-label targets: every process is sent all. Collective."""
-    joined, tensors = book.joined(processes), []
-    for shard in shards:
-        parts = processes.gather(shard) if processes.count > 1 else [shard]
-        embeddings, numbers = in_order(parts, [part.labels for part in parts])
-        tensors += [embeddings, joined.targets(numbers)]
-    arguments: dict[str, Any] = {name: getattr(settings, name) for name in ARGUMENTS}
-    return evaluate_multilabel(*tensors, **arguments | {"metrics": target_metrics(settings)}, progress=progress)
-
-
-def refuse_settings_of_classes(settings: RetrievalSettings, labels: int, owner: str) -> None:
+def _refuse_settings_of_classes(settings: RetrievalSettings, labels: int, owner: str) -> None:
     """Refuse settings that multi-label targets have no use for.
 
     Raises:

@@ -42,7 +42,6 @@ class TrainingClasses:
 
     Args:
         data: The training set with evaluation transforms; by default that of the Trainer's data module.
-        labels: Labels of the items; by default what `labels_in` finds.
         classes: Number of classes.
         items_per_class: Number of items of each class.
         seed: Seed of the draw.
@@ -52,13 +51,12 @@ class TrainingClasses:
     def __init__(
         self,
         data: TrainingData | None,
-        labels: Any | None,
         classes: int | None,
         items_per_class: int | None,
         seed: int,
         owner: str,
     ) -> None:
-        self.data, self.labels, self.owner = data, labels, owner
+        self.data, self.owner = data, owner
         self.classes, self.items_per_class, self.seed = classes, items_per_class, seed
         # number of items of all ranks; known once there is a loader
         self.items = 0
@@ -122,16 +120,14 @@ class TrainingClasses:
         return data
 
     def _labels_of(self, dataset: Any) -> Labels:
-        labels = self.labels
-        if labels is None:
-            labels = labels_in(dataset)
+        labels = labels_in(dataset)
         if labels is None:
             raise UsageError(
                 f"{self.owner}: {type(dataset).__name__} has neither labels nor targets, by which classes could be drawn "
-                "without reading every item. Pass training_labels=..., the label of each item."
+                "without reading every item. Give it one, the label of each item: dataset.labels = [...]."
             )
         try:
-            return read_labels(labels, len(dataset), "training_labels", "items", self.owner)
+            return read_labels(labels, len(dataset), "labels of training_data", "items", self.owner)
         except ValueError as error:
             raise UsageError(str(error)) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluation_loaders
+from fewshot_callbacks.callbacks._targets import TargetBook
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.neighbours import Neighbours, nearest
@@ -155,13 +156,20 @@ def viewers_of(trainer: Trainer, prefix: str) -> list[Viewer]:
     return [callback for callback in callbacks if isinstance(callback, Viewer) and callback.wants(prefix)]
 
 
+def show_batch(trainer: Trainer, prefix: str, loader: int, positions: range, batch: Any) -> None:
+    """Hand a batch of a loader to the callbacks that want to see the sets whose keys begin with the prefix."""
+    source, held = list(evaluation_loaders(trainer).items())[loader]
+    for viewer in viewers_of(trainer, prefix):
+        viewer.see_batch(prefix, source, held, positions, batch)
+
+
 def show_set(
     trainer: Trainer,
     prefix: str,
     suffix: str,
     report: RetrievalReport | MultilabelReport,
     parts: Sequence[tuple[Shard, int]],
-    columns: Callable[[Tensor], Mapping[int, Label]] | None,
+    book: TargetBook,
 ) -> None:
     """Hand an evaluated set to the callbacks that want to see it. Collective.
 
@@ -171,13 +179,14 @@ def show_set(
         suffix: End of these keys.
         report: Of the set.
         parts: The queries of this process and the index of their loader; the same of the gallery, if there is one.
-        columns: Gives the label of each code, for multi-label targets.
+        book: Knows what the codes mean.
     """
     viewers, evaluated = viewers_of(trainer, prefix), None
     sets = []
     for shard, loader in parts if viewers else ():
-        names = shard.words if columns is None else columns(shard.labels)
-        sets.append(whole_set(shard, names, *list(evaluation_loaders(trainer).items())[loader], all_processes()))
+        sets.append(
+            whole_set(shard, book.names(shard), *list(evaluation_loaders(trainer).items())[loader], all_processes())
+        )
     if sets and sets[0] is not None:
         gallery = sets[1] if len(sets) > 1 else None
         evaluated = EvaluatedSet(report, prefix, suffix, trainer.current_epoch, sets[0], gallery)

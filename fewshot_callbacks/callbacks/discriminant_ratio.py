@@ -14,12 +14,9 @@ from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, L
 from fewshot_callbacks.distributed.torch_distributed import all_processes, process_count
 from fewshot_callbacks.functional._inputs import non_finite_rows
 from fewshot_callbacks.functional._labels import Labels
-from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ClassScatter, ratio_of_set, unit_rows
+from fewshot_callbacks.functional.discriminant_ratio import EPS, ClassMoments, ratio_of_set, unit_rows
 from fewshot_callbacks.functional.variance_ratio import batch_ratios, variance_ratio_of_set
 from fewshot_callbacks.metrics._words import refuse_another_form
-
-# Ends of the keys of the variance ratio of a set: its value and the ends of its interval.
-VARIANCE_RATIO_ENDS = ("", "_low", "_high")
 
 
 class DiscriminantRatioMonitor(EvaluationMonitor):
@@ -49,7 +46,6 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         normalize: Scale each embedding to length 1 first, which changes J.
         skip_singletons: Leave out classes with a single item in the batch.
         eps: Share of the total scatter that is added to the scatter within classes; J is at most 1 / eps.
-        variance_ratio: Also log the variance ratio.
         prog_bar: Show J of training batches in the progress bar. Lightning reads the value, and so waits for the device,
             whenever it refreshes the bar.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
@@ -74,7 +70,6 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
         normalize: bool = False,
         skip_singletons: bool = False,
         eps: float = EPS,
-        variance_ratio: bool = True,
         prog_bar: bool = True,
         strict: bool | None = None,
     ) -> None:
@@ -88,20 +83,13 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             " If training gives none, DiscriminantRatioMonitor(every_n_steps=None) measures validation and test alone."
         )
         self.every_n_steps, self.normalize, self.skip_singletons = every_n_steps, normalize, skip_singletons
-        self.eps, self.variance_ratio, self.prog_bar = eps, variance_ratio, prog_bar
+        self.eps, self.prog_bar = eps, prog_bar
         self._measured = 0
         # how many batches of this epoch have no J, and no variance ratio; on their device
         self._without_j: Tensor | int = 0
         self._without_ratio: Tensor | int = 0
-        self._checked_first_batch = False
-        self._forget()
 
     # ------------------------------------------------------------------------------------------------------------ training
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Prepare for a run."""
-        super().setup(trainer, pl_module, stage)
-        self._checked_first_batch = False
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset the counts of the epoch."""
@@ -120,28 +108,19 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
             return
         values: tuple[Tensor | float, Tensor | float] = (torch.nan, torch.nan)
         items = 1
-        try:
+        with self._policy.handling("train/J and train/variance_ratio are NaN."):
             embeddings, labels = self._reader.read(outputs, batch, "training_step")
             items = len(labels)
-            values = found = batch_ratios(
-                embeddings,
-                labels.codes.to(embeddings.device, non_blocking=True),
-                eps=self.eps,
-                normalize=self.normalize,
-                skip_singletons=self.skip_singletons,
-            )
+            codes = labels.codes.to(embeddings.device, non_blocking=True)
+            settings = {"normalize": self.normalize, "skip_singletons": self.skip_singletons}
+            j, ratio = values = batch_ratios(embeddings, codes, eps=self.eps, **settings)
             self._measured += 1
             # Counted on the device: to read the values here would wait for it at every batch.
-            self._without_j = found[0].isnan() + self._without_j
-            self._without_ratio = found[1].isnan() + self._without_ratio
-            # Once, since it waits for the device.
-            if not self._checked_first_batch:
-                self._checked_first_batch = True
+            self._without_j = j.isnan() + self._without_j
+            self._without_ratio = ratio.isnan() + self._without_ratio
+            if self._policy.is_new("first batch"):  # once, since it waits for the device
                 self._warn_of_singletons(labels.codes)
-        except Exception as error:  # a metric must not end a training
-            self._policy.handle(error, self._missing("train/J", "train/variance_ratio"))
-        names = ("train/J", "train/variance_ratio") if self.variance_ratio else ("train/J",)
-        for name, value in zip(names, values, strict=False):
+        for name, value in zip(("train/J", "train/variance_ratio"), values, strict=True):
             shown = self.prog_bar and name == "train/J"
             pl_module.log(name, value, on_step=True, on_epoch=False, prog_bar=shown, batch_size=items)
 
@@ -155,17 +134,13 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                 "items of each class, for instance with an EpisodicBatchSampler. (Shown once.)",
                 kind="undefined batches",
             )
-        elif without_ratio and self.variance_ratio:
+        elif without_ratio:
             self._policy.warn(
                 f"train/variance_ratio was NaN in {without_ratio} of {self._measured} batches: there was a single class, "
                 "or the items of each class were equal. Draw several classes, for instance with an EpisodicBatchSampler. "
                 "(Shown once.)",
                 kind="undefined batches",
             )
-
-    def _missing(self, key: str, ratio: str) -> str:
-        """Name the values that an error makes NaN."""
-        return f"{key} and {ratio} are NaN." if self.variance_ratio else f"{key} is NaN."
 
     def _warn_of_singletons(self, labels: Tensor) -> None:
         """Warn if most classes of a batch have one item. Waits for the device of the labels."""
@@ -213,39 +188,30 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         for loader, suffix in enumerate(suffixes(trainer)):
-            key, value, scatter = f"{stage}/J{suffix}", torch.nan, None
-            missing = self._missing(key, f"{stage}/variance_ratio{suffix}")
-            if loader in failed:
-                self._policy.handle(failed[loader], missing)
-            else:
+            keys = _keys_of(stage, suffix)
+            values = dict.fromkeys(keys, torch.nan)
+            with self._policy.handling(f"{keys[0]} and {keys[1]} are NaN."):
+                if loader in failed:
+                    raise failed[loader]
                 self._unpadded_length(trainer, loader)
-                try:
-                    value, scatter = ratio_of_set(
-                        self._moments.get(loader), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
-                    )
-                except Exception as error:  # a metric must not end a training
-                    self._policy.handle(error, missing)
-            log_of_all(pl_module, key, value)
-            if self.variance_ratio:
-                self._log_variance_ratio(pl_module, f"{stage}/variance_ratio", suffix, scatter)
+                values[keys[0]], scatter = ratio_of_set(
+                    self._moments.get(loader), all_processes(), eps=self.eps, skip_singletons=self.skip_singletons
+                )
+                if scatter is not None:  # where J is undefined, a warning has said so
+                    found = variance_ratio_of_set(scatter)
+                    values |= zip(keys[1:], (found.value, *found.interval), strict=True)
+                    if found.undefined is not None:
+                        self._policy.warn(f"{keys[1]} is NaN. {found.undefined} (Shown once.)", kind=keys[1])
+            log_of_all(pl_module, values)
 
     def _keys(self, trainer: Trainer) -> set[str]:
-        names = ("J", *(f"variance_ratio{end}" for end in VARIANCE_RATIO_ENDS if self.variance_ratio))
-        return {f"val/{name}{suffix}" for name in names for suffix in suffixes(trainer)}
-
-    def _log_variance_ratio(
-        self, pl_module: LightningModule, name: str, suffix: str, scatter: ClassScatter | None
-    ) -> None:
-        """Log the variance ratio and its interval; NaN where J is undefined, of which a warning was given."""
-        values = [torch.nan] * 3
-        if scatter is not None:
-            found = variance_ratio_of_set(scatter)
-            values = [found.value, *found.interval]
-            if found.undefined is not None:
-                self._policy.warn(f"{name}{suffix} is NaN. {found.undefined} (Shown once.)", kind=name + suffix)
-        for end, value in zip(VARIANCE_RATIO_ENDS, values, strict=True):
-            log_of_all(pl_module, f"{name}{end}{suffix}", value)
+        return {key for suffix in suffixes(trainer) for key in _keys_of("val", suffix)}
 
     def _forget(self) -> None:
         self._moments: dict[int, ClassMoments] = {}
         self._are_words: dict[int, bool] = {}
+
+
+def _keys_of(stage: str, suffix: str) -> list[str]:
+    """List what is logged of a set: J, the variance ratio and the ends of its interval."""
+    return [f"{stage}/{name}{suffix}" for name in ("J", "variance_ratio", "variance_ratio_low", "variance_ratio_high")]

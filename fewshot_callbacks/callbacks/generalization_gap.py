@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from lightning.pytorch import LightningModule, Trainer
@@ -17,25 +17,33 @@ from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks._schedule import Schedule
 from fewshot_callbacks.callbacks._training_classes import TrainingClasses, TrainingData
 from fewshot_callbacks.callbacks.embeddings import STEP_KEYS, EmbeddingSource, LabelSource, Source
-from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
+from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
+    RankOptions,
     RetrievalSettings,
-    SearchOptions,
     Share,
     evaluate_retrieval,
     generalization_gap,
     shows_settings,
 )
-from fewshot_callbacks.functional.retrieval.settings import several
+from fewshot_callbacks.functional.retrieval.settings import GroupedOptions
 from fewshot_callbacks.metrics.embedding_store import EmbeddingStore
 
 # Where the numbers of items of a class differ by more than this factor, recall cannot be compared.
 UNEVEN = 1.5
 
 
-@shows_settings(SearchOptions)
+# What is measured unless `metrics` say otherwise.
+METRICS = ("grouped_recall@1", "recall@1")
+
+
+class GapOptions(RankOptions, GroupedOptions, total=False):
+    """The settings of a gap, with the types that a caller may pass."""
+
+
+@shows_settings(GapOptions, metrics=METRICS)
 class GeneralizationGapMonitor(EvaluationMonitor):
     """Logs Grouped Recall@K of training classes minus that of validation classes, a measure of overfitting.
 
@@ -51,13 +59,15 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     reason and the values are NaN. When the interval of the gap moves above zero, or no longer lies above zero, a
     message is logged.
 
+    Of the settings at the end, `metrics` are `grouped_recall@k` and `recall@k` of any k, `label_groups` is a number of
+    classes, and `seed` is that of the training classes, too.
+
     Args:
         training_data: The training set with evaluation transforms: a data set; a loader of one, whose batch size,
             workers and collation are kept; or a function of the Trainer that returns either. By default the result of
-            `training_data_for_evaluation()` of the Trainer's data module, which the data modules of this package have.
-        training_labels: Label of each item of the training set. By default its attribute `labels` or `targets`, also
-            through `Subset` and `ConcatDataset`; the last tensor of a `TensorDataset`; or the column `label` of a
-            Hugging Face data set.
+            `training_data_for_evaluation()` of the Trainer's data module, which the data modules of this package have. The
+            label of each item is found in its attribute `labels` or `targets`, also through `Subset` and
+            `ConcatDataset`; in the last tensor of a `TensorDataset`; or in the column `label` of a Hugging Face data set.
         source: Where the embeddings of a validation step come from: two keys of the mapping that the step returns
             (default `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
@@ -71,14 +81,10 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         classes: Number of training classes to measure, drawn with `seed`; None for all.
         items_per_class: Number of items of each class in both sets, drawn with `seed`; by default all. Recall rises
             with the number of items per class: if the two sets differ in it, set it to a number that both have.
-        k: The K of Recall@K and of Grouped Recall@K.
-        label_groups: Number of classes in a group.
-        seed: Seed of the subset and of the groups, which are the same in every epoch.
         every_n_epochs: Measure at most in one of this number of epochs, beginning with the first validation.
         max_share: Postpone a measurement until measuring has taken at most this share of the run time, in (0, 1); None
             never postpones.
         prefix: First part of the keys.
-        prog_bar: Show the gap in the progress bar.
         strict: Which errors end the run. None: a mistake in the settings or in what a step returns (no embeddings, no
             such loader) ends the run, at the sanity check if there is one; an error that may pass, such as a diverged
             batch, is a warning, once in a run, and the values are NaN. True: every error ends the run. False: no error
@@ -104,54 +110,51 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         self,
         *,
         training_data: TrainingData | None = None,
-        training_labels: Any | None = None,
         source: Source | EmbeddingSource = STEP_KEYS,
         labels: LabelSource | None = None,
         embed: Embed | None = None,
         val_loader: int | str = 0,
         classes: int | None = 100,
         items_per_class: int | None = None,
-        k: int | Sequence[int] = (1,),
-        label_groups: int = 10,
-        seed: int = 0,
         every_n_epochs: int = 1,
         max_share: float | None = 0.1,
         prefix: str = "gap",
-        prog_bar: bool = False,
         strict: bool | None = None,
-        **settings: Unpack[SearchOptions],
+        **settings: Unpack[GapOptions],
     ) -> None:
         super().__init__(source, labels, strict)
         call = "GeneralizationGapMonitor"
         for name, number in {"classes": classes, "items_per_class": items_per_class}.items():
             if number is not None and number < 1:
                 raise ValueError(f"{call}({name}={number}) must be at least 1.")
-        if classes is not None and classes < 2 * label_groups:
-            raise ValueError(
-                f"{call}: classes={classes} make fewer than two groups of label_groups={label_groups}, so the gap has no "
-                f"interval. Use classes >= {2 * label_groups} or a smaller label_groups."
-            )
         if not prefix:
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
-        if not isinstance(k, int) and not k:
-            raise ValueError(f"{call}(k={tuple(k)}) must hold at least one rank, such as (1,).")
-        given = RetrievalSettings.checked(GeneralizationGapMonitor, settings, SearchOptions).arguments()
-        self._metrics = tuple(f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in several(k))
-        given |= {"metrics": self._metrics, "label_groups": label_groups, "seed": seed}
-        self._settings = RetrievalSettings.checked(GeneralizationGapMonitor, given)
+        given = RetrievalSettings.checked(GeneralizationGapMonitor, {"metrics": METRICS} | settings, GapOptions)
+        ranks, groups = given.grouped_k, given.label_groups
+        both = [f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in ranks]
+        if not ranks or not set(given.metrics) <= set(both):
+            raise ValueError(
+                f"{call}(metrics={given.metrics!r}): a gap is one of Grouped Recall@k, with Recall@k of the same k beside "
+                "it. Pass keys such as ('grouped_recall@1', 'recall@1')."
+            )
+        if not isinstance(groups, int):
+            raise ValueError(
+                f"{call}: label_groups={groups!r} cannot hold the classes of both sets, which differ. Pass the number of "
+                "classes in a random group, such as 10."
+            )
+        if classes is not None and classes < 2 * groups:
+            raise ValueError(
+                f"{call}: classes={classes} make fewer than two groups of label_groups={groups}, so the gap has no "
+                f"interval. Use classes >= {2 * groups} or a smaller label_groups."
+            )
+        self._names, self._settings = given.metrics, replace(given, metrics=both)
         self.embed = Embedder(embed, self._reader, call)
-        self.training = TrainingClasses(training_data, training_labels, classes, items_per_class, seed, call)
-        self.val_loader = val_loader
+        self.training = TrainingClasses(training_data, classes, items_per_class, given.seed, call)
+        self.val_loader, self.prefix = val_loader, prefix
         self.schedule = Schedule(every_n_epochs, max_share, call)
-        self.prefix, self.prog_bar = prefix, prog_bar
         self.gap = None
         self._is_due = self._checked = False
         self._was_overfitting: bool | None = None
-
-    @property
-    def state_key(self) -> str:
-        """Key of the state in a checkpoint; two monitors in one Trainer differ in their prefix."""
-        return self._generate_state_key(prefix=self.prefix)
 
     def _prefix(self, stage: str) -> str:
         return self.prefix
@@ -161,7 +164,6 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
-        self.training.forget()
         self._checked = False
         self.schedule.begin()
 
@@ -177,19 +179,9 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     # ----------------------------------------------------------------------------------------------------------- collecting
 
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:  # fmt: skip
-        """Read the embeddings of a batch of the loader that is measured, if it is time to."""
-        if self._is_due and dataloader_idx == loader_index(trainer, self.val_loader):
-            super().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
-        else:
-            self._reader.dismiss()
-
-    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any) -> None:
-        """Leave the batch: a test is not compared with anything."""
-        self._reader.dismiss()
+    def _wants(self, trainer: Trainer, loader: int) -> bool:
+        is_measured = self._is_due and not trainer.testing and loader == loader_index(trainer, self.val_loader)
+        return is_measured and super()._wants(trainer, loader)
 
     def _collect(
         self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
@@ -201,70 +193,65 @@ class GeneralizationGapMonitor(EvaluationMonitor):
             self._checked = True
 
     def _forget(self) -> None:
-        self._store = EmbeddingStore()
+        self._store, self._seen_classes = EmbeddingStore(), EmbeddingStore()
 
-    def _check_loaders(self, trainer: Trainer) -> None:
+    def _prepare(self, trainer: Trainer) -> None:
+        """Find the training set, and embed it when it is time to measure."""
+        if trainer.testing or not self._is_due:
+            return
         if evaluation_loaders(trainer) and loader_index(trainer, self.val_loader) is None:
             raise UsageError(no_such_loader(trainer, f"GeneralizationGapMonitor(val_loader={self.val_loader!r})"))
         self.training.loader(trainer)
+        if not trainer.sanity_checking and not self._failed:
+            with self.schedule.watch.running():
+                self._seen_classes = self.training.embedded(trainer, self.embed)
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
-    def _names(self) -> list[str]:
-        """List the values of a gap, the most important first."""
-        return [
-            key
-            for name in self._metrics
-            for key in (name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}")
-        ]
-
     def _keys(self, trainer: Trainer) -> set[str]:
-        return {f"{self.prefix}/{name}" for name in (*self._names(), "share_of_time")}
+        return {*self._keys_of_gap(), f"{self.prefix}/share_of_time"}
+
+    def _keys_of_gap(self) -> list[str]:
+        """List the keys of a gap, the most important first."""
+        names = [(name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}") for name in self._names]
+        return [f"{self.prefix}/{name}" for some in names for name in some]
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        if stage != "val" or not self._is_due:  # a test is not compared with anything
+        if trainer.testing or not self._is_due:  # a test is not compared with anything
             return
-        with self.schedule.watch.running():
-            outcome = failed[min(failed)] if failed else self._gap(trainer)
-        # a mistake that one process has found ends the run of all
-        mistakes = [error for error in gather_objects(outcome if isinstance(outcome, UsageError) else None) if error]
-        outcome = mistakes[0] if mistakes else outcome
-        values = dict.fromkeys(self._names(), math.nan)
-        first = next(iter(values))
-        if isinstance(outcome, GeneralizationGap):
-            self.gap = outcome
-            values |= outcome.metrics()
-            self._log_verdict(trainer, outcome)
-        else:
-            self._policy.handle(outcome, f"{self.prefix}/{first} and the other values of the gap are NaN.")
-        values["share_of_time"] = self.schedule.watch.share
-        for name, value in values.items():
-            log_of_all(pl_module, f"{self.prefix}/{name}", value, prog_bar=self.prog_bar and name == first)
+        values = dict.fromkeys(self._keys_of_gap(), math.nan)
+        with (
+            self.schedule.watch.running(),
+            self._policy.handling(f"{next(iter(values))} and the other values of the gap are NaN."),
+        ):
+            if failed:
+                raise failed[min(failed)]
+            gap = self.gap = self._gap(trainer)
+            found = {f"{self.prefix}/{name}": value for name, value in gap.metrics().items()}
+            values = {key: found[key] for key in values}
+            self._log_verdict(trainer, gap)
+        log_of_all(pl_module, values | {f"{self.prefix}/share_of_time": self.schedule.watch.share})
 
-    def _gap(self, trainer: Trainer) -> GeneralizationGap | Exception:
-        """Compute the gap, or return the error; equal in every process. Collective."""
+    def _gap(self, trainer: Trainer) -> GeneralizationGap:
+        """Compute the gap; it, or the error, is equal in every process. Collective."""
         processes = all_processes()
-        try:
-            # An error of one process becomes one of all, or the others would wait for it inside of the evaluation.
-            with processes.together():
-                self._check_loaders(trainer)
-                training = self.training.embedded(trainer, self.embed).shard(dataset_size=self.training.items)
-                dealt = self._unpadded_length(trainer, loader_index(trainer, self.val_loader) or 0)
-                validation = self._store.shard(dataset_size=dealt)
-                if self.training.items_per_class is not None:
-                    validation = validation.some_of_each_class(self.training.items_per_class, self.training.seed)
-                reports = [
-                    evaluate_retrieval(
-                        part.embeddings,
-                        part.named_labels,
-                        share=Share(processes, part.places),
-                        **self._settings.arguments(),
-                    )
-                    for part in (training, validation)
-                ]
-                return generalization_gap(reports[0], reports[1])
-        except Exception as error:  # a metric must not end a training
-            return error
+        # An error of one process becomes one of all, or the others would wait for it inside of the evaluation.
+        with processes.together():
+            training = self._seen_classes.shard(dataset_size=self.training.items)
+            dealt = self._unpadded_length(trainer, loader_index(trainer, self.val_loader) or 0)
+            validation = self._store.shard(dataset_size=dealt)
+            if self.training.items_per_class is not None:
+                validation = validation.some_of_each_class(self.training.items_per_class, self.training.seed)
+            reports = [
+                evaluate_retrieval(
+                    part.embeddings,
+                    part.named_labels,
+                    share=Share(processes, part.places),
+                    **self._settings.arguments(),
+                )
+                for part in (training, validation)
+            ]
+            return generalization_gap(*reports)
 
     def _log_verdict(self, trainer: Trainer, gap: GeneralizationGap) -> None:
         """Log a sentence when the verdict has changed, and warn of classes of uneven size."""

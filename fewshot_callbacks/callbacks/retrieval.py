@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fewshot_callbacks._trainer import evaluating, evaluation_loaders, log_of_all
+from fewshot_callbacks._trainer import evaluation_loaders, log_of_all
 from fewshot_callbacks.callbacks._embedder import Embed, Embedder
 from fewshot_callbacks.callbacks._evaluation import (
     EvaluationMonitor,
@@ -21,24 +21,18 @@ from fewshot_callbacks.callbacks._evaluation import (
 )
 from fewshot_callbacks.callbacks._failures import UsageError, without_digits
 from fewshot_callbacks.callbacks._progress import evaluation_progress
-from fewshot_callbacks.callbacks._targets import (
-    TargetBook,
-    evaluate_targets,
-    refuse_settings_of_classes,
-    target_metrics,
-)
-from fewshot_callbacks.callbacks._viewers import show_set, viewers_of
+from fewshot_callbacks.callbacks._targets import TargetBook, target_metrics
+from fewshot_callbacks.callbacks._viewers import show_batch, show_set
 from fewshot_callbacks.callbacks._watched import watched
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingSource,
     LabelSource,
     Source,
-    hooks_ignored,
     read_flag,
     read_ids,
 )
-from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
+from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import (
     MultilabelReport,
@@ -127,7 +121,6 @@ class RetrievalMonitor(EvaluationMonitor):
         >>> trainer = Trainer(callbacks=[RetrievalMonitor(), best], logger=False, accelerator="cpu")
     """
 
-    reports: dict[str, RetrievalReport | MultilabelReport]
     _remedy_for_two = "Give them different names, such as name='t2i' for val/t2i/mAP."
     _remedy_for_repeats = (
         "Pass ids='key', an entry of the batch or of the step's output that names each item, or let Lightning make the "
@@ -155,29 +148,23 @@ class RetrievalMonitor(EvaluationMonitor):
             )
         self.embed = None if embed is None else Embedder(embed, self._reader, "RetrievalMonitor")
         self._settings = RetrievalSettings.checked(RetrievalMonitor, settings)
-        self._has_targets = False
-        self._reader.read_labels = self._read_labels
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
         self.gallery_loader, self.gallery_flag, self.ids = gallery_loader, gallery_flag, ids
         self.name, self.prog_bar = name, prog_bar
-        self.reports = {}
+        self.reports: dict[str, RetrievalReport | MultilabelReport] = {}
 
     @property
     def report(self) -> RetrievalReport | MultilabelReport | None:
         """The latest report, if there is a single set; for several sets see `reports`."""
         return next(iter(self.reports.values())) if len(self.reports) == 1 else None
 
-    @property
-    def state_key(self) -> str:
-        """Key of the state in a checkpoint; two monitors in one Trainer differ in their name."""
-        return self._generate_state_key(name=self.name)
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
+        self._book = TargetBook(self._settings, self._policy.owner)
+        self._reader.read_labels = self._book.read
+        self._left_out: set[str] = set()  # keys that the latest report of their set did not have
         super().setup(trainer, pl_module, stage)
-        self._has_targets = False
-        self._left_out: dict[str, set[str]] = {}
         if self.embed is not None:
             self.embed.check_name(pl_module)
 
@@ -190,16 +177,7 @@ class RetrievalMonitor(EvaluationMonitor):
         if self.embed is None:
             return super()._embeddings(trainer, outputs, batch, step)
         self._reader.dismiss()
-        # A second pass, which monitors that listen to a submodule must not take for the step's own.
-        with hooks_ignored(), evaluating(trainer.lightning_module):
-            return self.embed(trainer, trainer.lightning_module, batch)
-
-    def _read_labels(self, labels: Any, step: str) -> Labels:
-        read = self._book.read(labels, step)
-        if self._book.labels is not None and not self._has_targets:
-            refuse_settings_of_classes(self._settings, self._book.labels, self._policy.owner)
-            self._has_targets = True
-        return read
+        return self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
 
     def _collect(
         self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
@@ -213,55 +191,51 @@ class RetrievalMonitor(EvaluationMonitor):
             self._stores.setdefault((loader, is_gallery), EmbeddingStore()).append(
                 embeddings[some], labels[some], places[some], None if names is None else names[some]
             )
-        prefix, (source, held) = self._prefix(stage_of(trainer)), list(evaluation_loaders(trainer).items())[loader]
-        for viewer in viewers_of(trainer, prefix):
-            viewer.see_batch(prefix, source, held, range(first, first + len(labels)), batch)
+        show_batch(trainer, self._prefix(stage_of(trainer)), loader, range(first, first + len(labels)), batch)
 
     def _forget(self) -> None:
         self._stores: dict[tuple[int, bool], EmbeddingStore] = {}
         self._shards: dict[tuple[int, bool], Shard] = {}
-        self._book = TargetBook("RetrievalMonitor")
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        prefix = self._prefix(stage)
-        self.reports = {}
-        self._has_targets = any(gather_objects(self._has_targets))  # a process without items has seen none
+        self.reports, prefix, gallery = {}, self._prefix(stage), None
         try:
+            self._book.join(all_processes())
             gallery = _gallery_index(trainer, self.gallery_loader)
         except ValueError as error:
-            failed, gallery = dict.fromkeys(range(len(suffixes(trainer))), error), None
+            failed = dict.fromkeys(range(len(suffixes(trainer))), error)
         for loader, suffix in _query_sets(trainer, gallery).items():
             parts = [(loader, False)]  # queries, and what is searched, if these are two sets
             if gallery is not None or self.gallery_flag is not None:
                 parts.append((loader, True) if gallery is None else (gallery, False))
-            failure = next((failed[loader] for loader, _ in parts if loader in failed), None)
-            outcome = failure or self._evaluate(trainer, f"{prefix}{suffix}", parts)
-            self._publish(pl_module, prefix, suffix, outcome)
-            if not isinstance(outcome, Exception):
-                shown = [(self._shards[part], part[0]) for part in parts]
-                show_set(trainer, prefix, suffix, outcome, shown, self._book.columns if self._has_targets else None)
+            report, first = None, f"{prefix}/{self._book.metrics[0]}{suffix}"
+            with self._policy.handling(f"{first} and the other values of this set are NaN."):
+                for part, _ in parts:
+                    if part in failed:
+                        raise failed[part]
+                report = self.reports[suffix] = self._evaluate(trainer, f"{prefix}{suffix}", parts)
+            log_of_all(pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
+            if report is not None:
+                show_set(trainer, prefix, suffix, report, [(self._shards[part], part[0]) for part in parts], self._book)
             self._shards.pop(parts[0], None)  # no other set has these queries: not to be held while it is evaluated
 
     def _evaluate(
         self, trainer: Trainer, where: str, parts: Sequence[tuple[int, bool]]
-    ) -> RetrievalReport | MultilabelReport | Exception:
-        """Evaluate a set, or return the error; the report is equal in every process. Collective."""
+    ) -> RetrievalReport | MultilabelReport:
+        """Evaluate a set; the report, or the error, is that of every process. Collective."""
         processes = all_processes()
-        try:
-            with processes.together(), evaluation_progress(trainer, f"Retrieval of {where}") as progress:
-                shards = [self._joined(trainer, part) for part in parts]
-                if self._has_targets:
-                    return evaluate_targets(shards, self._book, self._settings, processes, progress)
-                return evaluate_retrieval(
-                    *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
-                    share=Share(processes, *(shard.places for shard in shards)),
-                    progress=progress,
-                    **self._settings.arguments(),
-                )
-        except Exception as error:  # a metric must not end a training
-            return error
+        with processes.together(), evaluation_progress(trainer, f"Retrieval of {where}") as progress:
+            shards = [self._joined(trainer, part) for part in parts]
+            if self._book.labels is not None:
+                return self._book.evaluate(shards, processes, progress)
+            return evaluate_retrieval(
+                *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
+                share=Share(processes, *(shard.places for shard in shards)),
+                progress=progress,
+                **self._settings.arguments(),
+            )
 
     def _joined(self, trainer: Trainer, part: tuple[int, bool]) -> Shard:
         """Join the batches of a part, once, and drop them. Collective."""
@@ -273,56 +247,34 @@ class RetrievalMonitor(EvaluationMonitor):
                 self._policy.warn(f"RetrievalMonitor: {shard.note} (Shown once.)", kind="ids")
         return self._shards[part]
 
-    # -------------------------------------------------------------------------------------------------------------- logging
+    def _values(
+        self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport | MultilabelReport | None
+    ) -> dict[str, float]:
+        """List what is logged of a set; without a report NaN for all that it had before, or should have."""
+        keys = [f"{prefix}/{name}{suffix}" for name in self._book.metrics]
+        unmatched = f"{prefix}/{UNMATCHED}{suffix}"
+        if report is None:
+            return dict.fromkeys([key for key in (*keys, unmatched) if key not in self._left_out], math.nan)
+        for note in report.messages:  # each kind once in a training
+            self._policy.warn(f"{prefix}{suffix}: {note}", kind=without_digits(note))
+        values = {f"{prefix}/{name}{suffix}": value for name, value in report.metrics().items()}
+        waited_for = watched(trainer)
+        for key in [key for key in keys if key not in values and key in waited_for]:
+            fact = f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. Monitor another value."
+            self._policy.handle(UsageError(fact), f"{key} is NaN.")
+            values[key] = math.nan
+        self._left_out = self._left_out.difference(keys) | set(keys).difference(values)
+        return values | {unmatched: float(report.queries_without_match)}
 
-    def _names(self) -> Sequence[str]:
-        """List the keys of the metrics, also where nothing could be computed."""
-        return target_metrics(self._settings) if self._has_targets else self._settings.keys()
-
-    def _publish(
-        self,
-        pl_module: LightningModule,
-        prefix: str,
-        suffix: str,
-        outcome: RetrievalReport | MultilabelReport | Exception,
-    ) -> None:
-        """Log the metrics of a set; NaN for all that the set had before, or should have, if there was an error."""
-        names, where = self._names(), prefix + suffix
-        if isinstance(outcome, Exception):
-            self._policy.handle(outcome, f"{prefix}/{names[0]}{suffix} and the other values of this set are NaN.")
-            left_out = self._left_out.get(where, set())
-            values = {name: math.nan for name in (*names, UNMATCHED) if name not in left_out}
-        else:
-            self.reports[suffix] = outcome
-            for note in outcome.messages:  # each kind once in a training
-                self._policy.warn(f"{where}: {note}", kind=without_digits(note))
-            values = outcome.metrics() | {UNMATCHED: float(outcome.queries_without_match)}
-            left_out = set(names) - values.keys()
-            self._left_out |= {where: left_out} if left_out else {}
-        waited_for = watched(pl_module.trainer)
-        for name in left_out:
-            if (key := f"{prefix}/{name}{suffix}") in waited_for:
-                fact = (
-                    f"{waited_for[key]}(monitor={key!r}): this set has too few classes for it. Monitor another value."
-                )
-                self._policy.handle(UsageError(fact), f"{key} is NaN.")
-                values[name] = math.nan
-        for name, value in values.items():
-            shown = self.prog_bar and name == names[0]
-            log_of_all(pl_module, f"{prefix}/{name}{suffix}", value, prog_bar=shown)
-
-    # -------------------------------------------------------------------------------------------------------------- loaders
-
-    def _check_loaders(self, trainer: Trainer) -> None:
-        _gallery_index(trainer, self.gallery_loader)
+    def _prepare(self, trainer: Trainer) -> None:
+        if trainer.sanity_checking:
+            _gallery_index(trainer, self.gallery_loader)
 
     def _keys(self, trainer: Trainer) -> set[str]:
-        try:
-            sets = _query_sets(trainer, _gallery_index(trainer, self.gallery_loader))
-        except UsageError:  # of which the validation says more
-            return set()
+        gallery = None if self.gallery_loader is None else loader_index(trainer, self.gallery_loader)
+        sets = _query_sets(trainer, gallery).values()
         names = {*self._settings.keys(), *target_metrics(self._settings), UNMATCHED}
-        return {f"{self._prefix('val')}/{name}{suffix}" for name in names for suffix in sets.values()}
+        return {f"{self._prefix('val')}/{name}{suffix}" for name in names for suffix in sets}
 
 
 def _gallery_index(trainer: Trainer, gallery: int | str | None) -> int | None:

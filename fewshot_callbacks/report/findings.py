@@ -289,15 +289,15 @@ def _between(sets: Sequence[Items], one: int, other: int, settings: ReportSettin
     kind = f"inside {first.name}" if one == other else f"between {first.name} and {second.name}"
     if one == other and len(first) < 2:
         return Duplicates(kind, [], 0)
-    at_least = settings.duplicates_from
+    min_score = settings.duplicates_from
     if codes:
         # A share of equal bits as the score of codes: minus the number of those that differ.
-        at_least = -float(round((1 - at_least) * torch.as_tensor(first.embeddings[:1]).shape[1]))
+        min_score = -float(round((1 - min_score) * torch.as_tensor(first.embeddings[:1]).shape[1]))
     same_items = one != other and first.ids is not None and second.ids is not None
     found = near_duplicates(
         first.embeddings,
         None if one == other else second.embeddings,
-        at_least=at_least,
+        min_score=min_score,
         similarity="hamming" if codes else "cosine",
         # Each item may be found as a duplicate of itself in the other set; these pairs are left out below.
         most=settings.duplicates + (len(first) if same_items else 0),

@@ -3,6 +3,8 @@
 import copy
 import math
 import re
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,7 +68,7 @@ def test_what_is_logged_is_what_the_functions_say(batch_size: int) -> None:
 def test_several_ranks_and_settings_are_handed_on() -> None:
     net = Embeds()
     settings = {"label_groups": 2, "similarity": "euclidean", "ties": "optimistic"}
-    logged = validated(gap_monitor(k=(1,), seed=4, prefix="over", **settings), net)
+    logged = validated(gap_monitor(metrics=("grouped_recall@1", "recall@1"), seed=4, prefix="over", **settings), net)
     wanted = expected(net, **settings, seed=4)
     assert {key.removeprefix("over/"): value for key, value in logged.items() if "share" not in key} == close(
         {key.removeprefix("gap/"): value for key, value in wanted.items()}
@@ -264,40 +266,46 @@ def test_steps_are_not_called_with_training_items() -> None:
 # -------------------------------------------------------------------------------------------------------------- when
 
 
+class Slow(Labelled):
+    """Training data that notes in which epoch it is read, and takes 3 seconds."""
+
+    def __init__(self, epoch: Callable[[], int], now: list[float]) -> None:
+        super().__init__(TRAINING)
+        self.epoch, self.now, self.epochs = epoch, now, Counter[int]()
+
+    def __getitem__(self, index: int) -> Any:
+        self.epochs[self.epoch()] += 1
+        self.now[0] += 3 / len(self)
+        return super().__getitem__(index)
+
+
 @pytest.mark.parametrize(("every", "epochs"), [(1, [0, 1, 2, 3]), (2, [0, 2]), (3, [0, 3])])
-def test_every_so_many_epochs(every: int, epochs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[int] = []
-    whole = GeneralizationGapMonitor._gap
-
-    def noted(self: Any, run: Any) -> Any:
-        measured.append(run.current_epoch)
-        return whole(self, run)
-
-    monkeypatch.setattr(GeneralizationGapMonitor, "_gap", noted)
-    fitted(gap_monitor(every_n_epochs=every), epochs=4, num_sanity_val_steps=1, val_check_interval=0.5)
-    assert measured == [epoch for epoch in epochs for _ in range(2)]
+def test_every_so_many_epochs(every: int, epochs: list[int]) -> None:
+    data = Slow(lambda: run.current_epoch, [0.0])
+    run = trainer(
+        gap_monitor(training_data=data, every_n_epochs=every),
+        max_epochs=4,
+        num_sanity_val_steps=1,
+        val_check_interval=0.5,
+    )
+    run.fit(Embeds(), loader(TRAINING), loader(VALIDATION))
+    assert data.epochs == {epoch: 2 * len(data) for epoch in epochs}  # both validations of the epoch
 
 
 def test_it_is_put_off_until_it_is_cheap_enough(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     now = [0.0]
     monkeypatch.setattr("fewshot_callbacks.callbacks._schedule.time.perf_counter", lambda: now[0])
-    measured: list[int] = []
-
-    def slow(self: Any, run: Any) -> Any:
-        measured.append(run.current_epoch)
-        now[0] += 3.0
-        return ValueError("nothing")
 
     class TenSeconds(Embeds):
         def on_train_epoch_start(self) -> None:
             now[0] += 10.0
 
-    monkeypatch.setattr(GeneralizationGapMonitor, "_gap", slow)
-    monitor = gap_monitor(max_share=0.1)  # 3 s are less than 10 % of 33 s, and 6 s of 66 s
-    run = trainer(monitor, max_epochs=8)
-    with pytest.warns(UserWarning, match="nothing"), caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+    data = Slow(lambda: run.current_epoch, now)
+    # 3 s are less than 10 % of 33 s, and 6 s of 66 s
+    run = trainer(gap_monitor(training_data=data, max_share=0.1), max_epochs=8)
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
         run.fit(TenSeconds(), loader(TRAINING), loader(VALIDATION))
-    assert measured == [0, 2, 5]
+    assert list(data.epochs) == [0, 2, 5]
     assert caplog.text.count("this has taken 3.0 s, 13% of the time; epochs are skipped until") == 1
     assert float(run.callback_metrics["gap/share_of_time"]) == pytest.approx(9 / 69)
 
@@ -380,16 +388,22 @@ def test_a_mismatch_that_the_sanity_check_finds_stays_one() -> None:
     assert math.isnan(float(run.callback_metrics["gap/recall@1"]))
 
 
+def labelled(labels: Any) -> Dataset:
+    data = Labelled(TRAINING)
+    data.labels = labels
+    return data
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"training_data": None}, "has no training set: pass training_data"),
         ({"training_data": TensorDataset(TRAINING.tensors[0])}, "TensorDataset has neither labels nor targets"),
         (
-            {"training_labels": [1, 2]},
-            "48 items, but 2 training_labels. Both must come",
+            {"training_data": labelled([1, 2])},
+            "48 items, but 2 labels of training_data. Both must come",
         ),
-        ({"training_labels": torch.ones(48)}, "needs integer training_labels; got torch.float32"),
+        ({"training_data": labelled(torch.ones(48))}, "needs integer labels of training_data; got torch.float32"),
         ({"training_data": lambda run: 3}, "training_data gave a int"),
         ({"label_groups": 5}, "has no Grouped Recall"),
         ({"embed": lambda module, batch: None}, "the embeddings of embed are None"),
@@ -418,8 +432,11 @@ def test_the_sanity_check_finds_what_is_missing() -> None:
         ({"every_n_epochs": 0}, "every_n_epochs=0) must be at least 1"),
         ({"max_share": 1.5}, "max_share=1.5) is not a share between 0 and 1"),
         ({"prefix": ""}, "the keys need a first part"),
-        ({"k": ()}, "must hold at least one rank"),
-        ({"k": (10,)}, "the ranks of Grouped Recall, (10,), must lie below label_groups=10"),
+        ({"metrics": ()}, "metrics are empty"),
+        ({"metrics": "recall@1"}, "a gap is one of Grouped Recall@k, with Recall@k of the same k beside it"),
+        ({"metrics": ("grouped_recall@1", "recall@2")}, "Pass keys such as ('grouped_recall@1', 'recall@1')"),
+        ({"label_groups": [[0, 1, 2], [3, 4, 5]]}, "cannot hold the classes of both sets"),
+        ({"metrics": ("grouped_recall@10",)}, "the ranks of Grouped Recall, (10,), must lie below label_groups=10"),
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], words: str) -> None:

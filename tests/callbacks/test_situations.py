@@ -479,7 +479,6 @@ def test_batches_of_any_kind(make: Any, points_of: Any, labels_of: Any, labels: 
     net, batches = Takes(points_of, labels_of), EveryBatch()
     gap = gap_monitor(
         training_data=batches_of(TRAINING),
-        training_labels=TRAINING.tensors[1],
         labels=labels,
         embed=lambda module, batch: module.embed(points_of(batch)),
     )

@@ -60,12 +60,6 @@ def test_every_batch_is_measured_by_default(settings: dict[str, Any], tmp_path: 
     assert written == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def test_it_can_be_turned_off() -> None:
-    run = trainer(DiscriminantRatioMonitor(variance_ratio=False))
-    run.fit(Net(), loader(), loader())
-    assert sorted(run.callback_metrics) == ["train/J", "val/J"]
-
-
 class Waits(TorchDispatchMode):
     """Counts what would wait for a GPU: values that are read, and sizes that only the device knows."""
 

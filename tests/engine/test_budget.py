@@ -43,7 +43,7 @@ def run(embeddings, labels, memory_mb):
     if call == "nearest":
         return nearest(embeddings, k=10, memory_mb=memory_mb)
     if call == "near_duplicates":  # most pairs survive the estimates
-        return near_duplicates(embeddings, at_least=-0.5, most=1000, memory_mb=memory_mb)
+        return near_duplicates(embeddings, min_score=-0.5, most=1000, memory_mb=memory_mb)
     return evaluate_retrieval(embeddings, labels, memory_mb=memory_mb)
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from fewshot_callbacks.functional import (
     grouped_recall,
     label_groups,
     mean_interval,
-    merged,
     near_duplicates,
     nearest,
     paired_difference_interval,
@@ -102,12 +100,9 @@ CALLS = {
     "compare_reports": lambda: compare_reports(FIRST, SECOND),
     "nearest": lambda: nearest(EMBEDDINGS, WORDS, queries=[0, 5, 9], k=3),
     "nearest, gallery": lambda: nearest(EMBEDDINGS, LABELS, gallery=OTHERS, gallery_labels=LABELS, k=3),
-    "merged": lambda: merged(
-        *(nearest(EMBEDDINGS, gallery=OTHERS[half], gallery_places=half, k=3) for half in np.arange(80).reshape(2, 40))
-    ),
-    "near_duplicates": lambda: near_duplicates(EMBEDDINGS, at_least=0.8),
-    "near_duplicates, codes": lambda: near_duplicates(CODES, CODES, similarity="hamming", at_least=-1),
-    "suspects": lambda: suspects(EMBEDDINGS, WORDS, k=4, at_least=0),
+    "near_duplicates": lambda: near_duplicates(EMBEDDINGS, min_score=0.8),
+    "near_duplicates, codes": lambda: near_duplicates(CODES, CODES, similarity="hamming", min_score=-1),
+    "suspects": lambda: suspects(EMBEDDINGS, WORDS, k=4, min_probability=0),
     "discriminant_ratio": lambda: discriminant_ratio(EMBEDDINGS, LABELS),
     "discriminant_ratio, float64": lambda: discriminant_ratio(EMBEDDINGS.double(), WORDS, skip_singletons=True),
     "discriminant_ratio, list": lambda: discriminant_ratio(EMBEDDINGS.tolist(), LABELS.tolist()),
@@ -190,7 +185,7 @@ def results():
         yield grouped_recall(items, labels, similarity=similarity, label_groups=5).at
         found = nearest(items, k=3, similarity=similarity)
         yield found.indices.tolist(), found.scores.tolist()
-        yield near_duplicates(items, similarity=similarity, at_least=-0.1 if similarity == "euclidean" else 0.1).total
+        yield near_duplicates(items, similarity=similarity, min_score=-0.1 if similarity == "euclidean" else 0.1).total
         targets = torch.nn.functional.one_hot(labels)
         yield evaluate_multilabel(items, targets, similarity=similarity).metrics()
 

@@ -45,7 +45,7 @@ class NearDuplicates:
     """exact similarity of each pair, in the units of the data: for `euclidean` minus the distance"""
     total: int
     """number of pairs that reach the threshold, counted exactly, whether they are listed or not"""
-    at_least: float
+    min_score: float
     """the threshold"""
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ def near_duplicates(
     a: Any,
     b: Any | None = None,
     *,
-    at_least: float = 0.98,
+    min_score: float = 0.98,
     similarity: Similarity = "cosine",
     most: int = 100_000,
     memory_mb: float | None = None,
@@ -76,7 +76,7 @@ def near_duplicates(
     Args:
         a: (items, dim) finite floating-point rows of any scale; for `hamming` codes of -1 and +1, or 0 and 1.
         b: (others, dim) a second set; by default the pairs within `a`.
-        at_least: The lowest score of a pair, in the units of the data. Which score means a duplicate depends on the
+        min_score: The lowest score of a pair, in the units of the data. Which score means a duplicate depends on the
             embedding: look at some pairs around the threshold.
         similarity: `cosine`, `dot`, `euclidean` (minus the distance) or `hamming` (minus the number of bits that differ).
         most: Largest number of pairs that are listed, those with the highest scores; all pairs are counted. A listed
@@ -87,7 +87,7 @@ def near_duplicates(
         A frozen result on the CPU; if no pair reaches the threshold, its tensors are empty.
 
     Raises:
-        ValueError: If shapes or types do not fit, a row holds NaN or Inf, `at_least` is outside the similarity's range,
+        ValueError: If shapes or types do not fit, a row holds NaN or Inf, `min_score` is outside the similarity's range,
             `most` < 0, or a single set has a single item.
 
     Examples:
@@ -96,13 +96,13 @@ def near_duplicates(
         >>> pairs = near_duplicates(train)
         >>> pairs.first, pairs.second, pairs.total
         (tensor([0]), tensor([2]), 1)
-        >>> near_duplicates(train, torch.tensor([[0.0, 2.0]]), at_least=1.0).first
+        >>> near_duplicates(train, torch.tensor([[0.0, 2.0]]), min_score=1.0).first
         tensor([1])
     """
     most = positive_whole(_CALL, "most", most, "Pass 0 to only count pairs.", least=0, most=None)
     memory = budget(_CALL, memory_mb)
     left, right = compared_sets(_CALL, ("a", "b"), a, b, similarity)
-    threshold = _threshold(at_least, similarity)
+    threshold = _threshold(min_score, similarity)
     if right is None and len(left) == 1:
         raise ValueError(f"{_CALL}: a holds a single item, which has no pair. Pass a second set as b, or more items.")
     with computing() as threads:
@@ -112,13 +112,13 @@ def near_duplicates(
     return NearDuplicates(first, second, scores_of(vectors, scores), total, threshold)
 
 
-def _threshold(at_least: Any, similarity: Similarity) -> float:
+def _threshold(min_score: Any, similarity: Similarity) -> float:
     """Return the threshold as a float, if some score can reach it and another cannot."""
     low, high, fix = _RANGES[similarity]
     try:
-        threshold = float(at_least)
+        threshold = float(min_score)
     except (TypeError, ValueError):
         threshold = math.nan
     if not (low <= threshold <= high and math.isfinite(threshold)):
-        raise ValueError(f"{_CALL}: no {similarity} score is compared with at_least={at_least!r}. {fix}")
+        raise ValueError(f"{_CALL}: no {similarity} score is compared with min_score={min_score!r}. {fix}")
     return threshold

@@ -14,7 +14,7 @@ from fewshot_callbacks.engine.nearest import nearest_items
 from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.vectors import Similarity, Vectors
 from fewshot_callbacks.functional._inputs import exclusion_codes
-from fewshot_callbacks.functional._labels import Labels, check_labels, numbered, read_labels
+from fewshot_callbacks.functional._labels import Labels, numbered, read_labels
 from fewshot_callbacks.functional._torch_mode import default_mode
 from fewshot_callbacks.functional.neighbours.inputs import budget, chosen, compared_sets, positive_whole, scores_of
 
@@ -83,7 +83,6 @@ def nearest(
     gallery_ids: Any | None = None,
     query_groups: Any | None = None,
     gallery_groups: Any | None = None,
-    gallery_places: Any | None = None,
     memory_mb: float | None = None,
 ) -> Neighbours:
     """Find the k most similar candidates of each query, exactly and in bounded memory.
@@ -106,8 +105,6 @@ def nearest(
         gallery_ids: (gallery,) identity of each gallery item.
         query_groups: (items,) group of each embedding; candidates of the query's own group are left out.
         gallery_groups: (gallery,) group of each gallery item; with one set, `query_groups` is used for both.
-        gallery_places: (gallery,) index of each gallery item in a larger gallery, of which this one is a part;
-            `indices` and the order of ties refer to that larger gallery. See `merged`.
         memory_mb: Bound on the memory beyond embeddings and result, in MB; None is 512. Binary codes take 4 bytes more
             per bit.
 
@@ -144,93 +141,24 @@ def nearest(
         if (of_query := codes[f"query_{kind}"]) is not None and (of_item := codes[f"gallery_{kind}"]) is not None
     ]
     of_queries, of_items = _labels(labels, gallery, gallery_labels, items, others)
-    places = None
-    if gallery_places is not None:
-        places = check_labels(gallery_places, others, "gallery_places", "gallery items", _CALL)
-        _check_places(places, same_set=gallery is None)
     every = len(index) == items and bool((index == torch.arange(items)).all())
     own = index.numpy().astype(np.int32) if gallery_rows is None else np.full(len(index), -1, np.int32)
-    order = np.arange(others) if places is None else places.numpy().argsort()  # ties are ordered by place
-    if gallery_rows is not None:
-        gallery_rows = gallery_rows[order]
-    codes_in_order = [(of_query, of_item[order]) for of_query, of_item in exclusions]
+    if not every:  # some of one set are compared with all of it
+        rows, gallery_rows = rows[index], rows if gallery_rows is None else gallery_rows
     with computing() as threads:
-        chosen_rows, searched = (
-            (rows, gallery_rows) if every else (rows[index], rows if gallery_rows is None else gallery_rows)
-        )
-        vectors = Vectors(chosen_rows, searched, similarity, threads=threads)
-        found, scores, left_out = nearest_items(vectors, own, codes_in_order, k, memory)
+        vectors = Vectors(rows, gallery_rows, similarity, threads=threads)
+        found, scores, left_out = nearest_items(vectors, own, exclusions, k, memory)
     if not bool((found >= 0).any()):
         raise ValueError(
             f"{_CALL}: none of the {len(index)} queries has a candidate. "
             + ("Pass a second item, or a gallery." if not exclusions else "Ids or groups exclude the whole gallery.")
         )
-    valid = torch.from_numpy(found >= 0)
-    at = torch.from_numpy(np.where(found >= 0, order[found], -1))
+    indices = torch.from_numpy(found).long()
     relevant = None
     if of_queries is not None and of_items is not None:
-        relevant = valid & (of_items[at] == of_queries[index][:, None])
-    indices = at if places is None else torch.where(valid, places[at], -1)
+        relevant = (indices >= 0) & (of_items[indices] == of_queries[index][:, None])
     beyond, read = torch.from_numpy(left_out), scores_of(vectors, scores)
     return Neighbours(index, indices, read, _tied(read, beyond), beyond, relevant)
-
-
-@default_mode()
-def merged(*parts: Neighbours) -> Neighbours:
-    """Merge the neighbours of the same queries that several processes have found, each in its own part of a gallery.
-
-    Each process searches its part of the gallery for the same query vectors, and passes the indices of its items in the
-    whole gallery as `gallery_places`. The merged result, in any order of the parts, equals a search of the whole
-    gallery in one process.
-
-    Args:
-        *parts: Results for the same queries and the same k, at least one.
-
-    Returns:
-        The neighbours in the whole gallery; `relevant` is None unless every part has it.
-
-    Raises:
-        ValueError: If there is no part, the parts differ in queries or k, or two parts hold the same gallery item.
-
-    Examples:
-        >>> import torch
-        >>> gallery, query = torch.eye(4), torch.ones(1, 4)
-        >>> halves = [nearest(query, gallery=gallery[half], gallery_places=half, k=3) for half in torch.arange(4).split(2)]
-        >>> merged(*halves).indices, merged(*halves).left_out
-        (tensor([[0, 1, 2]]), tensor([1]))
-    """
-    if not parts:
-        raise ValueError("merged: no neighbours were given. Pass the result of at least one search.")
-    first = parts[0]
-    for part in parts[1:]:
-        if not torch.equal(part.queries, first.queries) or part.indices.shape != first.indices.shape:
-            raise ValueError(
-                f"merged: one part has {len(first)} queries with k={first.indices.shape[1]}, another {len(part)} with "
-                f"k={part.indices.shape[1]}, or other queries. Search every part for the same queries and k."
-            )
-    k = first.indices.shape[1]
-    indices, scores = (torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("indices", "scores"))
-    filled = scores.nan_to_num(nan=-torch.inf)
-    ascending = torch.where(indices < 0, torch.iinfo(torch.int64).max, indices)
-    order = ascending.argsort(dim=1, stable=True)
-    ordered = ascending.gather(1, order)
-    if bool(((ordered.diff(dim=1) == 0) & (ordered[:, 1:] < torch.iinfo(torch.int64).max)).any()):
-        raise ValueError(
-            "merged: two parts hold the same gallery item. Pass gallery_places to nearest in each process."
-        )
-    order = order.gather(1, filled.gather(1, order).argsort(dim=1, descending=True, stable=True))
-    filled, scores = filled.gather(1, order), scores.gather(1, order)
-    last = filled[:, k - 1]
-    left_out = ((filled[:, k:] == last[:, None]) & last.isfinite()[:, None]).sum(dim=1)
-    for part in parts:
-        left_out += torch.where(part.scores[:, -1] == last, part.left_out, 0)
-    tied = torch.cat([part.tied for part in parts], dim=1).gather(1, order) | _tied(scores, torch.zeros_like(left_out))
-    relevant = None
-    if all(part.relevant is not None for part in parts):
-        relevant = torch.cat([part.relevant for part in parts if part.relevant is not None], dim=1).gather(1, order)[
-            :, :k
-        ]
-    return Neighbours(first.queries, indices.gather(1, order)[:, :k], scores[:, :k], tied[:, :k], left_out, relevant)
 
 
 def _tied(scores: Float[Tensor, "queries k"], left_out: Int[Tensor, "queries"]) -> Bool[Tensor, "queries k"]:
@@ -258,11 +186,3 @@ def _labels(
     of_items = read_labels(gallery_labels, others, "gallery_labels", "gallery items", _CALL)
     (left, right), _ = numbered(_CALL, {"labels": of_queries, "gallery_labels": of_items})
     return left, right
-
-
-def _check_places(places: Int[Tensor, "gallery"], *, same_set: bool) -> None:
-    """Refuse places without a gallery, below 0, or given twice."""
-    if same_set:
-        raise ValueError(f"{_CALL}: gallery_places are the indices of gallery items. Pass these items as gallery, too.")
-    if bool((places < 0).any()) or len(places.unique()) < len(places):
-        raise ValueError(f"{_CALL}: gallery_places must be indices of a larger gallery, each at most once, from 0 on.")

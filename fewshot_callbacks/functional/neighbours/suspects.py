@@ -78,7 +78,7 @@ def suspects(
     *,
     k: int = 10,
     similarity: Similarity = "cosine",
-    at_least: float = 0.5,
+    min_probability: float = 0.5,
     memory_mb: float | None = None,
 ) -> Suspects:
     """Find items whose label disagrees with the labels of their neighbours, by a likelihood ratio.
@@ -105,7 +105,7 @@ def suspects(
         k: Number of neighbours that vote, at least 1. A larger k averages over more labels, some of them wrong; as a
             rule, k should not exceed the number of items of a class.
         similarity: `cosine`, `dot`, `euclidean` or `hamming`.
-        at_least: Lowest probability of a wrong label, in [0, 1], at which an item is returned; 0 returns every item
+        min_probability: Lowest probability of a wrong label, in [0, 1], at which an item is returned; 0 returns every item
             with a neighbour of another class.
         memory_mb: Bound on the memory of the search beyond the embeddings, in MB; None is 512. Neighbours and their
             votes take additional memory that does not count towards the bound, about 100 bytes for each neighbour: 41
@@ -115,8 +115,8 @@ def suspects(
         A frozen result on the CPU; if there is no suspect, its tensors are empty.
 
     Raises:
-        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, `at_least` is outside [0, 1], or all
-            labels are the same.
+        ValueError: If shapes or types do not fit, embeddings hold NaN or Inf, k < 1, `min_probability` is outside [0, 1],
+            or all labels are the same.
 
     Examples:
         >>> import torch
@@ -128,8 +128,11 @@ def suspects(
         >>> found.index.tolist(), [found.label_names[label] for label in found.suggested]
         ([3], ['owl'])
     """
-    if isinstance(at_least, bool) or not isinstance(at_least, int | float) or not 0 <= at_least <= 1:
-        raise ValueError(f"{_CALL}: at_least={at_least!r} must be a probability. Pass one from 0 to 1, such as 0.5.")
+    is_number = isinstance(min_probability, int | float) and not isinstance(min_probability, bool)
+    if not (is_number and 0 <= min_probability <= 1):
+        raise ValueError(
+            f"{_CALL}: min_probability={min_probability!r} must be a probability. Pass one from 0 to 1, such as 0.5."
+        )
     found = _neighbours(embeddings, k, similarity, memory_mb)
     read = read_labels(labels, len(found), "labels", "embeddings", _CALL)
     given, names = read.numbered()
@@ -143,7 +146,7 @@ def suspects(
     ratio, suggested = _odds_of_classes(classes, votes, len(present))
     log_odds, rate = _with_prior(ratio, len(present))
     probability = log_odds.sigmoid()
-    chosen = ((probability >= at_least) & log_odds.isfinite()).nonzero().flatten()
+    chosen = ((probability >= min_probability) & log_odds.isfinite()).nonzero().flatten()
     chosen = chosen[log_odds[chosen].argsort(descending=True, stable=True)]
     named = torch.cat([present, present.new_tensor([-1])])  # the last for no vote
     return Suspects(

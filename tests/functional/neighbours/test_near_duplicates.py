@@ -24,7 +24,7 @@ from tests.functional.neighbours.vectors import FOUR, whole_numbers
 def test_agrees_with_loops(similarity, dtype, n, two, most, threshold, seed):
     a = whole_numbers(n, 4, similarity, seed, dtype)
     b = whole_numbers(n + 3, 4, similarity, seed + 1, dtype) if two else None
-    at_least = {
+    min_score = {
         "cosine": (0.0, 0.5, 1.0),
         "dot": (-1.0, 0.0, 4.0),
         "euclidean": (-2.0, -1.0, 0.0),
@@ -47,10 +47,10 @@ def test_agrees_with_loops(similarity, dtype, n, two, most, threshold, seed):
                 score = -math.sqrt(float((x - y) @ (x - y)))
             else:
                 score = -float((x != y).sum())
-            if score >= at_least:
+            if score >= min_score:
                 expected.append((-round(score, 12), i, j))
     expected.sort()
-    found = near_duplicates(a, b, at_least=at_least, similarity=similarity, most=most)
+    found = near_duplicates(a, b, min_score=min_score, similarity=similarity, most=most)
     assert (found.total, found.left_out) == (len(expected), max(0, len(expected) - most))
     assert found.first.tolist() == [i for _, i, _ in expected[:most]]
     assert found.second.tolist() == [j for *_, j in expected[:most]]
@@ -58,14 +58,14 @@ def test_agrees_with_loops(similarity, dtype, n, two, most, threshold, seed):
 
 
 def test_nothing_reaches_the_threshold():
-    found = near_duplicates(torch.eye(3), at_least=0.5)
+    found = near_duplicates(torch.eye(3), min_score=0.5)
     assert (len(found), found.total, found.left_out) == (0, 0, 0)
 
 
 def test_splits_that_share_an_item():
     train, test = torch.randn(20, 8), torch.randn(10, 8)
     test[3] = 2 * train[7]
-    found = near_duplicates(train, test, at_least=1.0)
+    found = near_duplicates(train, test, min_score=1.0)
     assert (found.first.tolist(), found.second.tolist(), found.scores.tolist()) == ([7], [3], [1.0])
 
 
@@ -77,11 +77,11 @@ def test_the_same_tensor_as_both_sets_is_two_sets():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"at_least": 1.5}, "no cosine score is compared with at_least=1.5. Cosines lie in [-1, 1]"),
-        ({"at_least": 0.1, "similarity": "euclidean"}, "minus the distance"),
-        ({"at_least": 1, "similarity": "hamming", "a": torch.ones(3, 4)}, "minus the number of bits"),
-        ({"at_least": math.inf, "similarity": "dot"}, "finite dot product"),
-        ({"at_least": "high"}, "at_least='high'"),
+        ({"min_score": 1.5}, "no cosine score is compared with min_score=1.5. Cosines lie in [-1, 1]"),
+        ({"min_score": 0.1, "similarity": "euclidean"}, "minus the distance"),
+        ({"min_score": 1, "similarity": "hamming", "a": torch.ones(3, 4)}, "minus the number of bits"),
+        ({"min_score": math.inf, "similarity": "dot"}, "finite dot product"),
+        ({"min_score": "high"}, "min_score='high'"),
         ({"most": -1}, "most=-1 must be a whole number of at least 0. Pass 0 to only count"),
         ({"b": torch.eye(3)}, "a have dimension 4, b 3"),
         ({"a": torch.tensor([[math.nan] * 4] * 2)}, "2 of 2 rows of a hold NaN"),

@@ -1,4 +1,4 @@
-"""`nearest` agrees with slow loops and with the ranks of `evaluate_retrieval`; parts merge to the whole."""
+"""`nearest` agrees with slow loops and with the ranks of `evaluate_retrieval`."""
 
 import math
 
@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks import evaluate_retrieval, nearest
-from fewshot_callbacks.functional import merged
 from tests.cases import made
 from tests.engine.cases import cases
 from tests.functional.brute_force import BruteForce
@@ -109,36 +108,6 @@ def test_agrees_with_the_ranks_of_evaluate_retrieval(case):
         assert float(rank) == pytest.approx(1 / last, rel=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    similarity=st.sampled_from(FOUR),
-    n=st.integers(5, 40),
-    parts=st.integers(1, 4),
-    k=st.sampled_from([1, 4, 50]),
-    seed=st.integers(0, 1000),
-    shuffled=st.booleans(),
-)
-def test_parts_merge_to_the_whole(similarity, n, parts, k, seed, shuffled):
-    queries, gallery = (whole_numbers(m, 3, similarity, seed + m) for m in (4, n))
-    ids, labels = torch.arange(4), torch.arange(n) % 3
-    of_query = torch.arange(4) % 3
-    whole = nearest(
-        queries, of_query, gallery, labels, k=k, similarity=similarity, query_ids=ids, gallery_ids=torch.arange(n)
-    )
-    order = torch.randperm(n) if shuffled else torch.arange(n)
-    lists = []
-    for places in order.tensor_split(parts):
-        found = nearest(
-            queries, of_query, gallery[places], labels[places], k=k, similarity=similarity, query_ids=ids,
-            gallery_ids=places, gallery_places=places,
-        )  # fmt: skip
-        lists.append(found)
-    joined = merged(*lists)
-    for name in ("queries", "indices", "tied", "left_out", "relevant"):
-        assert torch.equal(getattr(joined, name), getattr(whole, name)), name
-    torch.testing.assert_close(joined.scores, whole.scores, rtol=0, atol=0, equal_nan=True)
-
-
 def test_chosen_queries_are_rows_of_all():
     vectors, labels = made(80, 8, 6)
     every, some = nearest(vectors, labels, k=3), nearest(vectors, labels, queries=[70, 2, 2], k=3)
@@ -191,8 +160,6 @@ NAN = torch.tensor([[0.0, 1.0], [math.nan, 1.0]])
             {"gallery": torch.eye(4), "labels": [1, 2, 3, 4]},
             "labels, gallery and gallery_labels do not fit together",
         ),
-        ({"gallery_places": [0, 1, 2, 3]}, "gallery_places are the indices of gallery items"),
-        ({"gallery": torch.eye(4), "gallery_places": [0, 1, 1, 3]}, "each at most once"),
         ({"similarity": "cos"}, "similarity='cos' is unknown"),
         ({"similarity": "hamming", "embeddings": 0.3 * torch.eye(4)}, "binary codes hold"),
         ({"memory_mb": 0}, "memory_mb=0 must be positive"),
@@ -205,14 +172,6 @@ def test_bad_input(arguments, message):
     assert message in str(caught.value)
 
 
-def test_parts_that_do_not_fit():
-    vectors = torch.randn(6, 3)
-    one = nearest(vectors, queries=[0], k=2)
-    with pytest.raises(ValueError, match="Search every part for the same queries and k"):
-        merged(one, nearest(vectors, queries=[1], k=2))
-    with pytest.raises(ValueError, match="two parts hold the same gallery item"):
-        merged(one, one)
-    with pytest.raises(ValueError, match="at least one search"):
-        merged()
+def test_relevance_needs_labels():
     with pytest.raises(ValueError, match="needs labels"):
-        one.first_relevant  # noqa: B018
+        nearest(torch.eye(2), k=1).first_relevant  # noqa: B018

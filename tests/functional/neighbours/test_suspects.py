@@ -45,7 +45,7 @@ def test_agrees_with_loops(n, classes, k, seed):
     vectors = torch.randn(n, 3, generator=generator)
     labels = torch.randint(0, classes, (n,), generator=generator) * 7 - 5
     labels[:2] = torch.tensor([-5, 2])
-    found = suspects(vectors, labels, k=k, at_least=0)
+    found = suspects(vectors, labels, k=k, min_probability=0)
     lists = nearest(vectors, k=k).indices
     votes = [[int(labels[j]) for j in row if j >= 0] for row in lists]
     ratios = by_loops(labels.tolist(), votes)
@@ -130,7 +130,7 @@ def test_words():
         ({"labels": [1, 1, 1, 1]}, "all 4 labels are the same"),
         ({"labels": [1, 2, 3]}, "4 embeddings, but 3 labels"),
         ({"labels": [0.5, 1, 2, 3]}, "labels"),
-        ({"at_least": 1.5}, "at_least=1.5 must be a probability"),
+        ({"min_probability": 1.5}, "min_probability=1.5 must be a probability"),
         ({"embeddings": torch.full((4, 2), math.nan)}, "4 of 4 rows of embeddings hold NaN"),
         ({"embeddings": torch.ones(4)}, "suspects needs embeddings of shape (items, dim)"),
         ({"embeddings": torch.ones(1, 2), "labels": [1]}, "none of the 1 queries has a candidate"),
