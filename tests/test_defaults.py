@@ -32,9 +32,6 @@ RETRIEVAL = {
 """Of every function and callback that has a setting of that name."""
 
 OTHERS = {
-    "evaluate_multilabel": {
-        "metrics": ("mAP", "map@r", "r_precision", "mrr", "recall@1", "recall@5", "recall@10", "ndcg@10"),
-    },
     "grouped_recall": {"k": 1, "unmatched": "exclude", "repeats": 1},
     "label_groups": {"seed": 0, "repeats": 1},
     "class_subset": {"seed": 0},
@@ -76,7 +73,7 @@ def defaults(name: str) -> dict[str, Any]:
     return {entry.name: entry.default for entry in parameters if entry.default is not inspect.Parameter.empty}
 
 
-@pytest.mark.parametrize("name", ["evaluate_retrieval", "evaluate_multilabel", "grouped_recall", *OTHERS])
+@pytest.mark.parametrize("name", ["evaluate_retrieval", "grouped_recall", *OTHERS])
 def test_what_is_not_set(name: str) -> None:
     found, wanted = defaults(name), OTHERS.get(name, {})
     known = RETRIEVAL | wanted

@@ -34,7 +34,9 @@ class EvaluationMonitor(Callback, ABC):
     _remedy_for_two = "Keep one of them."
     _remedy_for_repeats = "Let Lightning make the sampler (Trainer(use_distributed_sampler=True))."
 
-    def __init__(self, source: Source | EmbeddingSource, labels: LabelSource | None, strict: bool | None) -> None:
+    def __init__(
+        self, source: Source | EmbeddingSource, labels: LabelSource | tuple[str, str] | None, strict: bool | None
+    ) -> None:
         owner = type(self).__name__
         self._reader = EmbeddingReader(source, labels, owner)
         self._policy = FailurePolicy(owner, strict)

@@ -14,11 +14,11 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from fewshot_callbacks._trainer import evaluation_loaders
-from fewshot_callbacks.callbacks._targets import TargetBook
 from fewshot_callbacks.distributed.processes import Processes
 from fewshot_callbacks.distributed.torch_distributed import all_processes
+from fewshot_callbacks.functional._labels import sets_in
 from fewshot_callbacks.functional.neighbours import Neighbours, nearest
-from fewshot_callbacks.functional.retrieval import MultilabelReport, RetrievalReport
+from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.metrics.embedding_store import Shard
 
 # A label as it was given, or the columns of an item's multi-label targets.
@@ -64,20 +64,21 @@ class ItemSet:
         return str(label)
 
 
-def whole_set(
-    shard: Shard, names: Mapping[int, Label] | None, source: str, loader: Any, processes: Processes
-) -> ItemSet | None:
+def whole_set(shard: Shard, source: str, loader: Any, processes: Processes) -> ItemSet | None:
     """Bring the items of all processes to the first one; None on the others. Collective.
 
     Args:
         shard: The items of this process.
-        names: The label for each code in the shard; None where codes are labels.
         source: Name of the loader.
         loader: The loader.
         processes: All that hold a part.
     """
-    codes = shard.labels.tolist()
-    labels: list[Label] = codes if names is None else [names[code] for code in codes]
+    labels: list[Label] = shard.labels.tolist()
+    if shard.words is not None:
+        sets = sets_in(shard.words.values(), "RetrievalMonitor")
+        names = shard.words.values() if sets is None else map(tuple, sets)
+        of_code: dict[Any, Label] = dict(zip(shard.words, names, strict=True))
+        labels = [of_code[code] for code in labels]
     parts = processes.to_first((shard.embeddings, labels, shard.positions, shard.places))
     if parts is None:
         return None
@@ -96,7 +97,7 @@ def whole_set(
 class EvaluatedSet:
     """A set that was just evaluated; its embeddings are dropped once every viewer has seen it."""
 
-    report: RetrievalReport | MultilabelReport
+    report: RetrievalReport
     # first part of the keys of its metrics
     prefix: str
     # end of these keys; empty for a single set
@@ -167,9 +168,8 @@ def show_set(
     trainer: Trainer,
     prefix: str,
     suffix: str,
-    report: RetrievalReport | MultilabelReport,
+    report: RetrievalReport,
     parts: Sequence[tuple[Shard, int]],
-    book: TargetBook,
 ) -> None:
     """Hand an evaluated set to the callbacks that want to see it. Collective.
 
@@ -179,14 +179,11 @@ def show_set(
         suffix: End of these keys.
         report: Of the set.
         parts: The queries of this process and the index of their loader; the same of the gallery, if there is one.
-        book: Knows what the codes mean.
     """
     viewers, evaluated = viewers_of(trainer, prefix), None
     sets = []
     for shard, loader in parts if viewers else ():
-        sets.append(
-            whole_set(shard, book.names(shard), *list(evaluation_loaders(trainer).items())[loader], all_processes())
-        )
+        sets.append(whole_set(shard, *list(evaluation_loaders(trainer).items())[loader], all_processes()))
     if sets and sets[0] is not None:
         gallery = sets[1] if len(sets) > 1 else None
         evaluated = EvaluatedSet(report, prefix, suffix, trainer.current_epoch, sets[0], gallery)

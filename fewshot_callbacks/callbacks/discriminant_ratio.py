@@ -166,7 +166,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
     def _collect(
         self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
     ) -> None:
-        refuse_another_form(self._policy.owner, self._are_words.setdefault(loader, labels.words is not None), labels)
+        refuse_another_form(self._policy.owner, self._forms.setdefault(loader, labels.form), labels)
         codes, embeddings = labels.codes.cpu(), embeddings.cpu()
         bad = non_finite_rows(embeddings)
         if len(bad):
@@ -209,7 +209,7 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
 
     def _forget(self) -> None:
         self._moments: dict[int, ClassMoments] = {}
-        self._are_words: dict[int, bool] = {}
+        self._forms: dict[int, str] = {}
 
 
 def _keys_of(stage: str, suffix: str) -> list[str]:

@@ -19,7 +19,6 @@ from fewshot_callbacks.callbacks._loggers import Drawing, log_embedding
 from fewshot_callbacks.callbacks._pictures import PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names
 from fewshot_callbacks.functional.class_subset import class_subset
-from fewshot_callbacks.functional.retrieval import MultilabelReport
 from fewshot_callbacks.plots.embedding_map import MOST_CLASSES, embedding_map
 from fewshot_callbacks.plots.pictures import Scale
 from fewshot_callbacks.plots.projection import Method, Projection, project
@@ -97,7 +96,7 @@ class EmbeddingMap(PictureCallback):
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
         """Choose the items; the map is drawn when a logger wants it."""
         queries = evaluated.queries
-        if isinstance(evaluated.report, MultilabelReport):
+        if not evaluated.report.classes:
             self._policy.warn(
                 f"EmbeddingMap: the labels of {evaluated.prefix}{evaluated.suffix} are multi-label targets, which have no "
                 "classes to colour by: no map is drawn. (Shown once.)",

@@ -26,6 +26,9 @@ Source = str | tuple[str, str] | Callable[[Any, Any], tuple[Any, Any]]
 LabelSource = str | int | Callable[[Any], Any]
 """Where the labels, integers or words, are in a batch: a key, a position, or a function of the batch."""
 
+# An entry of the step's output or of the batch, by its key, or a function of (outputs, batch).
+Entry = str | Callable[[Any, Any], Any]
+
 STEP_KEYS = ("embeddings", "labels")
 TRAINING_STEP = "training_step"
 
@@ -234,12 +237,14 @@ class EmbeddingReader:
         owner: Name of the callback, for messages.
     """
 
-    def __init__(self, source: Source | EmbeddingSource, labels: LabelSource | None, owner: str) -> None:
+    def __init__(
+        self, source: Source | EmbeddingSource, labels: LabelSource | tuple[str, str] | None, owner: str
+    ) -> None:
         if not isinstance(source, EmbeddingSource):
             source = EmbeddingSource(_checked_source(source, owner))
         self.shared, self.owner = source, owner
         self.source = source.where
-        self.labels = source.labels if labels is None else labels
+        self.labels: Any = source.labels if labels is None else labels
         # reads the labels of a step; the owner has a function of its own where it takes multi-label targets, too
         self.read_labels: Callable[[Any, str], Labels] = lambda labels, step: as_labels(labels, "labels", owner)
         # what the owner can do where a training step gives no embeddings or labels
@@ -335,6 +340,36 @@ class EmbeddingReader:
             + (fix if near is None else f"Did you mean source=({near!r}, {given!r})?")
         )
 
+    def read_pair(self, outputs: Any, batch: Any, step: str) -> list[tuple[Tensor, Labels | None]] | None:
+        """Read the embeddings of two encoders, such as those of images and texts, and the labels of each, if it has any.
+
+        Args:
+            outputs: What the step returned.
+            batch: What it was given.
+            step: Name of the step, for messages.
+
+        Returns:
+            Both, detached; None unless each of the two keys of the source holds embeddings.
+
+        Raises:
+            UsageError: If the labels do not fit them.
+        """
+        if not (isinstance(self.source, tuple) and isinstance(outputs, Mapping)):
+            return None
+        sides = [side for key in self.source if isinstance(side := outputs.get(key), Tensor)]
+        if not all(side.ndim == 2 and side.is_floating_point() for side in sides) or len(sides) < 2:
+            return None
+        if sides[0].shape[1] != sides[1].shape[1] or _are_zeros_and_ones(sides[1]):
+            return None
+        self.dismiss()
+        if isinstance(self.labels, tuple):
+            labels = [read_entry("labels", where, outputs, batch, self.owner) for where in self.labels]
+        elif self.labels is None and STEP_KEYS[1] not in outputs:
+            return [(side.detach(), None) for side in sides]
+        else:
+            labels = [self._labels(outputs, batch, step, STEP_KEYS[1])] * 2
+        return [self.checked(side, of_side, step) for side, of_side in zip(sides, labels, strict=True)]
+
     def labels_of(self, batch: Any, step: str) -> Any:
         """Find the labels of a batch that no step has processed."""
         return self._labels(None, batch, step, self.source[1] if isinstance(self.source, tuple) else STEP_KEYS[1])
@@ -415,7 +450,7 @@ def read_flag(
 
     With several views of each item, the mask may hold one entry for each item.
     """
-    flag = _entry("gallery_flag", where, outputs, batch, owner)
+    flag = read_entry("gallery_flag", where, outputs, batch, owner)
     if isinstance(flag, np.ndarray | list) and all(isinstance(entry, bool | np.bool_) for entry in flag):
         flag = torch.tensor(flag, dtype=torch.bool, device="cpu")
     if not isinstance(flag, Tensor) or flag.ndim != 1:
@@ -430,26 +465,46 @@ def read_flag(
     return mask
 
 
-def read_ids(
-    where: str | Callable[[Any, Any], Any], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
+def read_codes(
+    argument: str, where: Entry | Sequence[Entry], outputs: Any, batch: Any, items: int, owner: str, views: int = 1
 ) -> Tensor:
-    """Read the ids of the embeddings of a batch, (items,) integers on the CPU.
+    """Read a number for each embedding of a batch, (items,) integers on the CPU: equal where all entries are equal.
 
-    With several views of each item, there may be one name for each item, and each of its views then counts once.
+    Args:
+        argument: Name of the argument, for messages.
+        where: One entry, or several of which the joint value counts.
+        outputs: What the step returned.
+        batch: What it was given.
+        items: Number of embeddings.
+        owner: Name of the callback, for messages.
+        views: With several of each item, there may be one value for each item, and each of its views then counts once.
+
+    Raises:
+        UsageError: If there is no such entry, or it does not hold an integer or a word for each embedding.
     """
-    ids = _entry("ids", where, outputs, batch, owner)
-    if views > 1 and hasattr(ids, "__len__") and len(ids) * views == items:
-        names = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
-        ids = [f"{name}, view {view}" for view in range(views) for name in names]
+    several = [where] if isinstance(where, str) or callable(where) else where
+    read = [read_entry(argument, one, outputs, batch, owner) for one in several]
+    values = read[0]
+    if len(read) > 1:
+        lists = [one.tolist() if isinstance(one, Tensor | np.ndarray) else list(one) for one in read]
+        if len({*map(len, lists)}) > 1:
+            raise UsageError(
+                f"{owner}: the entries {several} of {argument} have {[*map(len, lists)]} values. One each."
+            )
+        values = [repr(joint) for joint in zip(*lists, strict=True)]
+    if views > 1 and hasattr(values, "__len__") and len(values) * views == items:
+        names = values.tolist() if isinstance(values, Tensor | np.ndarray) else list(values)
+        values = [f"{name}, view {view}" if argument == "ids" else str(name) for view in range(views) for name in names]
     try:
-        return id_numbers(ids, items, owner)
+        return id_numbers(values, items, owner)
     except ValueError as error:
         raise UsageError(
-            f"{owner}: ids gave {describe(ids)}; expected an integer or a word for each of the {items} embeddings. {error}"
+            f"{owner}: {argument} gave {describe(values)}; expected an integer or a word for each of the {items} "
+            f"embeddings. {error}"
         ) from error
 
 
-def _entry(argument: str, where: str | Callable[[Any, Any], Any], outputs: Any, batch: Any, owner: str) -> Any:
+def read_entry(argument: str, where: Entry, outputs: Any, batch: Any, owner: str) -> Any:
     """Read an entry of the step's output or of the batch, or call a function of both."""
     if callable(where):
         return where(outputs, batch)
@@ -474,7 +529,11 @@ def _are_views(one: Any, other: Any) -> bool:
     """Check whether the two parts of a batch are inputs of one shape, and the second no labels: no targets of 0 and 1."""
     if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape and other.ndim > 1):
         return False
-    return other.is_floating_point() and not bool(((other == 0) | (other == 1)).all())
+    return other.is_floating_point() and not _are_zeros_and_ones(other)
+
+
+def _are_zeros_and_ones(values: Tensor) -> bool:
+    return bool(((values == 0) | (values == 1)).all())
 
 
 def _is_compiled(module: LightningModule) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -21,7 +22,6 @@ from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional._labels import Labels
 from fewshot_callbacks.functional.retrieval import (
     GeneralizationGap,
-    RankOptions,
     RetrievalSettings,
     Share,
     evaluate_retrieval,
@@ -39,8 +39,10 @@ UNEVEN = 1.5
 METRICS = ("grouped_recall@1", "recall@1")
 
 
-class GapOptions(RankOptions, GroupedOptions, total=False):
+class GapOptions(GroupedOptions, total=False):
     """The settings of a gap, with the types that a caller may pass."""
+
+    metrics: str | Sequence[str]
 
 
 @shows_settings(GapOptions, metrics=METRICS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -21,21 +22,20 @@ from fewshot_callbacks.callbacks._evaluation import (
 )
 from fewshot_callbacks.callbacks._failures import UsageError, without_digits
 from fewshot_callbacks.callbacks._progress import evaluation_progress
-from fewshot_callbacks.callbacks._targets import TargetBook, target_metrics
 from fewshot_callbacks.callbacks._viewers import show_batch, show_set
 from fewshot_callbacks.callbacks._watched import watched
 from fewshot_callbacks.callbacks.embeddings import (
     STEP_KEYS,
     EmbeddingSource,
+    Entry,
     LabelSource,
     Source,
+    read_codes,
     read_flag,
-    read_ids,
 )
-from fewshot_callbacks.distributed.torch_distributed import all_processes
-from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
+from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.functional.retrieval import (
-    MultilabelReport,
     RetrievalOptions,
     RetrievalReport,
     RetrievalSettings,
@@ -60,16 +60,19 @@ class RetrievalMonitor(EvaluationMonitor):
     cannot be evaluated, a warning gives the reason and its values are NaN. The model is not touched. Nothing is
     evaluated in the sanity check.
 
-    Queries and gallery can be given in three ways:
+    Queries and gallery can be given in four ways:
 
     - one loader: each item is a query against all others (leave-one-out). Several loaders are evaluated separately, and
       the keys of each end in its name or index: `val/mAP/dataloader_idx_1`;
     - two loaders: `gallery_loader=1` (or its name) is the gallery, and every other loader is a set of queries;
-    - a flag in the batch: `gallery_flag="is_gallery"`, a boolean for each item.
+    - a flag in the batch: `gallery_flag="is_gallery"`, a boolean for each item;
+    - two encoders: `source=("image_embeds", "text_embeds")`, two keys of the step's output that both hold embeddings. Each
+      side is searched with the other, and logged as `val/image_to_text/recall@1` and `val/text_to_image/recall@1`. Row i of
+      both belong together, unless `labels` says which do: one entry, or one for each side where an image has several texts.
 
-    Labels of shape (items, labels) that hold zeros and ones are multi-label targets: a candidate is relevant if it shares a
-    label, and the metrics of `evaluate_multilabel` are logged (`val/mAP`, `val/map@r`, `val/recall@1`, `val/ndcg@10` and so
-    on). Settings that need one class for each item are then refused. Under DDP every process receives the whole set.
+    Labels of shape (items, labels) that hold zeros and ones are several labels an item: a candidate is relevant if it shares
+    one, and by default the metrics that `evaluate_retrieval` reports of a relevance are logged (`val/mAP`, `val/recall@1`,
+    `val/ndcg@10` and so on). Metrics that need one class for each item are then refused.
 
     One validation runs in this order:
 
@@ -87,17 +90,20 @@ class RetrievalMonitor(EvaluationMonitor):
             `("embeddings", "labels")`), the name of a submodule whose output is the embedding, or a function of
             (outputs, batch) that returns (embeddings, labels); or an `EmbeddingSource`, which several monitors can share.
         labels: Where the labels are in the batch, if the step does not return them: a key, a position, or a function of
-            the batch.
+            the batch. With two encoders also two keys of the step's output or of the batch, one for each side.
         embed: For steps that give no embeddings, how each batch is embedded a second time: the name of a submodule that
             is called with the batch's inputs, or a function of (module, batch) that returns embeddings or (embeddings,
             labels). The module is then in evaluation mode, and random states are restored.
         gallery_loader: Index or name of the loader that holds the gallery.
         gallery_flag: Entry of the step's output or of the batch, or function of (outputs, batch), with a boolean for
             each item: whether it belongs to the gallery.
+        exclude: Entries of the step's output or of the batch, such as `("person", "camera")`: a candidate that equals the
+            query in all of them is ignored, neither hit nor miss.
         ids: Entry of the step's output or of the batch, or function of (outputs, batch), with an integer or a word that
             identifies each item, such as its path. An item that occurs more than once is counted once; items of one id
             that differ in embedding or label are a warning. Needed if your own sampler repeats samples; the samples
-            that Lightning's `DistributedSampler` repeats to give all processes the same number are dropped without ids.
+            that Lightning's `DistributedSampler` repeats to give all processes the same number are dropped without ids. With
+            two encoders also two entries, one for each side: `("image_id", "caption_id")`.
         name: Part of the keys between the stage and the metric, such as `t2i` for `val/t2i/mAP` and `test/t2i/mAP`. Several
             monitors in one Trainer need different names; one of them may have none.
         prog_bar: Show the first of the metrics in the progress bar.
@@ -108,8 +114,8 @@ class RetrievalMonitor(EvaluationMonitor):
         **settings: See `RetrievalSettings`.
 
     Attributes:
-        reports: The latest report of each set, by the suffix of its keys (`""` for a single loader); empty before the
-            first evaluation.
+        reports: The latest report of each set, by the suffix of its keys (`""` for a single loader), after the direction of
+            two encoders (`"image_to_text"`); empty before the first evaluation.
 
     Raises:
         ValueError: If a setting is unknown or out of range, both gallery arguments are given, or `name` is empty.
@@ -131,11 +137,12 @@ class RetrievalMonitor(EvaluationMonitor):
         self,
         *,
         source: Source | EmbeddingSource = STEP_KEYS,
-        labels: LabelSource | None = None,
+        labels: LabelSource | tuple[str, str] | None = None,
         embed: Embed | None = None,
         gallery_loader: int | str | None = None,
         gallery_flag: str | Callable[[Any, Any], Tensor] | None = None,
-        ids: str | Callable[[Any, Any], Any] | None = None,
+        exclude: Entry | Sequence[str] | None = None,
+        ids: Entry | tuple[Entry, Entry] | None = None,
         name: str | None = None,
         prog_bar: bool = True,
         strict: bool | None = None,
@@ -150,19 +157,20 @@ class RetrievalMonitor(EvaluationMonitor):
         self._settings = RetrievalSettings.checked(RetrievalMonitor, settings)
         if name is not None and not name.strip("/"):
             raise ValueError(f"RetrievalMonitor(name={name!r}) names nothing. Leave out name for val/mAP and test/mAP.")
-        self.gallery_loader, self.gallery_flag, self.ids = gallery_loader, gallery_flag, ids
+        self.gallery_loader, self.gallery_flag, self.exclude, self.ids = gallery_loader, gallery_flag, exclude, ids
         self.name, self.prog_bar = name, prog_bar
-        self.reports: dict[str, RetrievalReport | MultilabelReport] = {}
+        self.reports: dict[str, RetrievalReport] = {}
 
     @property
-    def report(self) -> RetrievalReport | MultilabelReport | None:
+    def report(self) -> RetrievalReport | None:
         """The latest report, if there is a single set; for several sets see `reports`."""
         return next(iter(self.reports.values())) if len(self.reports) == 1 else None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
-        self._book = TargetBook(self._settings, self._policy.owner)
-        self._reader.read_labels = self._book.read
+        self._reader.read_labels = self._read_labels
+        self._form = ""  # of the labels so far
+        self._has_sets = self._has_two = False  # items have several labels each; each step gives two embeddings
         self._left_out: set[str] = set()  # keys that the latest report of their set did not have
         super().setup(trainer, pl_module, stage)
         if self.embed is not None:
@@ -174,84 +182,151 @@ class RetrievalMonitor(EvaluationMonitor):
     # ----------------------------------------------------------------------------------------------------------- collecting
 
     def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
-        if self.embed is None:
+        if self.embed is not None:
+            self._reader.dismiss()
+            return self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
+        pair = self._reader.read_pair(outputs, batch, step)
+        if pair is None:
             return super()._embeddings(trainer, outputs, batch, step)
-        self._reader.dismiss()
-        return self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
+        self._has_two = True
+        (one, of_one), (other, of_other) = pair
+        if of_one is None or of_other is None:
+            if len(one) != len(other):
+                raise UsageError(
+                    f"RetrievalMonitor(source={self._reader.source!r}): {step} gave {len(one)} and {len(other)} embeddings. "
+                    "Say which belong together: labels=('image_id', 'image_of_caption'), an entry for each side."
+                )
+            # other numbers than those of all other rows, in every process
+            rows = torch.arange(self._rows, self._rows + len(one), device="cpu")
+            of_one = of_other = Labels(rows * process_count() + all_processes().rank)
+            self._rows += len(one)
+        self._other.append((other, of_other))
+        return one, of_one
+
+    def _read_labels(self, labels: Any, step: str) -> Labels:
+        read = as_labels(labels, "labels", self._policy.owner, sets=True)
+        if len(read):
+            is_set = read.form not in ("words", "integers")
+            if self._form not in ("", read.form) and (is_set or self._has_sets):
+                raise UsageError(
+                    f"{self._policy.owner}: the labels of {step} are {read.form}, those before were {self._form}. Use the "
+                    "same form in all batches."
+                )
+            self._form = read.form
+            if is_set and not self._has_sets:
+                self._settings.without_classes(self._policy.owner)
+                self._has_sets = True
+        return read
 
     def _collect(
         self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
     ) -> None:
         places = torch.arange(first, first + len(labels), device="cpu")
-        of_batch = (outputs, batch, len(labels), self._policy.owner, self._reader.shared.views)
-        names = None if self.ids is None else read_ids(self.ids, *of_batch)
-        flag = None if self.gallery_flag is None else read_flag(self.gallery_flag, *of_batch)
-        for is_gallery in (False,) if flag is None else (False, True):
-            some = slice(None) if flag is None else flag == is_gallery
-            self._stores.setdefault((loader, is_gallery), EmbeddingStore()).append(
-                embeddings[some], labels[some], places[some], None if names is None else names[some]
+        if self._other:
+            self._append((loader, False), embeddings, labels, None, outputs, batch)
+            self._append((loader, True), *self._other.pop(), None, outputs, batch)
+        elif self.gallery_flag is None:
+            self._append((loader, False), embeddings, labels, places, outputs, batch)
+        else:
+            flag = read_flag(
+                self.gallery_flag, outputs, batch, len(labels), self._policy.owner, self._reader.shared.views
             )
+            for is_gallery in (False, True):
+                self._append((loader, is_gallery), embeddings, labels, places, outputs, batch, flag == is_gallery)
         show_batch(trainer, self._prefix(stage_of(trainer)), loader, range(first, first + len(labels)), batch)
 
+    def _append(
+        self, part: tuple[int, bool], embeddings: Tensor, labels: Labels, places: Tensor | None, outputs: Any, batch: Any,
+        some: Any = slice(None),
+    ) -> None:  # fmt: skip
+        """Add some items of a batch to a part; without places they follow those that it has."""
+        where = self.ids[part[1]] if isinstance(self.ids, tuple | list) else self.ids
+        codes = {"ids": where, "exclude": self.exclude}
+        of_batch = outputs, batch, len(labels), self._policy.owner, self._reader.shared.views
+        ids, groups = (None if one is None else read_codes(name, one, *of_batch)[some] for name, one in codes.items())
+        positions = None if places is None else places[some]
+        self._stores.setdefault(part, EmbeddingStore()).append(embeddings[some], labels[some], positions, ids, groups)
+
     def _forget(self) -> None:
+        self._rows = 0  # of two encoders, without labels
+        self._other: list[tuple[Tensor, Labels]] = []  # what a second encoder made of the batch
         self._stores: dict[tuple[int, bool], EmbeddingStore] = {}
         self._shards: dict[tuple[int, bool], Shard] = {}
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
-        self.reports, prefix, gallery = {}, self._prefix(stage), None
+        self.reports, gallery = {}, None
+        # a process without items has seen no labels
+        self._has_sets, self._has_two = map(any, zip(*gather_objects((self._has_sets, self._has_two)), strict=True))
         try:
-            self._book.join(all_processes())
             gallery = _gallery_index(trainer, self.gallery_loader)
         except ValueError as error:
             failed = dict.fromkeys(range(len(suffixes(trainer))), error)
         for loader, suffix in _query_sets(trainer, gallery).items():
-            parts = [(loader, False)]  # queries, and what is searched, if these are two sets
-            if gallery is not None or self.gallery_flag is not None:
-                parts.append((loader, True) if gallery is None else (gallery, False))
-            report, first = None, f"{prefix}/{self._book.metrics[0]}{suffix}"
-            with self._policy.handling(f"{first} and the other values of this set are NaN."):
-                for part, _ in parts:
-                    if part in failed:
-                        raise failed[part]
-                report = self.reports[suffix] = self._evaluate(trainer, f"{prefix}{suffix}", parts)
-            log_of_all(pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
-            if report is not None:
-                show_set(trainer, prefix, suffix, report, [(self._shards[part], part[0]) for part in parts], self._book)
-            self._shards.pop(parts[0], None)  # no other set has these queries: not to be held while it is evaluated
+            queries, searched = (loader, False), (loader, True) if gallery is None else (gallery, False)
+            if self._has_two:
+                one, other = self._directions
+                self._measure_set(trainer, pl_module, f"{stage}/{one}", suffix, [queries, searched], failed)
+                self._measure_set(trainer, pl_module, f"{stage}/{other}", suffix, [searched, queries], failed)
+                self._shards.pop(searched, None)
+            else:
+                parts = [queries] if gallery is None and self.gallery_flag is None else [queries, searched]
+                self._measure_set(trainer, pl_module, stage, suffix, parts, failed)
+            self._shards.pop(queries, None)  # no other set has these queries: not to be held while it is evaluated
 
-    def _evaluate(
-        self, trainer: Trainer, where: str, parts: Sequence[tuple[int, bool]]
-    ) -> RetrievalReport | MultilabelReport:
+    def _measure_set(
+        self, trainer: Trainer, pl_module: LightningModule, where: str, suffix: str, parts: Sequence[tuple[int, bool]],
+        failed: dict[int, Exception],
+    ) -> None:  # fmt: skip
+        """Evaluate a set, log its values, and hand it to the callbacks that draw. Collective."""
+        stage, _, direction = where.partition("/")
+        prefix = "/".join(filter(None, (self._prefix(stage), direction)))
+        report, first = None, f"{prefix}/{self._metrics[0]}{suffix}"
+        with self._policy.handling(f"{first} and the other values of this set are NaN."):
+            for part, _ in parts:
+                if part in failed:
+                    raise failed[part]
+            report = self.reports[direction + suffix] = self._evaluate(trainer, f"{prefix}{suffix}", parts)
+        log_of_all(pl_module, self._values(trainer, prefix, suffix, report), first if self.prog_bar else None)
+        # where an image has several texts, their places are not those of the items of the loader
+        if report is not None and (not direction or report.queries == report.gallery):
+            show_set(trainer, prefix, suffix, report, [(self._shards[part], part[0]) for part in parts])
+
+    def _evaluate(self, trainer: Trainer, where: str, parts: Sequence[tuple[int, bool]]) -> RetrievalReport:
         """Evaluate a set; the report, or the error, is that of every process. Collective."""
         processes = all_processes()
+        groups: dict[str, Any] = {}
         with processes.together(), evaluation_progress(trainer, f"Retrieval of {where}") as progress:
             shards = [self._joined(trainer, part) for part in parts]
-            if self._book.labels is not None:
-                return self._book.evaluate(shards, processes, progress)
+            if self.exclude is not None:
+                nothing = torch.empty(0, dtype=torch.int64, device="cpu")  # of a process without items
+                own = [nothing if shard.groups is None else shard.groups for shard in shards]
+                groups = dict(zip(("query_groups", "gallery_groups"), own, strict=False))
             return evaluate_retrieval(
                 *(part for shard in shards for part in (shard.embeddings, shard.named_labels)),
                 share=Share(processes, *(shard.places for shard in shards)),
                 progress=progress,
+                **groups,
                 **self._settings.arguments(),
             )
 
     def _joined(self, trainer: Trainer, part: tuple[int, bool]) -> Shard:
         """Join the batches of a part, once, and drop them. Collective."""
         if part not in self._shards:
-            length = self._unpadded_length(trainer, part[0], ids=self.ids is not None)
-            shard = self._shards[part] = self._stores.get(part, EmbeddingStore()).shard(dataset_size=length)
+            length, store = self._unpadded_length(trainer, part[0], ids=self.ids is not None), self._stores.get(part)
+            store = EmbeddingStore() if store is None else store
+            if self._has_two and not all(gather_objects(len(store) == self._seen[part[0]])):
+                length = None  # of the items of the loader; ids tell which of these rows come twice
+            shard = self._shards[part] = store.shard(dataset_size=length)
             self._stores.pop(part, None)
             if shard.note is not None:
                 self._policy.warn(f"RetrievalMonitor: {shard.note} (Shown once.)", kind="ids")
         return self._shards[part]
 
-    def _values(
-        self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport | MultilabelReport | None
-    ) -> dict[str, float]:
+    def _values(self, trainer: Trainer, prefix: str, suffix: str, report: RetrievalReport | None) -> dict[str, float]:
         """List what is logged of a set; without a report NaN for all that it had before, or should have."""
-        keys = [f"{prefix}/{name}{suffix}" for name in self._book.metrics]
+        keys = [f"{prefix}/{name}{suffix}" for name in self._metrics]
         unmatched = f"{prefix}/{UNMATCHED}{suffix}"
         if report is None:
             return dict.fromkeys([key for key in (*keys, unmatched) if key not in self._left_out], math.nan)
@@ -270,11 +345,24 @@ class RetrievalMonitor(EvaluationMonitor):
         if trainer.sanity_checking:
             _gallery_index(trainer, self.gallery_loader)
 
+    @property
+    def _metrics(self) -> Sequence[str]:
+        """The keys of the metrics, also where nothing could be computed."""
+        return self._settings.without_classes(self._policy.owner).keys() if self._has_sets else self._settings.keys()
+
+    @property
+    def _directions(self) -> tuple[str, str]:
+        """Name both directions of two encoders, `image_to_text` for `("image_embeds", "text_embeds")`."""
+        keys = self._reader.source if isinstance(self._reader.source, tuple) else STEP_KEYS
+        one, other = (re.sub(r"_(emb|embeds?|embeddings?|features?)$", "", key) for key in keys)
+        return f"{one}_to_{other}", f"{other}_to_{one}"
+
     def _keys(self, trainer: Trainer) -> set[str]:
         gallery = None if self.gallery_loader is None else loader_index(trainer, self.gallery_loader)
         sets = _query_sets(trainer, gallery).values()
-        names = {*self._settings.keys(), *target_metrics(self._settings), UNMATCHED}
-        return {f"{self._prefix('val')}/{name}{suffix}" for name in names for suffix in sets}
+        names = {*self._metrics, UNMATCHED}
+        ways = [""] if not self._has_two else [f"/{direction}" for direction in self._directions]
+        return {f"{self._prefix('val')}{way}/{name}{suffix}" for way in ways for name in names for suffix in sets}
 
 
 def _gallery_index(trainer: Trainer, gallery: int | str | None) -> int | None:

@@ -13,7 +13,7 @@ from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
 from fewshot_callbacks.functional._labels import as_labels
-from fewshot_callbacks.functional.retrieval import MultilabelReport, RetrievalReport
+from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.statistics import class_means
 from fewshot_callbacks.plots.operating_marks import operating_marks
 from fewshot_callbacks.plots.scores import (
@@ -153,7 +153,7 @@ class ScorePlots(PictureCallback):
         return [Confusion(name(one), name(other), count) for (one, other), count in pairs.items()]
 
 
-def _recalls(report: RetrievalReport | MultilabelReport) -> dict[str, dict[int, float]]:
+def _recalls(report: RetrievalReport) -> dict[str, dict[int, float]]:
     """Collect recall@k of every kind that the report has."""
     series = {"recall@k": report.at("recall@{k}"), "share of relevant items found": report.at("ir_recall@{k}")}
     if isinstance(report, RetrievalReport):

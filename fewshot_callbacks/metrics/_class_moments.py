@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from fewshot_callbacks.functional._labels import merged_books
+from fewshot_callbacks.functional._labels import Labels, merged_books
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments, unit_rows
 from fewshot_callbacks.metrics._sync import gather_tensors
 from fewshot_callbacks.metrics._words import (
@@ -68,7 +68,7 @@ class ClassMomentsMetric(Metric):
             return
         book = words_held(self.words)
         if self.counts:
-            refuse_another_form(f"{call}.update", book is not None, read)
+            refuse_another_form(f"{call}.update", Labels(read.codes, book).form, read)
             refuse_another_dim(f"{call}.update", self.origins[0].shape[1], embeddings)
         items = embeddings
         if self.normalize:

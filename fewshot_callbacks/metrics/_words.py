@@ -28,8 +28,8 @@ def words_held(states: Sequence[Tensor] | Tensor) -> CodeBook | None:
     return book_of((word for line in lines for word in json.loads(line)), "words_held")
 
 
-def read_batch(embeddings: Any, labels: Any, call: str) -> tuple[Tensor, Labels]:
-    """Read a batch as (items, dim) embeddings and one label for each, on the devices where they are.
+def read_batch(embeddings: Any, labels: Any, call: str, *, sets: bool = False) -> tuple[Tensor, Labels]:
+    """Read a batch as (items, dim) embeddings and one label for each, on the devices where they are; see `as_labels`.
 
     Raises:
         ValueError: If shapes or types do not fit.
@@ -40,19 +40,18 @@ def read_batch(embeddings: Any, labels: Any, call: str) -> tuple[Tensor, Labels]
             f"{call} needs embeddings of shape (items, dim); got shape {tuple(embeddings.shape)}. Flatten what belongs to "
             "one item: embeddings.flatten(1)."
         )
-    return embeddings, labels_of_each(labels, len(embeddings), "labels", "embeddings", call)
+    return embeddings, labels_of_each(labels, len(embeddings), "labels", "embeddings", call, sets=sets)
 
 
-def refuse_another_form(call: str, are_words: bool, labels: Labels) -> None:
-    """Refuse a batch of integers where words were given before, or the other way round.
+def refuse_another_form(call: str, form: str, labels: Labels) -> None:
+    """Refuse a batch of integers where words were given before, zeros and ones of other labels, and so on.
 
     Raises:
         ValueError: With both forms.
     """
-    if len(labels) and are_words != (labels.words is not None):
-        before, now = ("words", "integers") if are_words else ("integers", "words")
+    if len(labels) and form != labels.form:
         raise ValueError(
-            f"{call}: the labels so far are {before}, those of this batch {now}. Pass the same kind in every batch."
+            f"{call}: the labels so far are {form}, those of this batch {labels.form}. Pass the same kind in every batch."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ class _Batch:
     labels: Tensor  # (items,)
     positions: Tensor  # (items,) place of each item in this rank's pass over the data
     ids: Tensor | None  # (items,) numbers that identify items
+    groups: Tensor | None  # (items,) numbers; items of one number are no candidates for each other
 
 
 class Shard(NamedTuple):
@@ -48,6 +49,8 @@ class Shard(NamedTuple):
     """index of each item in the pass of all processes over their data, in which dropped items count, too"""
     note: str | None = None
     """what is wrong with the ids, where items were dropped that are not the one that was kept"""
+    groups: Int[Tensor, "items"] | None = None
+    """group of each item; None if none were given"""
 
     @property
     def named_labels(self) -> Labels:
@@ -64,6 +67,7 @@ class Shard(NamedTuple):
         mine = torch.isin(self.places, some)
         places = torch.searchsorted(some, self.places[mine])
         held = {name: getattr(self, name)[mine] for name in ("embeddings", "labels", "positions")}
+        held["groups"] = None if self.groups is None else self.groups[mine]
         return self._replace(places=places, **held)
 
 
@@ -96,6 +100,7 @@ class EmbeddingStore:
         self._items = 0
         self._dim: int | None = None
         self._words: CodeBook | None = None
+        self._form = ""
 
     def __len__(self) -> int:
         """Return the number of items that this process holds."""
@@ -108,24 +113,26 @@ class EmbeddingStore:
         labels: Any,
         positions: Tensor | None = None,
         ids: Any | None = None,
+        groups: Any | None = None,
     ) -> None:
         """Copy one batch to the CPU.
 
         Args:
             embeddings: (items, dim), any floating dtype, any device.
-            labels: (items,), integers or words, any device.
+            labels: (items,) integers or words, or (items, labels) zeros and ones, any device.
             positions: (items,) index of each item in this process's pass over its data; by default the next ones.
                 Needed only if the items of one loader go to two stores.
             ids: (items,) integers or words that identify each item, so that repeated items can be dropped.
+            groups: (items,) integers or words; items of one group are no candidates for each other.
 
         Raises:
             ValueError: If the shapes do not fit each other or earlier batches, labels are neither integers nor words,
                 or words and integers are mixed.
         """
         call = "EmbeddingStore"
-        embeddings, read = read_batch(embeddings, labels, call)
+        embeddings, read = read_batch(embeddings, labels, call, sets=True)
         if self._items:
-            refuse_another_form(f"{call}.append", self._words is not None, read)
+            refuse_another_form(f"{call}.append", self._form, read)
         if self._dim is not None:
             refuse_another_dim(f"{call}.append", self._dim, embeddings)
         self._settle(keep=1)
@@ -142,8 +149,9 @@ class EmbeddingStore:
             labels=_to_host(read.codes),
             positions=positions.to("cpu", copy=True),
             ids=None if ids is None else id_numbers(ids, len(embeddings)),
+            groups=None if groups is None else id_numbers(groups, len(embeddings), call, "groups"),
         )
-        self._words = merged_books((self._words, read.words), call)
+        self._words, self._form = merged_books((self._words, read.words), call), read.form if len(read) else self._form
         self._dim = embeddings.shape[1]
         self._items += len(embeddings)
         if on_cuda:
@@ -158,7 +166,7 @@ class EmbeddingStore:
         while len(self._arriving) > keep:
             arrived, batch = self._arriving.pop(0)
             arrived.synchronize()
-            self._batches.append(_Batch(batch.embeddings.clone(), batch.labels.clone(), batch.positions, batch.ids))
+            self._batches.append(replace(batch, embeddings=batch.embeddings.clone(), labels=batch.labels.clone()))
 
     @default_mode()
     def shard(self, dataset_size: int | None = None) -> Shard:
@@ -180,8 +188,8 @@ class EmbeddingStore:
         positions = torch.cat([batch.positions for batch in self._batches] or [nothing])
         processes = all_processes()
         places = positions * processes.count + processes.rank
-        given = [batch.ids for batch in self._batches if batch.ids is not None]
-        ids = torch.cat(given) if given and len(given) == len(self._batches) else None
+        ids = _of_each([batch.ids for batch in self._batches])
+        groups = _of_each([batch.groups for batch in self._batches])
         items = sum(processes.gather(len(places)))
         stays = torch.ones(len(places), dtype=torch.bool)
         if dataset_size is not None:
@@ -200,7 +208,9 @@ class EmbeddingStore:
         left = torch.cat([part for part, *_ in everyone]).sort().values
         if not bool(stays.all()):
             embeddings, labels, places = embeddings[stays], labels[stays], places[stays]
-        return Shard(embeddings, labels, torch.searchsorted(left, places), items - len(left), self._words, places, note)
+            groups = None if groups is None else groups[stays]
+        index = torch.searchsorted(left, places)
+        return Shard(embeddings, labels, index, items - len(left), self._words, places, note, groups)
 
     @default_mode()
     def gather(self, dataset_size: int | None = None) -> tuple[Tensor, Tensor]:
@@ -218,14 +228,15 @@ class EmbeddingStore:
             return mine.embeddings, mine.named_labels.numbered()[0]
         shards = gather_objects(mine)
         labels = numbered("EmbeddingStore", {f"labels of process {i}": s.named_labels for i, s in enumerate(shards)})[0]
-        return in_order(shards, labels)
+        order = torch.cat([shard.places for shard in shards]).argsort()
+        filled = [shard.embeddings for shard in shards if len(shard.embeddings)] or [shards[0].embeddings]
+        return torch.cat(filled)[order], torch.cat(labels)[order]
 
 
-def in_order(shards: Sequence[Shard], labels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Join the embeddings of all shards and their labels, in the order of the data set."""
-    order = torch.cat([shard.places for shard in shards]).argsort()
-    filled = [shard.embeddings for shard in shards if len(shard.embeddings)] or [shards[0].embeddings]
-    return torch.cat(filled)[order], torch.cat(list(labels))[order]
+def _of_each(batches: Sequence[Tensor | None]) -> Tensor | None:
+    """Join what each batch has; None where some have nothing."""
+    given = [batch for batch in batches if batch is not None]
+    return torch.cat(given) if given and len(given) == len(batches) else None
 
 
 class _Named(NamedTuple):
@@ -279,11 +290,11 @@ def first_of_each(ids: Int[Tensor, "items"]) -> Int[Tensor, "different"]:
     return number_distinct(ids)[1].sort().values
 
 
-def id_numbers(ids: Any, items: int, call: str = "EmbeddingStore") -> Int[Tensor, "items"]:
+def id_numbers(ids: Any, items: int, call: str = "EmbeddingStore", name: str = "ids") -> Int[Tensor, "items"]:
     """Ids as integers; what else is in a list, such as a path, counts as the word that it is printed as."""
     if isinstance(ids, list | tuple) and any(not isinstance(name, int | Tensor) for name in ids):
         ids = list(map(str, ids))
-    return check_labels(ids, items, "ids", "embeddings", call).clone()
+    return check_labels(ids, items, name, "embeddings", call).clone()
 
 
 def _to_host(tensor: Tensor) -> Tensor:

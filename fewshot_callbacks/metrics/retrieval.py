@@ -6,13 +6,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from fewshot_callbacks._extras import needs
-from fewshot_callbacks.functional._labels import Labels
+from fewshot_callbacks.functional._labels import Labels, word_code
 from fewshot_callbacks.functional.retrieval import (
+    Relevance,
     RetrievalOptions,
     RetrievalReport,
     RetrievalSettings,
@@ -20,6 +22,7 @@ from fewshot_callbacks.functional.retrieval import (
     evaluate_retrieval,
     shows_settings,
 )
+from fewshot_callbacks.functional.retrieval.relevance import read_judgements
 from fewshot_callbacks.metrics._sync import gather_tensors
 from fewshot_callbacks.metrics._words import (
     as_state,
@@ -30,6 +33,9 @@ from fewshot_callbacks.metrics._words import (
     words_held,
 )
 from fewshot_callbacks.metrics.embedding_store import first_of_each, id_numbers, note_on_ids, sketches
+
+# States that are there only if they were given.
+OPTIONAL = ("is_gallery", "groups")
 
 
 class MetricOptions(TypedDict, total=False):
@@ -50,15 +56,16 @@ class EvaluationOptions(RetrievalOptions, MetricOptions, total=False):
 
 @shows_settings()
 class RetrievalEvaluation(Metric):
-    """Collects embeddings over batches, and evaluates them leave-one-out in `compute`.
+    """Collects embeddings over batches, and evaluates them in `compute`: leave-one-out, or queries and a gallery.
 
-    It is meant for modules that hold their own metrics; with a Trainer, `RetrievalMonitor` needs less code. Its result is a
-    dictionary, so log it with `self.log_dict(metric.compute())` and then call `metric.reset()`; `self.log` takes only
-    metrics of a single value. Embeddings are kept on the CPU in the dtype of the model. For queries and a gallery, groups or
-    multi-label targets collect the embeddings yourself and call `evaluate_retrieval` or `evaluate_multilabel`. The keywords
-    of `torchmetrics.Metric`, such as `sync_on_compute`, are accepted, too.
+    It is meant for modules that hold their own metrics, for Fabric and for plain loops; with a Trainer, `RetrievalMonitor`
+    needs less code. Its result is a dictionary, so log it with `self.log_dict(metric.compute())` and then call
+    `metric.reset()`; `self.log` takes only metrics of a single value. Embeddings are kept on the CPU in the dtype of the
+    model. The keywords of `torchmetrics.Metric`, such as `sync_on_compute`, are accepted, too.
 
     Args:
+        judgements: Who is relevant in place of labels, as `Relevance.from_judgements` takes it; `update` is then given the
+            ids of the items.
         **settings: See `RetrievalSettings`.
 
     Raises:
@@ -82,44 +89,78 @@ class RetrievalEvaluation(Metric):
     labels: list[Tensor]
     ids: list[Tensor]
     words: list[Tensor]
+    is_gallery: list[Tensor]
+    groups: list[Tensor]
 
-    def __init__(self, **settings: Unpack[EvaluationOptions]) -> None:
+    def __init__(self, *, judgements: Any | None = None, **settings: Unpack[EvaluationOptions]) -> None:
         options: dict[str, Any] = {"compute_on_cpu": True, "dist_sync_fn": gather_tensors}
         options |= {name: value for name, value in settings.items() if name in get_type_hints(MetricOptions)}
         super().__init__(**options)
         own = {name: value for name, value in settings.items() if name not in options}
         RetrievalSettings.checked(RetrievalEvaluation, own)
         self.settings = cast(RetrievalOptions, own)
+        self.judged = None if judgements is None else read_judgements("RetrievalEvaluation", judgements)
         self.report: RetrievalReport | None = None
         """the report of the last `compute`; None before the first"""
-        for name in ("embeddings", "labels", "ids", "words"):
+        for name in ("embeddings", "labels", "ids", "words", *OPTIONAL):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
-    def update(self, embeddings: Any, labels: Any, ids: Any | None = None) -> None:
+    def update(
+        self,
+        embeddings: Any,
+        labels: Any | None = None,
+        ids: Any | None = None,
+        *,
+        is_gallery: Any | None = None,
+        groups: Any | None = None,
+    ) -> None:
         """Add a batch.
 
         Args:
             embeddings: (items, dim), any floating dtype.
-            labels: (items,) integers or words.
-            ids: (items,) integers or words that identify each item. Only the first item of each id is counted, with a
-                warning in `compute` if others of this id differ from it in embedding or label. Needed
+            labels: (items,) integers or words, or (items, labels) zeros and ones; None with judgements.
+            ids: (items,) integers or words that identify each item. Only the first query and the first gallery item of each
+                id is counted, with a warning in `compute` if others of this id differ from it in embedding or label. Needed
                 under a `DistributedSampler`, which repeats items to give all processes the same number; a metric cannot
-                see which.
+                see which. Without judgements, a query is no candidate for itself: a gallery item of its id is left out.
+            is_gallery: Whether the items belong to the gallery, (items,) booleans or one for the batch; by default each item
+                is a query against all others.
+            groups: (items,) integers or words; items of a query's own group are left out of its ranking.
 
         Raises:
-            ValueError: If shapes or types do not fit each other or earlier batches, or only some batches have ids.
+            ValueError: If shapes or types do not fit each other or earlier batches, or only some batches have ids, groups or
+                `is_gallery`.
         """
         call = "RetrievalEvaluation"
-        embeddings, read = read_batch(embeddings, labels, call)
-        if self.labels:
-            refuse_another_form(f"{call}.update", bool(self.words), read)
-            refuse_another_dim(f"{call}.update", self.embeddings[0].shape[1], embeddings)
-        if self.labels and bool(self.ids) != (ids is not None):
+        if (labels is None) != (self.judged is not None):
+            fact = "neither labels nor judgements say" if labels is None else "labels and judgements both say"
             raise ValueError(
-                "RetrievalEvaluation.update: some batches have ids, others none. Pass them with each batch."
+                f"{call}.update: {fact} who is relevant. Pass labels here, or RetrievalEvaluation(judgements=...) and ids."
             )
-        if ids is not None:
-            self.ids.append(id_numbers(ids, len(embeddings), call))
+        if self.judged is not None and ids is None:
+            raise ValueError(f"{call}.update: judgements name items by their ids. Pass the ids of the items.")
+        items = len(embeddings) if hasattr(embeddings, "__len__") else 0
+        embeddings, read = read_batch(embeddings, [0] * items if labels is None else labels, call, sets=True)
+        optional = {"ids": ids, "is_gallery": is_gallery, "groups": groups}
+        if self.labels:
+            refuse_another_form(f"{call}.update", Labels(read.codes, words_held(self.words)).form, read)
+            refuse_another_dim(f"{call}.update", self.embeddings[0].shape[1], embeddings)
+            for name, value in optional.items():
+                if bool(getattr(self, name)) != (value is not None):
+                    raise ValueError(
+                        f"{call}.update: some batches have {name}, others none. Pass them with each batch."
+                    )
+        for name in ("ids", "groups"):
+            if optional[name] is not None:
+                getattr(self, name).append(id_numbers(optional[name], len(embeddings), call, name))
+        if is_gallery is not None:
+            flag = torch.as_tensor(is_gallery, device="cpu")
+            if flag.dtype != torch.bool or flag.shape not in ((), (len(embeddings),)):
+                raise ValueError(
+                    f"{call}.update: is_gallery of shape {tuple(flag.shape)} and type {flag.dtype} must be one boolean, or "
+                    f"one for each of the {len(embeddings)} embeddings."
+                )
+            self.is_gallery.append(flag.expand(len(embeddings)).clone())
         if read.words is not None:
             self.words.append(as_state(read.words))
         self.labels.append(read.codes.to("cpu", copy=True))
@@ -131,26 +172,48 @@ class RetrievalEvaluation(Metric):
         Raises:
             ValueError: As `evaluate_retrieval` does, for instance when nothing was collected.
         """
-        embeddings, labels, ids = (
-            state if isinstance(state, Tensor) else torch.cat(state) if state else torch.empty(0, 0)
-            for state in (self.embeddings, self.labels, self.ids)
-        )
-        if len(embeddings) == 0:
+        states = {
+            name: state if isinstance(state, Tensor) else torch.cat(state) if state else torch.empty(0, 0)
+            for name in ("embeddings", "labels", "ids", *OPTIONAL)
+            for state in [getattr(self, name)]
+        }
+        items = len(states["embeddings"])
+        if items == 0:
             raise ValueError("RetrievalEvaluation.compute: no batch was added. Call update(embeddings, labels) first.")
-        if len(ids) == len(labels):
-            note = note_on_ids(ids.cpu(), labels.cpu(), sketches(embeddings.cpu()))
-            if note is not None:
-                warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=2)
-            first = first_of_each(ids)
-            embeddings, labels = embeddings[first], labels[first]
+        rows, in_gallery = torch.arange(items), states["is_gallery"].cpu().bool()
+        parts = [rows] if len(in_gallery) != items else [rows[~in_gallery], rows[in_gallery]]
+        if len(states["ids"]) == items:
+            parts = [part[self._kept(states, part)] for part in parts]
         book = words_held(self.words)
         if book is not None:
-            refuse_other_codes("RetrievalEvaluation.compute", labels, book)
-        self.report = evaluate_retrieval(embeddings, Labels(labels, book), **self.settings)
+            refuse_other_codes("RetrievalEvaluation.compute", states["labels"], book)
+        arguments: dict[str, Any] = {}
+        for part, name, side in zip(parts, ("embeddings", "gallery"), ("query", "gallery"), strict=False):
+            arguments[name] = states["embeddings"][part]
+            if self.judged is None:
+                arguments["labels" if side == "query" else "gallery_labels"] = Labels(states["labels"][part], book)
+            if len(states["groups"]) == items:
+                arguments[f"{side}_groups"] = states["groups"][part]
+            if len(states["ids"]) == items and len(parts) == 2 and self.judged is None:
+                arguments[f"{side}_ids"] = states["ids"][part]
+        if self.judged is not None:
+            # the ids as the judgements write them, so that messages do
+            known = {code: name for side in self.judged[:2] for name, code in zip(side, _codes(side), strict=True)}
+            names = [[known.get(code, code) for code in states["ids"][part].tolist()] for part in parts]
+            arguments["relevance"] = Relevance.from_judgements(self.judged, *names)
+        self.report = evaluate_retrieval(**arguments, **self.settings)
         return {
             name: torch.tensor(value, dtype=torch.float64, device="cpu")
             for name, value in self.report.metrics().items()
         }
+
+    def _kept(self, states: Mapping[str, Tensor], part: Tensor) -> Tensor:
+        """Find the first item of each id, and warn of others that are no repetitions."""
+        ids, labels, embeddings = (states[name][part].cpu() for name in ("ids", "labels", "embeddings"))
+        note = note_on_ids(ids, labels, sketches(embeddings))
+        if note is not None:
+            warnings.warn(f"RetrievalEvaluation: {note}", stacklevel=3)
+        return first_of_each(ids)
 
     def plot(
         self, val: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None, ax: Any | None = None
@@ -179,6 +242,11 @@ class RetrievalEvaluation(Metric):
         axes.set_xlim(0, 1.12)  # room for the number beside a bar of length 1
         axes.set_title(type(self).__name__)
         return figure, axes
+
+
+def _codes(ids: Sequence[Any]) -> list[int]:
+    """Return the numbers that ids of judgements have where they are given to `update`."""
+    return [int(one) if isinstance(one, int | np.integer) else word_code(str(one)) for one in ids]
 
 
 def _without_threshold(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

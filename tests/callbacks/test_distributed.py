@@ -12,7 +12,6 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.functional import (
     class_subset,
     discriminant_ratio,
-    evaluate_multilabel,
     evaluate_retrieval,
     generalization_gap,
 )
@@ -78,7 +77,7 @@ def test_several_processes_give_what_one_gives(several: list[dict[str, Any]]) ->
 @pytest.mark.parametrize("name", ["targets", "targets, gallery"])
 def test_multi_label_targets(several: list[dict[str, Any]], name: str) -> None:
     sets = [tagged(ITEMS)] if name == "targets" else [tagged(5), tagged(ITEMS, seed=1)]
-    report = evaluate_multilabel(*(tensor for data in sets for tensor in data.tensors))
+    report = evaluate_retrieval(*(tensor for data in sets for tensor in data.tensors))
     expected = report.metrics() | {"queries_without_match": report.queries_without_match}
     for seen in several:
         assert values_of(seen[name]) == pytest.approx({f"val/{k}": v for k, v in expected.items()}, rel=1e-6)

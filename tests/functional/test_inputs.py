@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fewshot_callbacks.functional import evaluate_multilabel, evaluate_retrieval, grouped_recall
+from fewshot_callbacks.functional import evaluate_retrieval, grouped_recall
 from fewshot_callbacks.functional._inputs import non_finite_rows
 
 CALLS = {
@@ -55,8 +55,8 @@ def test_the_proposed_mend_works():
 
 def test_masked_targets_are_refused():
     targets = np.ma.masked_array(np.eye(3, dtype=int)[[0, 0, 1]], mask=np.eye(3, dtype=bool))
-    with pytest.raises(ValueError, match=r"^evaluate_multilabel: targets is a masked array with 3 masked values"):
-        evaluate_multilabel(torch.eye(3), targets)
+    with pytest.raises(ValueError, match=r"^evaluate_retrieval: labels is a masked array with 3 masked values"):
+        evaluate_retrieval(torch.eye(3), targets)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

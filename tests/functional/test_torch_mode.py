@@ -16,7 +16,6 @@ from fewshot_callbacks.functional import (
     clustered_mean_interval,
     compare_reports,
     discriminant_ratio,
-    evaluate_multilabel,
     evaluate_retrieval,
     generalization_gap,
     grouped_recall,
@@ -92,8 +91,8 @@ CALLS = {
     "of codes": lambda: evaluate_retrieval(
         CODES, LABELS, similarity="hamming", metrics=(*DEFAULT_METRICS, "auc_pr"), label_groups=5
     ),
-    "evaluate_multilabel": lambda: evaluate_multilabel(EMBEDDINGS, TARGETS, metrics=("mAP", "ndcg@5")),
-    "multilabel, codes": lambda: evaluate_multilabel(CODES, TARGETS, CODES, TARGETS, similarity="hamming"),
+    "label sets": lambda: evaluate_retrieval(EMBEDDINGS, TARGETS, metrics=("mAP", "ndcg@5")),
+    "label sets, codes": lambda: evaluate_retrieval(CODES, TARGETS, CODES, TARGETS, similarity="hamming"),
     "grouped_recall": lambda: grouped_recall(EMBEDDINGS, LABELS, label_groups=5, repeats=2),
     "grouped_recall, groups": lambda: grouped_recall(EMBEDDINGS, WORDS, label_groups=[WORDS[:5], WORDS[5:10]]),
     "generalization_gap": lambda: generalization_gap(FIRST, SECOND),
@@ -163,7 +162,7 @@ import sys
 import torch
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.functional import evaluate_multilabel, evaluate_retrieval, grouped_recall, near_duplicates, nearest
+from fewshot_callbacks.functional import evaluate_retrieval, grouped_recall, near_duplicates, nearest
 
 plain, similarity = sys.argv[1:]
 labels = torch.arange(40) % 10
@@ -187,7 +186,7 @@ def results():
         yield found.indices.tolist(), found.scores.tolist()
         yield near_duplicates(items, similarity=similarity, min_score=-0.1 if similarity == "euclidean" else 0.1).total
         targets = torch.nn.functional.one_hot(labels)
-        yield evaluate_multilabel(items, targets, similarity=similarity).metrics()
+        yield evaluate_retrieval(items, targets, similarity=similarity).metrics()
 
 
 with engine_options(plain=plain == "plain"):

@@ -138,7 +138,7 @@ class Relevance:
             Relevance(2 queries, 3 gallery items, 2 relevant pairs, 0 ignored)
         """
         call, one_set = "Relevance.from_judgements", gallery_ids is None
-        rows, columns, grades = _judged(call, judgements)
+        rows, columns, grades = read_judgements(call, judgements)
         items = query_ids if gallery_ids is None else gallery_ids
         of_query, of_item = _places(call, "query_ids", query_ids, rows), _places(call, "gallery_ids", items, columns)
         left_out = _unknown(call, unknown, (("query", rows, of_query), ("item", columns, of_item)))
@@ -305,7 +305,7 @@ def _graded(call: str, grades: Float[np.ndarray, "pairs"], least: float = math.u
     return grades
 
 
-def _judged(call: str, judgements: Any) -> tuple[list[Any], list[Any], Float[np.ndarray, "pairs"]]:
+def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], Float[np.ndarray, "pairs"]]:
     """Return queries, items and grades of all judgements."""
     if not isinstance(judgements, Mapping):
         sides = [list(np.asarray(side).tolist()) for side in judgements]

@@ -1,7 +1,6 @@
-"""Metrics of items with several labels against all orders written out."""
+"""Metrics of items with several labels each against all orders written out."""
 
 import itertools
-import json
 import math
 import re
 from fractions import Fraction
@@ -12,7 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional import evaluate_multilabel, evaluate_retrieval
+from fewshot_callbacks.functional import evaluate_retrieval
 
 
 def orders(scores, grades):
@@ -131,17 +130,10 @@ def test_values_are_those_of_all_orders_written_out(case):
         wanted.append(by_loops(scores, grades, case["ties"]))
 
     def evaluate():
-        return evaluate_multilabel(
-            queries,
-            targets,
-            *(other or ()),
-            **case,
-            **codes,
-            metrics=ASKED,
-        )
+        return evaluate_retrieval(queries, targets, *(other or ()), **case, **codes, metrics=ASKED)
 
     if not any(wanted):
-        with pytest.raises(ValueError, match=f"none of the {len(queries)} queries shares a label with"):
+        with pytest.raises(ValueError, match=f"none of the {len(queries)} queries has a relevant candidate"):
             evaluate()
         return
     report = evaluate()
@@ -188,7 +180,7 @@ def test_of_one_label_each_it_is_the_ordinary_evaluation(similarity, sets):
         of_labels, of_targets = ((codes[:30], y[:30], codes[30:], y[30:]) for y in (labels, one_hot))
     one = evaluate_retrieval(*of_labels, label_groups=None, **settings)
     for memory_mb in (512, 0.02):  # many blocks
-        several = evaluate_multilabel(*of_targets, memory_mb=memory_mb, **settings)
+        several = evaluate_retrieval(*of_targets, memory_mb=memory_mb, **settings)
         assert several.values.keys() == one.values.keys()
         for name, value in several.values.items():
             assert value == pytest.approx(one[name], abs=1e-12), name
@@ -203,18 +195,8 @@ def test_of_one_label_each_it_is_the_ordinary_evaluation(similarity, sets):
 def test_a_linear_gain_is_in_the_name_and_of_one_label_each_the_same():
     embeddings, labels = torch.randn(40, 4), torch.arange(40) % 4
     one_hot = torch.nn.functional.one_hot(labels)
-    report = evaluate_multilabel(embeddings, one_hot, metrics=("mAP", "ndcg@5_linear"))
-    assert report["ndcg@5_linear"] == evaluate_multilabel(embeddings, one_hot, metrics=("mAP", "ndcg@5"))["ndcg@5"]
-
-
-def test_the_report_as_json():
-    targets = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 1]])
-    report = evaluate_multilabel(torch.eye(3), targets, metrics=("mAP", "ndcg@2"))
-    written = json.loads(json.dumps(report.to_dict()))
-    assert written["metrics"] == pytest.approx(report.metrics())
-    assert written["intervals"].keys() == report.metrics().keys()
-    assert written["notes"] == list(report.messages)
-    assert report.notes[0] == "1 of 3 queries have no match and are left out of every mean."
+    report = evaluate_retrieval(embeddings, one_hot, metrics=("mAP", "ndcg@5_linear"))
+    assert report["ndcg@5_linear"] == evaluate_retrieval(embeddings, one_hot, metrics=("mAP", "ndcg@5"))["ndcg@5"]
 
 
 def test_half_of_the_vectors_in_another_precision():
@@ -222,53 +204,34 @@ def test_half_of_the_vectors_in_another_precision():
         torch.randn(20, 4).half(),
         torch.randint(0, 2, (20, 3), generator=torch.Generator().manual_seed(0)),
     )
-    wanted = evaluate_multilabel(embeddings[:10].double(), targets[:10], embeddings[10:].double(), targets[10:])
-    assert evaluate_multilabel(embeddings[:10], targets[:10], embeddings[10:].double(), targets[10:]) == wanted
+    wanted = evaluate_retrieval(embeddings[:10].double(), targets[:10], embeddings[10:].double(), targets[10:])
+    assert evaluate_retrieval(embeddings[:10], targets[:10], embeddings[10:].double(), targets[10:]) == wanted
 
 
 def test_nobody_shares_a_label():
-    with pytest.raises(ValueError, match=r"none of the 3 queries shares a label with another item .*0 of 3 labels"):
-        evaluate_multilabel(torch.randn(3, 2), torch.eye(3))
-    with pytest.raises(
-        ValueError, match=r"that ids or groups do not exclude \(1 of 1 labels .* a group is not a whole class"
-    ):
-        evaluate_multilabel(torch.randn(3, 2), torch.ones(3, 1), query_groups=torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"none of the 3 queries has a relevant candidate.*what ids, groups"):
+        evaluate_retrieval(torch.randn(3, 2), torch.eye(3))
 
 
-def test_progress_ends_with_all_pairs():
-    seen = []
-    evaluate_multilabel(torch.randn(9, 2), torch.ones(9, 1), memory_mb=0.002, progress=lambda *now: seen.append(now))
-    assert seen[-1] == (81, 81)
-    assert len(seen) > 1
-
-
-GOOD = {"embeddings": torch.ones(3, 2), "targets": torch.ones(3, 2)}
+GOOD = {"embeddings": torch.ones(3, 2), "labels": torch.ones(3, 2)}
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"targets": torch.ones(3)}, "targets have shape (3,); expected one row of zeros and ones for each of the 3 items"),
-        ({"targets": torch.ones(2, 2)}, "targets have shape (2, 2)"),
-        ({"targets": 2 * torch.ones(3, 2)}, "targets must hold only zeros and ones"),
-        ({"gallery": torch.ones(3, 2)}, "gallery and gallery_targets belong together"),
-        ({"gallery": torch.ones(1, 4), "gallery_targets": torch.ones(1, 2)}, "of 2 components cannot be compared"),
-        ({"gallery": torch.ones(1, 2), "gallery_targets": torch.ones(1, 3)}, "targets have 2 labels, gallery_targets 3"),
-        ({"metrics": ("ndcg@0",)}, "evaluate_multilabel: there is no metric 'ndcg@0'; did you mean 'ndcg@1'?"),
-        ({"metrics": ("map@3_k",)}, "there is no metric 'map@3_k'; did you mean 'map@3_min'?"),
-        ({"metrics": ("mAP", "f1", "macro_mAP")}, "f1, macro_mAP cannot be computed for items with several labels each"),
-        ({"ndcg_gain": "linear"}, "ndcg_gain is gone. Write metrics=('ndcg@10_linear', ...)."),
-        ({"query_ids": torch.arange(3)}, "ids are for two sets"),
-        ({"query_groups": torch.arange(2)}, "3 query items, but 2 query_groups"),
-        ({"similarity": "hamming", "embeddings": torch.tensor([[0.5, 1.0]] * 3)}, "binary codes hold -1 and +1, or 0 and 1"),
-        ({"embeddings": torch.full((3, 2), math.nan)}, "3 of 3 rows of embeddings hold NaN or Inf"),
-        ({"memory_mb": 0}, "memory_mb=0 must be positive"),
-        ({"confidence": 1.0}, "confidence=1.0"),
+        ({"labels": torch.ones(2, 2)}, "3 embeddings, but 2 labels"),
+        ({"labels": 2 * torch.ones(3, 2)}, "labels have shape (3, 2), and 6 entries are neither 0 nor 1. Entry (i, j) is 1"),
+        ({"gallery": torch.ones(1, 2), "gallery_labels": torch.ones(1, 3)},
+         "some items have zeros and ones of 2 labels, others zeros and ones of 3 labels"),
+        ({"gallery": torch.ones(1, 2), "gallery_labels": ["owl"]}, "some items have one label, others zeros and ones of 2"),
+        ({"metrics": ("mAP", "macro_mAP", "grouped_recall@1", "prototype_accuracy")},
+         "macro_mAP, grouped_recall@1, prototype_accuracy cannot be computed where items have several labels each"),
+        ({"label_groups": [[0, 1], [2, 3]]}, "label_groups cannot be computed"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused(change, words, as_users_run_it):
     with pytest.raises(ValueError, match=re.escape(words)):
-        evaluate_multilabel(**(GOOD | change))
+        evaluate_retrieval(**(GOOD | change))
 
 
 LABELS = (1, 2, 30, 54, 1022, 1023, 1024, 1074, 2500)
@@ -285,7 +248,7 @@ def test_any_number_of_shared_labels_equals_rational_arithmetic(grades, tied, k)
     targets = (torch.arange(max(LABELS)) < torch.tensor(grades)[:, None]).long()
     assume(any(grades))
     gallery = torch.ones(len(grades), 1) if tied else torch.arange(len(grades)).float()[:, None]
-    report = evaluate_multilabel(
+    report = evaluate_retrieval(
         torch.zeros(1, 1), torch.ones(1, max(LABELS), dtype=torch.int64), gallery, targets, similarity="euclidean",
         metrics=f"ndcg@{k}",
     )  # fmt: skip

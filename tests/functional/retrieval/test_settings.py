@@ -11,7 +11,6 @@ from fewshot_callbacks import DEFAULT_METRICS, RetrievalEvaluation, RetrievalMon
 from fewshot_callbacks.functional import (
     class_subset,
     discriminant_ratio,
-    evaluate_multilabel,
     evaluate_retrieval,
     grouped_recall,
     label_groups,
@@ -75,9 +74,7 @@ def test_infinite_memory_is_no_limit(unlimited):
         report = evaluate_retrieval(*made(), **settings, memory_mb=unlimited)
         assert (report, report.memory_note) == (expected, None)
     assert grouped_recall(*made(), label_groups=4, memory_mb=unlimited) == grouped_recall(*made(), label_groups=4)
-    targets = torch.nn.functional.one_hot(LABELS).float()
     embeddings = made()[0]
-    assert evaluate_multilabel(embeddings, targets, memory_mb=unlimited) == evaluate_multilabel(embeddings, targets)
     found, expected = (nearest(embeddings, k=3, memory_mb=memory) for memory in (unlimited, None))
     assert torch.equal(found.indices, expected.indices)
     assert near_duplicates(embeddings, min_score=0.5, memory_mb=unlimited).total > 0

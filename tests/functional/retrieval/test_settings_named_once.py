@@ -10,16 +10,13 @@ import pytest
 from fewshot_callbacks import (
     RetrievalEvaluation,
     RetrievalMonitor,
-    evaluate_multilabel,
     evaluate_retrieval,
     grouped_recall,
 )
 from fewshot_callbacks.cli.options import evaluate
-from fewshot_callbacks.functional import MULTILABEL_METRICS
 from fewshot_callbacks.functional.retrieval.settings import (
     GONE,
     GroupedOptions,
-    RankOptions,
     RetrievalOptions,
     RetrievalSettings,
     described_settings,
@@ -52,7 +49,6 @@ def test_without_sources_only_the_meanings_are_missing(monkeypatch):
         (evaluate_retrieval, RetrievalOptions, {}),
         (RetrievalMonitor, RetrievalOptions, {}),
         (RetrievalEvaluation, RetrievalOptions, {}),
-        (evaluate_multilabel, RankOptions, {"metrics": MULTILABEL_METRICS}),
         (grouped_recall, GroupedOptions, {}),
     ],
 )
@@ -79,7 +75,7 @@ def test_the_command_line_has_each_setting_but_the_confidence_of_its_tables():
     assert "Groups of labels for Grouped Recall: the number" in text
 
 
-@pytest.mark.parametrize("call", [evaluate_retrieval, RetrievalMonitor, evaluate_multilabel])
+@pytest.mark.parametrize("call", [evaluate_retrieval, RetrievalMonitor])
 @pytest.mark.parametrize("kind", [TypeError, ValueError])
 @pytest.mark.parametrize(
     ("name", "words"),
