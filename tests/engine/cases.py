@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import made
 
 SIMILARITIES = ("cosine", "dot", "euclidean")
@@ -56,16 +55,25 @@ def vectors(kind, n, dim, seed=0, *, gallery=False):
     elif kind == "offset":
         normal = normal + 1000
     elif kind == "near-collapsed":
-        normal = np.random.default_rng(seed).normal(size=(1, dim)) + 1.5e-4 * normal
+        normal = np.random.default_rng(seed).normal(size=(1, dim)) + 1.5e-4 * 10.0 ** -(seed % 13) * normal
         normal = normal / np.linalg.norm(normal, axis=1, keepdims=True)
     elif kind == "tiny":
         normal = normal * 1e-30
+    elif kind == "wide":  # every component has a magnitude of its own
+        normal *= 10.0 ** rng.uniform(-18, 18, (n, dim))
+    elif kind == "outlier":
+        normal[0] = 3e38
+    elif kind == "cancelling":  # rows whose halves agree are orthogonal to others, up to their last bits
+        half = dim // 2
+        normal[:, :half] *= 10.0 ** rng.uniform(-8, 8, (n, half))
+        normal[::2, half : 2 * half] = normal[::2, :half]
+        normal[1::2, half : 2 * half] = -normal[1::2, :half] * (1 + 1e-7 * (rng.random((n // 2, half)) < 0.3))
     return normal
 
 
 KINDS = (
     "real", "grid", "codes", "equal", "repeated", "some-equal", "denormal", "negative-zero", "negative", "zeros", "mixed",
-    "spiked", "offset", "near-collapsed", "tiny",
+    "spiked", "offset", "near-collapsed", "tiny", "wide", "outlier", "cancelling",
 )  # fmt: skip
 
 
@@ -92,12 +100,12 @@ def cases(draw):
     seed, kind, of_labels = draw(st.integers(0, 2**31)), draw(st.sampled_from(KINDS)), draw(st.sampled_from(LABELS))
     n, dim = draw(st.integers(2, 90)), draw(st.sampled_from([1, 2, 3, 16, 130]))
     dtype = draw(st.sampled_from([np.float32, np.float32, np.float64]))
+    similarity = draw(st.sampled_from((*SIMILARITIES, "hamming")))
+    if similarity == "hamming":
+        kind, dtype = "codes", np.int8
     rng = np.random.default_rng(seed)
-    case = {
-        "queries": vectors(kind, n, dim, seed).astype(dtype),
-        "query_labels": labels_of(of_labels, n, seed),
-        "similarity": draw(st.sampled_from(SIMILARITIES)),
-    }
+    queries = vectors(kind, n, dim, seed).astype(dtype)
+    case = {"queries": queries, "query_labels": labels_of(of_labels, n, seed), "similarity": similarity}
     form = draw(st.sampled_from(["one", "one", "one-with-groups", "two", "two-with-ids", "two-with-both"]))
     if form == "one-with-groups":
         case["query_groups"] = rng.integers(0, 20, n)
@@ -110,16 +118,6 @@ def cases(draw):
         if form == "two-with-both":
             case |= {"query_groups": rng.integers(0, 20, n), "gallery_groups": rng.integers(0, 20, m)}
     return {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value for key, value in case.items()}
-
-
-def report(case, **options):
-    case = dict(case)
-    asked = (
-        *("mAP", "map@r", "recall@1", "recall@2", "recall@5", "recall@precision0.3", "recall@precision0.75"),
-        *("recall@precision1",),
-    )
-    options = {"metrics": asked, "label_groups": None, "ties": "expected"} | options
-    return evaluate_retrieval(case.pop("queries"), case.pop("query_labels"), **case, **options)
 
 
 def pooled_case(kind, similarity, n=150, classes=10):

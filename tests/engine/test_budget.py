@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.layout import least_bytes, plan_layout
@@ -73,29 +72,31 @@ def beyond(*case):
     return megabytes, note
 
 
-long = pytest.mark.exhaustive
+FEW_CASES = (
+    ("evaluate", 12_000, 226, 128, 64, None),
+    ("evaluate", 6_000, 4, 128, 64, "float64"),
+    ("evaluate", 4_000, 75, 32, 8, None),
+    ("evaluate", 10_000, 20, 16, 32, None),  # classes of 500
+    ("nearest", 8_000, 1, 128, 24, None),
+    ("near_duplicates", 8_000, 1, 32, 24, None),
+)
+MORE_CASES = (
+    ("evaluate", 12_000, 226, 128, 256, None),
+    ("evaluate", 6_000, 4, 128, 64, None),
+    ("evaluate", 12_000, 226, 128, 64, "bytes"),
+    ("evaluate", 4_000, 75, 32, 34, None),
+    ("evaluate", 4_000, 75, 32, 16, None),
+    ("evaluate", 4_000, 2, 8, 16, None),
+    ("evaluate", 100_000, 100, 16, 256, None),  # classes of 1,000
+    ("nearest", 31_730, 1, 512, 64, None),
+    ("near_duplicates", 31_730, 1, 512, 64, None),
+)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs the accounts of Linux")
 @pytest.mark.parametrize(
     ("call", "n", "classes", "dim", "memory_mb", "precision"),
-    [
-        ("evaluate", 12_000, 226, 128, 64, None),
-        pytest.param("evaluate", 12_000, 226, 128, 256, None, marks=long),
-        pytest.param("evaluate", 6_000, 4, 128, 64, None, marks=long),
-        ("evaluate", 6_000, 4, 128, 64, "float64"),
-        pytest.param("evaluate", 12_000, 226, 128, 64, "bytes", marks=long),
-        pytest.param("evaluate", 4_000, 75, 32, 34, None, marks=long),
-        pytest.param("evaluate", 4_000, 75, 32, 16, None, marks=long),
-        ("evaluate", 4_000, 75, 32, 8, None),
-        pytest.param("evaluate", 4_000, 2, 8, 16, None, marks=long),
-        ("evaluate", 10_000, 20, 16, 32, None),  # classes of 500
-        pytest.param("evaluate", 100_000, 100, 16, 256, None, marks=long),  # classes of 1,000
-        ("nearest", 8_000, 1, 128, 24, None),
-        ("near_duplicates", 8_000, 1, 32, 24, None),
-        pytest.param("nearest", 31_730, 1, 512, 64, None, marks=long),
-        pytest.param("near_duplicates", 31_730, 1, 512, 64, None, marks=long),
-    ],
+    [*FEW_CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE_CASES)],
 )
 def test_no_more_memory_than_was_granted(call, n, classes, dim, memory_mb, precision):
     # the first process may have to compile a kernel meanwhile, which takes memory of its own; the next finds it compiled
@@ -109,11 +110,8 @@ def test_no_more_memory_than_was_granted(call, n, classes, dim, memory_mb, preci
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_values_do_not_depend_on_the_budget(similarity):
     embeddings, labels = made(600, 20, 12, noise=3)
-    options = {
-        "similarity": similarity,
-        "metrics": (*DEFAULT_METRICS, "auc_pr", "recall@precision0.1", "recall@precision0.3", "eer"),
-        "label_groups": 5,
-    }
+    asked = (*DEFAULT_METRICS, "auc_pr", "recall@precision0.1", "recall@precision0.3", "eer")
+    options = {"similarity": similarity, "metrics": asked, "label_groups": 5}
     whole = evaluate_retrieval(embeddings, labels, **options, memory_mb=512)
     for memory_mb in (8, 2, 1.4, 1, 0.1, float("inf")):
         assert_same(whole, evaluate_retrieval(embeddings, labels, **options, memory_mb=memory_mb))
@@ -129,16 +127,16 @@ def test_a_budget_that_cannot_be_kept_is_said_with_one_that_can():
     assert less.memory_note is not None
 
 
-SHAPES = [
-    (2_000, 2_000, 32, 40),
-    (4_000, 4_000, 512, 53),
-    (10_000, 10_000, 16, 500),
-    (30_000, 1_000, 64, 20),
-    (9, 10**6, 128, 5),
-]
-
-
-@pytest.mark.parametrize(("queries", "items", "columns", "each"), SHAPES)
+@pytest.mark.parametrize(
+    ("queries", "items", "columns", "each"),
+    [
+        (2_000, 2_000, 32, 40),
+        (4_000, 4_000, 512, 53),
+        (10_000, 10_000, 16, 500),
+        (30_000, 1_000, 64, 20),
+        (9, 10**6, 128, 5),
+    ],
+)
 @pytest.mark.parametrize("threads", [1, 2, 8])
 @pytest.mark.parametrize("sides", [1, 2])
 def test_sizes_keep_to_any_budget_that_can_be_kept_and_shrink_smoothly(queries, items, columns, each, threads, sides):
@@ -178,5 +176,4 @@ def test_batches_hold_queries_with_lists_of_any_length():
 
 def test_no_query_is_no_batch_of_any():
     assert plan_layout(10**6, 0, 10, 4, 0).batches(np.empty(0, np.int64)) == [slice(0, 0)]
-    with torch.no_grad():
-        assert plan_layout(10**6, 3, 0, 4, 0).batches(np.zeros(3, np.int64)) == [slice(0, 3)]
+    assert plan_layout(10**6, 3, 0, 4, 0).batches(np.zeros(3, np.int64)) == [slice(0, 3)]

@@ -19,12 +19,9 @@ from fewshot_callbacks.engine.options import computing
 from fewshot_callbacks.engine.relevance import Lists, Relevance
 from fewshot_callbacks.engine.tiles import Estimates
 from fewshot_callbacks.engine.vectors import Vectors
-from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from tests.cases import made, sampled_product
+from tests.cases import sampled_product
 from tests.engine.cases import KINDS, SIMILARITIES, vectors
-from tests.engine.oracles import exact_rows, root, true_scores
-from tests.functional.brute_force import BruteForce
-from tests.functional.brute_force import root as decimal_root
+from tests.engine.oracles import exact_rows, true_scores
 
 DTYPES = (np.float32, np.float64)
 
@@ -46,59 +43,13 @@ def scores(queries, gallery, similarity):
     return made.to_user(exact)
 
 
-def rows(kind, count, dim, dtype, seed):
-    """Rows on which a rounded sum goes wrong."""
-    rng = np.random.default_rng(seed)
-    normal = rng.normal(size=(count, dim))
-    if kind == "wide":  # every component has a magnitude of its own
-        normal *= 10.0 ** rng.uniform(-30, 30, (count, dim))
-    elif kind == "outlier":
-        normal[0] = np.finfo(np.float32).max
-    elif kind == "scales":
-        normal *= 10.0 ** rng.uniform(-18, 18, (count, 1))
-    elif kind == "offset":
-        normal = 1e4 + normal * 1e-3
-    elif kind == "integers":
-        normal = rng.integers(-3, 4, (count, dim))
-    elif kind == "cancelling":  # each row is orthogonal to others up to its last bits
-        half = normal[:, : dim // 2] * 10.0 ** rng.uniform(-8, 8, (count, dim // 2))
-        normal = np.concatenate([half, -half * (1 + 1e-7 * (rng.random(half.shape) < 0.3))], axis=1)
-        normal[::2, dim // 2 :] = normal[::2, : dim // 2]
-    elif kind == "repeated":
-        normal[1::2] = normal[::2][: len(normal[1::2])]
-    elif kind == "half":
-        normal = normal.astype(np.float16)
-    return normal.astype(dtype)
-
-
-ROWS = ("normal", "wide", "outlier", "scales", "offset", "integers", "cancelling", "repeated", "half")
-
-
-def test_the_reference_is_that_of_rational_numbers():
-    """Its integers against fractions and square roots of 400 digits."""
-    rng = np.random.default_rng(0)
-    left, right = rng.normal(size=(2, 4, 3)) * 10.0 ** rng.integers(-20, 20, (2, 4, 3))
-    right[0] = 0
-    one, other = ([[Fraction(x) for x in row] for row in side.tolist()] for side in (left, right))
-    for (i, a), (j, b) in product(enumerate(one), enumerate(other)):
-        dot, square = (
-            sum(x * y for x, y in zip(a, b, strict=True)),
-            sum((x - y) ** 2 for x, y in zip(a, b, strict=True)),
-        )
-        norms = sum(x * x for x in a) * sum(y * y for y in b)
-        cosine = math.copysign(decimal_root(dot * dot / norms), dot) if dot else 0.0
-        for similarity, wanted in (("dot", float(dot)), ("euclidean", -decimal_root(square)), ("cosine", cosine)):
-            assert true_scores(left, right, similarity)[i, j] == wanted
-    assert [root(n, 1) for n in (0, 1, 4, 2**106 + 2**54)] == [0.0, 1.0, 2.0, math.ldexp(1, 53)]
-
-
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 12, 32, 33, 130])
 def test_are_the_true_scores_rounded_once(dim, similarity, dtype):
     """Sums run in lanes of 32 components: with and without a rest."""
-    for number, kind in enumerate(ROWS):
-        queries, gallery = rows(kind, 5, dim, dtype, number), rows(kind, 6, dim, dtype, 100 + number)
+    for kind in KINDS:
+        queries, gallery = (vectors(kind, n, dim, n).astype(dtype) for n in (5, 6))
         found, truth = scores(queries, gallery, similarity), true_scores(queries, gallery, similarity)
         assert np.array_equal(found, truth), kind
         one_set = scores(queries, None, similarity)
@@ -106,12 +57,6 @@ def test_are_the_true_scores_rounded_once(dim, similarity, dtype):
         assert np.array_equal(one_set, true_scores(queries, queries, similarity)), kind
         equal = (queries[:, None] == queries[None]).all(2)  # equal rows tie with all others
         assert all(np.array_equal(found[i], found[j]) for i, j in np.argwhere(equal))
-
-
-@pytest.mark.parametrize("dim", [1, 64, 100, 300])
-def test_of_codes_are_minus_the_bits_that_differ(dim):
-    queries, gallery = (vectors("codes", n, dim, n).astype(np.int8) for n in (9, 11))
-    assert np.array_equal(scores(queries, gallery, "hamming"), true_scores(queries, gallery, "hamming"))
 
 
 @settings(max_examples=60, deadline=None)
@@ -133,9 +78,8 @@ def test_hold_for_every_finite_float32(values, similarity):
 def test_hold_at_every_power_of_two_of_float64(values, similarity, power):
     """Rows are scaled where squares would leave the range of float64: order and ties stay those of the true scores."""
     data = np.array(values)
-    data[np.abs(data) < np.abs(data).max() * 2.0**-60] = (
-        0  # products smaller than 2**-960 of the largest are not told apart
-    )
+    # products smaller than 2**-960 of the largest are not told apart
+    data[np.abs(data) < np.abs(data).max() * 2.0**-60] = 0
     top = np.frexp(np.abs(data).max())[1]
     assume(np.abs(data).max() > 0)
     near, far = np.ldexp(data, -top), np.ldexp(np.ldexp(data, -top), power)
@@ -143,15 +87,6 @@ def test_hold_at_every_power_of_two_of_float64(values, similarity, power):
     truth, found = true_scores(near, near, similarity), exact_rows(of(far, None, similarity))
     assert np.array_equal(np.unique(found, return_inverse=True)[1], np.unique(truth, return_inverse=True)[1])
     assert np.array_equal(np.sign(found), np.sign(truth))
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("power", [-1000, -500, -290, -3, 3, 290, 490])
-def test_powers_of_two_scale_similarities_exactly(similarity, power):
-    data = rows("normal", 12, 7, np.float64, 0)
-    plain, scaled = scores(data, None, similarity), scores(np.ldexp(data, power), None, similarity)
-    factor = {"cosine": 0, "dot": 2 * power, "euclidean": power}[similarity]
-    assert np.array_equal(scaled, np.ldexp(plain, factor))
 
 
 @pytest.mark.parametrize("first", [1.0, 1.0 + 2.0**-52, -1.0, -1.0 - 2.0**-52, 2.0 - 2.0**-52])
@@ -177,15 +112,6 @@ def test_sums_with_many_ties_and_remainders(terms, similarity):
     row = np.array([[math.ldexp(number, power // (1 + (similarity == "euclidean"))) for number, power in terms]])
     other = np.zeros_like(row) if similarity == "euclidean" else np.ones_like(row)
     assert np.array_equal(scores(row, other, similarity), true_scores(row, other, similarity))
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(-40, 40), st.integers(-40, 40)), min_size=2, max_size=7), st.integers(1, 2**12))
-def test_equal_angles_tie(components, factor):
-    query, item = np.array(components, np.float32).T
-    assume(query.any() and item.any())
-    (found,) = scores(query[None].copy(), np.stack([item, item * factor, item * 3]), "cosine")
-    assert found[0] == found[1] == found[2]
 
 
 @given(st.integers(0, 2**53), st.integers(-(2**53), 0))
@@ -250,87 +176,15 @@ NEAR, DIMS, CLOSEST = {"cosine": near_cosine, "euclidean": near_distance}, (14, 
 """What is promised: a cosine or a distance no closer to the middle than 2**-97 of itself is rounded to the nearer."""
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.integers(0, 2**32), st.integers(50, CLOSEST), st.sampled_from(DIMS), st.sampled_from(list(NEAR)))
+@settings(max_examples=160, deadline=None)
+@given(
+    st.integers(0, 2**32), st.integers(50, CLOSEST) | st.integers(CLOSEST - 9, CLOSEST), st.sampled_from(DIMS),
+    st.sampled_from(list(NEAR)),
+)  # fmt: skip
 def test_are_rounded_to_the_nearer_of_the_two(seed, closeness, dim, similarity):
+    """Also as close to the middle as is promised."""
     query, item = NEAR[similarity](random.Random(seed), closeness, dim)
     assert np.array_equal(scores(query, item, similarity), true_scores(query, item, similarity))
-
-
-@pytest.mark.parametrize("similarity", list(NEAR))
-def test_as_close_as_is_promised(similarity):
-    chance = random.Random(0)
-    for number in range(60):
-        query, item = NEAR[similarity](chance, CLOSEST - number % 10, DIMS[number % len(DIMS)])
-        assert np.array_equal(scores(query, item, similarity), true_scores(query, item, similarity))
-
-
-# ----------------------------------------------------------------------------------------------------- metrics on top
-
-
-class InRationalNumbers(BruteForce):
-    """All metrics by their definitions, on scores without any rounding but the last."""
-
-    def score(self, a, b):
-        return float(true_scores(a[None], b[None], self.similarity)[0, 0])
-
-
-@st.composite
-def sets(draw):
-    """Small sets of any scale, offset and precision, with outliers and repeated rows."""
-    dtype = draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
-    limit = {torch.float16: 2, torch.float64: 70}.get(dtype, 18)
-    n, dim, seed = draw(st.integers(4, 9)), draw(st.integers(1, 5)), draw(st.integers(0, 2**31))
-    rng = np.random.default_rng(seed)
-    values = rng.normal(size=(n, dim)) if draw(st.booleans()) else rng.integers(-2, 3, (n, dim)).astype(float)
-    values += draw(st.sampled_from([0.0, 0.0, 1.0, 1000.0]))
-    values *= 10.0 ** draw(st.integers(-limit, limit) if dtype != torch.float16 else st.just(0))
-    if draw(st.booleans()):
-        values[draw(st.integers(0, n - 1))] *= 10.0**limit
-    embeddings = torch.from_numpy(values).to(dtype).nan_to_num()  # the largest finite number where it is too large
-    labels = torch.from_numpy(rng.integers(0, 3, n))
-    labels[1] = labels[0]
-    return embeddings, labels
-
-
-@settings(max_examples=60, deadline=None)
-@given(sets(), st.sampled_from((*SIMILARITIES, "hamming")))
-def test_metrics_are_those_of_rational_scores(data, similarity):
-    embeddings, labels = data
-    if similarity == "hamming":
-        embeddings = (embeddings > embeddings.median()).float()
-    reference = InRationalNumbers(embeddings.double().numpy(), labels.numpy(), similarity=similarity)
-    report = evaluate_retrieval(
-        embeddings, labels, similarity=similarity, metrics=("mAP", "map@r", "recall@3"), label_groups=None
-    )
-    assert report.mAP == pytest.approx(reference.mean_average_precision, abs=1e-12)
-    assert report.metrics()["map@r"] == pytest.approx(reference.map_at_r, abs=1e-12)
-    assert report["recall@3"] == pytest.approx(reference.recall_at(3), abs=1e-12)
-    best = report.decision
-    assert reference.pooled(best.threshold) == (best.true_positives, best.false_positives, best.false_negatives)
-
-
-@pytest.mark.parametrize(("huge", "similarity"), sampled_product([1e10, 1e18, 3.4e38], SIMILARITIES, count=4))
-def test_one_huge_row_leaves_the_others_as_they_are(huge, similarity):
-    data, labels = made(60, 6, 40, noise=0.9)
-    data[0] = huge
-    reference = InRationalNumbers(data.numpy(), labels.numpy(), similarity=similarity)
-    report = evaluate_retrieval(data, labels, similarity=similarity, label_groups=None)
-    for query in range(similarity == "euclidean", 60):  # all others lie equally far from the first
-        ranked = reference.relevance[query][np.argsort(-reference.scores[query], kind="stable")]
-        precision = np.cumsum(ranked)[ranked] / (np.flatnonzero(ranked) + 1)
-        assert report.per_query["mAP"][query] == pytest.approx(precision.mean(), abs=1e-12)
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_a_threshold_given_back_decides_alike(similarity):
-    for seed in range(20):
-        embeddings, labels = made(40, 5, 9, noise=3, seed=seed)
-        best = evaluate_retrieval(embeddings, labels, similarity=similarity, label_groups=None)
-        again = evaluate_retrieval(
-            embeddings, labels, similarity=similarity, label_groups=None, threshold=best.decision.threshold
-        )
-        assert again.decision == best.decision
 
 
 @pytest.mark.parametrize("similarity", [*SIMILARITIES, "hamming"])
@@ -383,12 +237,12 @@ def estimates_of(vectors, precision, *, mutual=False, on=None):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dim", "dtype"), sampled_product((*KINDS, "cancelling"), [1, 2, 130], DTYPES, count=24)
+    ("kind", "dim", "dtype"), sampled_product((*KINDS, "orthogonal"), [1, 2, 130], DTYPES, count=24)
 )
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_no_estimate_is_off_by_more_than_the_error_of_its_row_and_column(similarity, kind, dim, dtype):
     """With one set and two; data far from the origin, or that cancel, included."""
-    if kind == "cancelling":  # x . y = 0, by terms of the largest size
+    if kind == "orthogonal":  # x . y = 0, by terms of the largest size
         left, right = np.ones((23, dim)), np.ones((31, dim))
         right[:, : dim // 2] = -1
         left, right = left * vectors("real", 1, dim), right * vectors("real", 31, 1) / vectors("real", 1, dim)
@@ -428,8 +282,8 @@ def test_errors_are_those_of_the_theory(similarity, dim):
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_score_in_float64_is_as_close_as_it_says(similarity, dtype):
-    for kind in (*KINDS, "cancelling", "wide"):
-        two = rows(kind, 40, 20, dtype, 0) if kind in ROWS else vectors(kind, 40, 20).astype(dtype)
+    for kind in KINDS:
+        two = vectors(kind, 40, 20).astype(dtype)
         made = of(two[:17].copy(), two[17:].copy(), similarity)
         exact = exact_rows(made)
         for i, j in np.ndindex(exact.shape):
@@ -445,8 +299,8 @@ def test_the_score_in_float64_is_as_close_as_it_says(similarity, dtype):
 @pytest.mark.parametrize("one_set", [False, True])
 def test_some_queries_or_other_items_have_the_scores_and_bounds_of_the_whole(similarity, one_set):
     """What is measured once for all pairs holds for each part of them."""
-    queries = (rows("normal", 30, 24, np.float32, 0) + 1) * np.logspace(-6, 3, 30, dtype=np.float32)[:, None]
-    gallery = None if one_set else rows("scales", 40, 24, np.float32, 1)
+    queries = ((vectors("real", 30, 24) + 1) * np.logspace(-6, 3, 30)[:, None]).astype(np.float32)
+    gallery = None if one_set else vectors("mixed", 40, 24, 1).astype(np.float32)
     some, others = np.array([28, 3, 3, 17, 5]), np.array([0, 29, 13, 7])
     with computing():
         whole = of(queries, gallery, similarity)

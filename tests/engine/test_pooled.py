@@ -7,28 +7,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from scipy.optimize import brentq
-from sklearn.metrics import average_precision_score, roc_curve
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score
 
-from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.pooled import Positives
-from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.threshold_search import PooledRequest, decide
-from tests.cases import made, sampled_product
-from tests.engine.cases import (
-    KINDS,
-    LABELS,
-    POOLED,
-    PRECISIONS,
-    SIMILARITIES,
-    cases,
-    engines,
-    labels_of,
-    pooled_case,
-    report,
-    vectors,
-)
+from tests.cases import sampled_product
+from tests.engine.cases import POOLED, PRECISIONS, SIMILARITIES, cases, engines, pooled_case
 from tests.engine.oracles import evaluated, scores_of
 
 ROADS = (
@@ -92,70 +76,13 @@ def test_bounds_enclose_the_truth_and_closing_makes_them_equal_to_it(kind, simil
         assert low <= positives[0]
         assert high >= truth.scores[truth.candidate].max()
         assert np.array_equal(found.estimate(every, done.sample), reaching(negatives, every))  # since all is closed
-
-
-@pytest.mark.parametrize(
-    ("kind", "similarity", "road"), sampled_product(POOLED, SIMILARITIES, range(len(ROADS)), count=18)
-)
-def test_the_negative_of_some_rank_is_found(kind, similarity, road):
-    case, road = pooled_case(kind, similarity), ROADS[road]
-    negatives = scores_of(case).negatives[::-1]
-    total, rng = len(negatives), np.random.default_rng(0)
+    total = len(negatives)
     with evaluated(case, PooledRequest((0.3,)), **road) as (done, _):
         for rank in (1, 2, 9, total // 2, total - 1, total, *rng.integers(1, total, 4).tolist()):
             passes = done.negatives.passes
-            assert done.negatives.locate(rank) == negatives[rank - 1]
+            assert done.negatives.locate(rank) == negatives[-rank]
             # each time 2**13 scores are tried: 2**63 numbers take five times, of which each has three passes at most
             assert done.negatives.passes - passes <= 15
-
-
-@pytest.mark.parametrize("batch", [None, 30])
-@pytest.mark.parametrize("room", [5, 40, 10**6])
-@pytest.mark.parametrize("kind", ["hard", "few-values"])
-def test_more_relevant_scores_are_opened_between_those_that_are_held(kind, room, batch):
-    case = pooled_case(kind, "cosine")
-    truth = scores_of(case).positives
-    with evaluated(case, PooledRequest(), knots=7, batch=batch) as (done, _):
-        held = done.positives
-        for _ in range(3):
-            assert np.isin(held.scores, truth).all()
-            assert np.array_equal(held.reach, reaching(truth, held.scores))
-            assert np.array_equal(held.above, reaching(truth, np.nextafter(held.scores, 9)))
-            cell = np.searchsorted(
-                held.scores, truth
-            )  # in which each relevant pair lies, if it has no score that is held
-            assert np.array_equal(
-                held.between, np.bincount(cell[~np.isin(truth, held.scores)], minlength=len(held.scores) + 1)
-            )
-            assert np.array_equal(held.most, reaching(truth, np.nextafter(np.append(-9, held.scores), 9)))
-            cells = np.arange(len(held.scores) + 1) % 2 == 0
-            cells &= held.between > 0
-            if not cells.any():
-                break
-            fewer, held = held, held.opened(cells, done.parts, room)
-            assert set(fewer.scores) < set(held.scores)
-            inside = cells[np.searchsorted(fewer.scores, np.setdiff1d(held.scores, fewer.scores))]
-            assert inside.all()
-            assert len(held.scores) - len(fewer.scores) <= room + cells.sum()
-        assert room < 10**6 or not held.between[::2].any()
-
-
-def test_a_score_between_two_is_found_by_halving():
-    scores = np.linspace(0.0, 1.0, 1000)
-    for sought in (1, 700, 998):
-        held = Positives.at(scores[[0, -1]], [(scores, 1)])
-        for _ in range(10):
-            cells = np.arange(len(held.scores) + 1) == np.searchsorted(held.scores, scores[sought])
-            held = held.opened(cells, lambda: [(scores, 1)], 1)
-            if scores[sought] in held.scores:
-                break
-        assert scores[sought] in held.scores
-
-
-def test_scores_that_no_relevant_pair_has_are_left_out():
-    made = Positives.at(np.array([0.1, 0.2, 0.3]), [(np.array([0.1, 0.1, 0.25]), 1), (np.array([0.3]), 1)])
-    assert [table.tolist() for table in made[:3]] == [[0.1, 0.3], [4, 1], [2, 0]]
-    assert (made.total, made.between.tolist(), made.most.tolist()) == (4, [0, 1, 0], [4, 2, 0])
 
 
 # ------------------------------------------------------------------------------------------------------ operating points
@@ -216,10 +143,6 @@ def check_decisions(case, request, **road):
     assert not request.average_precision or proved.high - proved.low < 1e-9
     if request.equal_error_rate and len(negatives):
         assert found.equal_error_rate == pytest.approx(equal_error_rate(positives, negatives), abs=1e-12)
-        fmr, tpr, _ = roc_curve(is_relevant, every, drop_intermediate=False)
-        # where the two cross: the lowest such place is the only one, since one falls where the other rises
-        crossing = brentq(lambda at: np.interp(at, np.arange(len(fmr)), fmr + tpr) - 1, 0, len(fmr) - 1, xtol=1e-13)
-        assert found.equal_error_rate == pytest.approx(np.interp(crossing, np.arange(len(fmr)), fmr), abs=1e-9)
     for threshold, precision, recall in found.curve:
         exact_tp, exact_fp = ((some >= float(vectors.from_user(threshold))).sum() for some in (positives, negatives))
         assert recall == exact_tp / len(positives)
@@ -248,37 +171,24 @@ def test_operating_points_are_those_of_loops(kind, similarity, road):
     check_decisions(case, request_for(case), **ROADS[road])
 
 
+BOUNDS = st.sampled_from([(-math.inf, math.inf), (0.3, 0.35), (0.999, 1.0), (-1.0, -0.5), (0.4, 0.4), (-0.1, math.inf)])
+
+
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(cases(), engines())
-def test_operating_points_of_any_case(case, road):
+@given(cases(), engines(), BOUNDS)
+def test_operating_points_of_any_case(case, road, bounds):
     if len(scores_of(case).positives):
-        check_decisions(case, request_for(case) if len(case["queries"]) > 1 else PooledRequest((0.5,)), **road)
+        request = request_for(case, bounds=bounds) if len(case["queries"]) > 1 else PooledRequest((0.5,))
+        check_decisions(case, request, **road)
 
 
 @pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("bounds", [(0.3, 0.35), (0.999, 1.0), (-1.0, -0.5), (0.4, 0.4), (-0.1, math.inf)])
+@pytest.mark.parametrize("bounds", [(0.3, 0.35), (0.4, 0.4), (-0.1, math.inf)])
 def test_bounds_of_thresholds(bounds, road):
+    """Where they lie among many pairs, which a drawn case has not."""
     for kind in ("hard", "few-values"):
         case = pooled_case(kind, "cosine", 90)
         check_decisions(case, request_for(case, bounds=bounds), **road)
-
-
-@pytest.mark.parametrize("road", ROADS)
-def test_negative_scores_alone(road):
-    queries, gallery = (torch.rand(60, 8) + 0.1 for _ in range(2))
-    case = {"queries": queries, "query_labels": torch.arange(60) % 6, "similarity": "dot"}
-    case |= {"gallery": -gallery, "gallery_labels": torch.arange(60) % 5}
-    check_decisions(case, request_for(case), **road)
-
-
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("labels", LABELS)
-@pytest.mark.parametrize("kind", ["real", "grid"])
-def test_labels_of_any_kind(kind, labels, road):
-    """One class has no negatives, one pair is nearly all there is to find."""
-    queries = torch.from_numpy(vectors(kind, 60, 6).astype(np.float32))
-    case = {"queries": queries, "query_labels": torch.from_numpy(labels_of(labels, 60)), "similarity": "cosine"}
-    check_decisions(case, request_for(case), **road)
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -297,53 +207,3 @@ def test_far_more_pairs_than_are_collected(precision):
     case["query_labels"] = case["query_labels"][torch.randperm(700)]
     check_decisions(case, request_for(case), precision=precision, collected=3000, threads=2)
     check_decisions(case, request_for(case), precision=precision, collected=300, knots=300)
-
-
-# ------------------------------------------------------------------------------------------------------ all roads alike
-
-
-@pytest.mark.parametrize(("kind", "similarity"), sampled_product((*KINDS, "hard"), SIMILARITIES, count=20))
-def test_all_roads_give_one_report(kind, similarity):
-    labels = torch.arange(150) % 20
-    labels[:30] = labels[0]
-    rows = made(150, 20, 24, noise=4)[0] if kind == "hard" else torch.from_numpy(vectors(kind, 150, 24)).float()
-    case, everything = (
-        {"queries": rows, "query_labels": labels, "similarity": similarity},
-        {"label_groups": 5, "metrics": (*DEFAULT_METRICS, "auc_pr")},
-    )
-    first = report(case, **everything)
-    for road in ROADS:
-        options = {name: value for name, value in road.items() if name != "memory"}
-        with engine_options(**options):
-            other = report(case, **everything, memory_mb=road.get("memory", 10**8) / 1e6)
-        assert other.auc_pr.value == pytest.approx(first.auc_pr.value, abs=1e-12)
-        alike = {
-            "values": other.values | {"auc_pr": first["auc_pr"]},
-            "auc_pr": first.auc_pr,
-            "memory_note": None,
-            "curve": first.curve,
-            "pair_counts": first.pair_counts,
-        }
-        assert dataclasses.replace(other, **alike) == first
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_powers_of_two_and_order_change_nothing(similarity, precision):
-    embeddings, labels = made(150, 10, 16, noise=1.5)
-    plain = evaluate_retrieval(embeddings, labels, similarity=similarity, label_groups=None)
-    order = torch.randperm(150)
-    for power in (-90, -3, 0, 40):
-        scaled = torch.ldexp(embeddings, torch.tensor(power))[order]
-        with engine_options(precision=precision):
-            other = evaluate_retrieval(scaled, labels[order], similarity=similarity, label_groups=None)
-        ranked = (other.mAP, other["map@r"], other.at("recall@{k}"), other.decision.true_positives, other.decision.f1)
-        assert ranked == (
-            plain.mAP,
-            plain["map@r"],
-            plain.at("recall@{k}"),
-            plain.decision.true_positives,
-            plain.decision.f1,
-        )
-        factor = {"cosine": 1.0, "dot": 4.0**power, "euclidean": 2.0**power}[similarity]
-        assert other["threshold"] == plain["threshold"] * factor

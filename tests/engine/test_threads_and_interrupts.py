@@ -1,29 +1,23 @@
 """Threads do each task once, errors and interrupts stop them, and the settings of torch are what they were."""
 
 import gc
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
 from contextlib import nullcontext, suppress
-from pathlib import Path
 
 import pytest
 import torch
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.engine.options import computing, engine_options
+from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.engine.threads import split, work_off
 from fewshot_callbacks.functional import nearest
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-from tests.cases import made
+from tests.cases import made, sampled_product
 from tests.reports import assert_same
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -42,70 +36,51 @@ def interruptible():
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
-@pytest.mark.parametrize("tasks", [0, 1, 2, 5, 60])
-def test_every_task_is_done_once_and_each_thread_has_a_space(threads, tasks):
-    seen, callers, lock = [], [], threading.Lock()
+@pytest.mark.parametrize("number", [0, 1, 2, 5, 60])
+def test_every_task_is_taken_when_it_is_needed_and_done_once(threads, number):
+    """A space serves one thread, and the caller hears of its own tasks alone."""
+    taken, done, most, callers, lock = 0, [], 0, [], threading.Lock()
 
-    def work(number, space):
+    def tasks():
+        nonlocal taken, most
+        for taken in range(1, number + 1):
+            most = max(most, taken - len(done))
+            yield taken
+
+    def work(task, space):
         time.sleep(0.0005)
         with lock:
-            seen.append(number)
+            done.append(task)
             space.add(threading.current_thread())
 
-    spaces = work_off(range(tasks), work, threads, set, lambda: callers.append(threading.current_thread()))
-    assert sorted(seen) == list(range(tasks))
-    assert 1 <= len(spaces) <= (threads if tasks > 1 else 1)
-    assert max(map(len, spaces)) <= 1  # a space serves one thread
+    spaces = work_off(tasks(), work, threads, set, lambda: callers.append(threading.current_thread()))
+    assert sorted(done) == list(range(1, number + 1))
+    assert most <= threads + 2
+    assert 1 <= len(spaces) <= (threads if number > 1 else 1)
+    assert max(map(len, spaces)) <= 1
     assert set(callers) <= {threading.current_thread()}
-    assert threads > 1 or len(callers) == tasks
+    assert threads > 1 or len(callers) == number
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_an_error_leaves_nothing_behind(threads):
-    """What it holds on its way, a group of processes for instance, is free with it, not when garbage is collected."""
+    """What is on its way, a group of processes for instance, is free with it, not when garbage is collected."""
+    alive = weakref.WeakSet()
 
     class Held:
-        pass
+        def __init__(self, number):
+            alive.add(self)
 
-    def evaluate():
-        held = Held()
-        held_by.append(weakref.ref(held))
+    def work(task, space):
+        raise ArithmeticError
 
-        def work(number, space):
-            raise ArithmeticError("no more numbers")
-
-        work_off(range(9), work, threads, lambda: held)
-
-    held_by: list[weakref.ref[Held]] = []
-    gc.collect()
     gc.disable()
     try:
         with suppress(ArithmeticError):
-            evaluate()
-        assert held_by[0]() is None
+            work_off(map(Held, range(9)), work, threads)
+        assert not alive
     finally:
         gc.enable()
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_tasks_are_taken_as_they_are_needed(threads):
-    taken, done, most, lock = 0, 0, 0, threading.Lock()
-
-    def tasks():
-        nonlocal taken, most
-        for number in range(300):
-            taken += 1
-            most = max(most, taken - done)
-            yield number
-
-    def work(number, space):
-        nonlocal done
-        with lock:
-            done += 1
-
-    work_off(tasks(), work, threads)
-    assert (taken, done) == (300, 300)
-    assert most <= threads + 2
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -167,22 +142,6 @@ def test_an_interrupt_before_all_threads_have_started_stays_one(monkeypatch):
     assert not started[0].is_alive()
 
 
-@pytest.mark.parametrize("inference", [False, True])
-def test_threads_write_into_the_callers_tensors_without_gradients(inference):
-    """Lightning validates and tests in inference mode, which is a thread's own in PyTorch."""
-    settings = set()
-    with torch.inference_mode(inference), computing():
-        written = torch.zeros(8)
-
-        def work(number, space):
-            written[number : number + 1].fill_(number)
-            settings.add((torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads()))
-
-        work_off(range(8), work, 2)
-        assert written.tolist() == list(range(8))
-    assert settings == {(False, False, 1)}
-
-
 def test_slices_cover_a_range():
     for number, most in ((0, 5), (1, 5), (5, 5), (11, 5)):
         parts = split(number, most)
@@ -193,48 +152,30 @@ def test_slices_cover_a_range():
 # ------------------------------------------------------------------------------------------------- whole evaluations
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("threads", "products"), [(1, "highest"), (3, "high"), (3, "medium")])
 @pytest.mark.parametrize("raised", [None, RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("road", [{}, {"height": 16, "batch": 64}, {"plain": True}])
-def test_torch_has_as_many_threads_as_before(threads, raised, road):
+def test_torch_is_set_as_before(threads, products, raised, road):
+    """While the engine computes it has one thread, and products of float32 are what they are called."""
+
+    def settings():
+        return torch.get_num_threads(), torch.get_float32_matmul_precision()
+
     def progress(done, total):
+        assert settings() == (1, "highest")
         if raised:
             raise raised("in the bar")
 
-    before = torch.get_num_threads()
+    before = settings()
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(products)
     try:
         with engine_options(**road), nullcontext() if raised is None else pytest.raises(raised, match="in the bar"):
             evaluate_retrieval(*made(200, 20, 8), label_groups=None, progress=progress)
-        assert torch.get_num_threads() == threads
+        assert settings() == (threads, products)
     finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
-def test_settings_of_products_are_put_back_also_after_an_error(setting):
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision(setting)
-        with computing():
-            assert torch.get_float32_matmul_precision() == "highest"
-        with pytest.raises(ZeroDivisionError), computing():
-            raise ZeroDivisionError
-        assert torch.get_float32_matmul_precision() == setting
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def test_products_stay_float32_under_autocast_and_have_no_gradient():
-    weights = torch.randn(3, 3, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (weights @ weights).dtype == torch.bfloat16
-        with computing():
-            product = weights @ weights
-        assert torch.is_autocast_enabled("cpu")
-    assert product.dtype == torch.float32
-    assert not product.requires_grad
-    assert torch.is_grad_enabled()
+        torch.set_num_threads(before[0])
+        torch.set_float32_matmul_precision(before[1])
 
 
 AROUND = {
@@ -244,64 +185,24 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("name", AROUND)
-@pytest.mark.parametrize("road", [{}, {"plain": True}, {"batch": 50, "collected": 10}, {"precision": "float64"}])
-@pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "hamming"])
+AROUND_ROADS = ({"threads": 2}, {"plain": True}, {"batch": 50, "collected": 10}, {"precision": "float64"})
+
+
+@pytest.mark.parametrize(
+    ("name", "road", "similarity"),
+    sampled_product(AROUND, range(4), ["cosine", "dot", "euclidean", "hamming"], count=16),
+)
 def test_what_is_switched_on_around_a_call_changes_nothing(name, road, similarity):
+    """Lightning validates and tests in inference mode, which is a thread's own in PyTorch."""
     rows, labels = made(120, 12, 8, noise=2.0)
     if similarity == "hamming":
         rows = rows.sign()
     means = () if similarity == "hamming" else ("prototype_accuracy",)
     options = {"similarity": similarity, "metrics": (*DEFAULT_METRICS, *means, "auc_pr", "eer"), "label_groups": 3}
-    with engine_options(**road):
+    with engine_options(**AROUND_ROADS[road]):
         plain, list_of = evaluate_retrieval(rows, labels, **options), nearest(rows, k=3, similarity=similarity)
         with AROUND[name]():
             inside, others = evaluate_retrieval(rows, labels, **options), nearest(rows, k=3, similarity=similarity)
     assert_same(plain, inside)
     assert torch.equal(list_of.indices, others.indices)
     assert torch.equal(list_of.scores, others.scores)
-
-
-FLUSHING = """
-import json, sys
-import numpy as np, torch
-from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
-
-flush, threads = json.loads(sys.argv[1])
-data = []
-for tiny in (40, 4):
-    rows = np.random.default_rng(0).normal(size=(40, 5))
-    rows[:tiny] *= 1e-41
-    data += [(tiny, torch.from_numpy(rows).to(dtype)) for dtype in (torch.float32, torch.float64)]
-if flush:  # now, since NumPy and torch would flush the data as well
-    assert torch.set_flush_denormal(True)
-found = []
-for tiny, rows in data:
-    for similarity in ("cosine", "dot", "euclidean"):
-        with engine_options(threads=threads):
-            report = evaluate_retrieval(
-                rows, torch.arange(40) % 8, similarity=similarity, label_groups=3, threshold=0.0,
-                metrics=(*DEFAULT_METRICS, "prototype_accuracy", "auc_pr", "eer"),
-            )
-        found.append([tiny, similarity, report.metrics(), report.per_query["mAP"].tolist(), report["threshold"]])
-tiniest = np.array([5e-324])
-assert ((tiniest * np.array([1.0]))[0] == 0) == flush, "the mode is not what it was"
-print(json.dumps(found, default=float))
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a processor whose mode can be set")
-def test_numbers_too_small_to_be_normal_count_whatever_the_mode_of_the_processor():
-    """Rows of 1e-41 end, and have the values that they have without the mode, which is put back."""
-
-    def values(flush, threads):
-        arguments = [sys.executable, "-c", FLUSHING, json.dumps([flush, threads])]
-        done = subprocess.run(arguments, capture_output=True, text=True, cwd=ROOT, check=False, timeout=300)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    plain = values(False, 1)
-    assert values(True, 1) == plain
-    assert values(True, 2) == plain

@@ -14,7 +14,7 @@ from fewshot_callbacks.functional import discriminant_ratio, variance_ratio, var
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.variance_ratio import batch_ratios
 from tests.functional.class_cases import batches, extreme_sets, made
-from tests.functional.variance import by_definition, interval_by_definition
+from tests.functional.variance import interval_by_definition
 from tests.thread_processes import in_threads
 
 
@@ -73,29 +73,14 @@ class TestDefinition:
         embeddings[1] = embeddings[0]
         assert variance_ratio(embeddings, torch.tensor([0, 0, 99])).isnan()
 
-    @settings(max_examples=100, deadline=None)
-    @given(batches())
-    def test_equals_loops(self, batch):
-        embeddings, labels = batch
-        expected = by_definition(embeddings, labels)
-        found = variance_ratio(embeddings, labels)
-        assert_close(found, expected, 1e-12 if embeddings.dtype == torch.float64 else 1e-5)
-        assert found.dtype == (torch.float64 if embeddings.dtype == torch.float64 else torch.float32)
-        assert_close(as_tensor(variance_ratio_of_set(embeddings, labels)), expected, 1e-12)
-
     @settings(max_examples=80, deadline=None)
-    @given(extreme_sets())
+    @given(extreme_sets() | batches())
     def test_equals_rational_arithmetic_at_any_scale_and_offset(self, batch):
         embeddings, labels = batch
-        expected = exact(embeddings, labels)
-        assert_close(variance_ratio(embeddings, labels), expected, 1e-11 if embeddings.dtype == torch.float64 else 1e-6)
+        expected, found = exact(embeddings, labels), variance_ratio(embeddings, labels)
+        assert found.dtype == (torch.float64 if embeddings.dtype == torch.float64 else torch.float32)
+        assert_close(found, expected, 1e-11 if embeddings.dtype == torch.float64 else 1e-6)
         assert_close(as_tensor(variance_ratio_of_set(embeddings, labels)), expected, 1e-11)
-
-    @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool])
-    def test_any_integer_labels(self, dtype):
-        embeddings, _ = made()
-        labels = (torch.arange(60) % 2).to(dtype)
-        assert variance_ratio(embeddings, labels).item() == pytest.approx(by_definition(embeddings, labels), rel=1e-12)
 
     @pytest.mark.parametrize("normalize", [False, True])
     def test_scale_changes_nothing_but_normalisation_does(self, normalize):
@@ -192,11 +177,6 @@ class TestUndefined:
         assert all(map(math.isnan, found.interval))
         assert variance_ratio(embeddings.to(dtype), labels).isnan()
 
-    def test_a_defined_ratio_has_no_reason(self):
-        found = variance_ratio_of_set(*made())
-        assert found.undefined is None
-        assert (found.classes, found.items) == (5, 60)
-
 
 @st.composite
 def sets_of_classes(draw):
@@ -253,18 +233,6 @@ class TestSets:
         assert answers[0].value == pytest.approx(whole.value, rel=1e-9, abs=1e-11, nan_ok=True)
         assert tuple(answers[0].interval) == pytest.approx(tuple(whole.interval), rel=1e-6, abs=1e-9, nan_ok=True)
 
-    @pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e30, 1e290])
-    def test_neither_value_nor_interval_depends_on_the_scale(self, scale):
-        embeddings, labels = made()
-        found, expected = variance_ratio_of_set(scale * embeddings, labels), variance_ratio_of_set(embeddings, labels)
-        assert [found.value, *found.interval] == pytest.approx([expected.value, *expected.interval], rel=1e-9)
-
-    def test_two_classes_have_no_interval(self):
-        embeddings, labels = made(60, 2)
-        found = variance_ratio_of_set(embeddings, labels)
-        assert found.undefined is None
-        assert all(map(math.isnan, found.interval))
-
     @pytest.mark.parametrize(("truth", "classes"), [(0.0, 10), (0.3, 20), (2.0, 50)])
     def test_the_interval_holds_the_truth(self, truth, classes):
         """Seeded; benchmarks/variance_ratio.py --coverage has more of it."""
@@ -284,16 +252,12 @@ class TestWhileTraining:
         embeddings, labels = made()
         before, labels_before = embeddings.clone(), labels.clone()
         embeddings.requires_grad_()
-        assert not variance_ratio(embeddings, labels, normalize=True).requires_grad
+        found = variance_ratio(embeddings, labels, normalize=True)
+        assert not found.requires_grad
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(variance_ratio(embeddings, labels, normalize=True), found)
         assert torch.equal(embeddings, before)
         assert torch.equal(labels, labels_before)
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-    def test_autocast_changes_nothing(self, dtype):
-        embeddings, labels = made(dtype=dtype)
-        expected = variance_ratio(embeddings, labels)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.equal(variance_ratio(embeddings, labels), expected)
 
     @pytest.mark.parametrize("skip_singletons", [False, True])
     def test_waits_for_no_device(self, skip_singletons):

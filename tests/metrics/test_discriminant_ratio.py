@@ -53,30 +53,6 @@ def test_merging_two_metrics_equals_one(case, other_case):
     )
 
 
-def test_states_of_two_ranks_with_labels_at_both_ends_of_int64():
-    # 0 .. 2^63 - 1 .. -2 .. 0: each step is positive if the difference is taken in int64
-    embeddings, labels = torch.randn(8, 3), torch.tensor([0, 2**63 - 1, 0, 2**63 - 1, -2, 0, -2, 0])
-    metric = fill(DiscriminantRatio(), embeddings, labels, [(0, 4)])
-    metric.merge_state(fill(DiscriminantRatio(), embeddings, labels, [(4, 8)]))
-    torch.testing.assert_close(metric.compute(), functional(embeddings.double(), labels).float())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e18, 1e30])
-def test_agrees_with_the_function_at_any_scale_and_beside_an_outlier(scale, normalize, dtype):
-    embeddings, labels = (part.clone() for part in made())
-    embeddings = embeddings.to(dtype) * scale
-    embeddings[3], labels[3] = torch.finfo(torch.float32).max, 99
-    metric = fill(DiscriminantRatio(normalize=normalize, skip_singletons=True), embeddings, labels, [(0, 4), (4, 40)])
-    expected = functional(embeddings, labels, normalize=normalize, skip_singletons=True).float()
-    torch.testing.assert_close(metric.compute(), expected, rtol=1e-6, atol=0)
-    fresh, fresh_labels = made()
-    order = torch.cat([torch.arange(3), torch.arange(4, 40)])
-    plain = functional(fresh[order].double(), fresh_labels[order], normalize=normalize).float()
-    torch.testing.assert_close(expected, plain, rtol=1e-5, atol=0)
-
-
 def test_state_grows_with_classes_not_with_items():
     metric = DiscriminantRatio()
     for _ in range(5):
@@ -105,16 +81,6 @@ def test_within_scatter_is_the_mean_squared_distance_to_the_class_mean():
     assert DiscriminantRatio().within_scatter() == {}
 
 
-def test_reset_forgets_everything():
-    embeddings, labels = made()
-    metric = fill(DiscriminantRatio(), 100 * embeddings, labels + 1, [(0, 40)])
-    metric.compute()
-    metric.reset()
-    assert metric.within_scatter() == {}
-    fill(metric, embeddings, labels, [(0, 20), (20, 40)])
-    torch.testing.assert_close(metric.compute(), functional(embeddings, labels), rtol=1e-5, atol=0)
-
-
 @pytest.mark.parametrize(
     "copied",
     [
@@ -131,6 +97,8 @@ def test_a_copy_goes_on_from_there(copied):
     fill(metric, embeddings, labels, [(20, 40)])
     expected = functional(embeddings, labels, normalize=True)
     torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=0)
+    metric.reset()
+    assert metric.within_scatter() == {}
 
 
 def test_a_saved_state_goes_on_from_there():
@@ -159,14 +127,6 @@ def test_compute_before_update_is_nan_and_says_so():
     assert metric.compute() > 0
 
 
-def test_nothing_to_say_is_nan():
-    metric = DiscriminantRatio()
-    metric.update(torch.randn(3, 2), torch.arange(3))
-    assert metric.compute().isnan()
-    metric.update(torch.randn(1, 2), torch.tensor([1]))
-    assert metric.compute() > 0
-
-
 def test_holds_no_graph_and_no_view():
     embeddings, labels = made()
     metric = DiscriminantRatio()
@@ -178,15 +138,6 @@ def test_holds_no_graph_and_no_view():
     metric.update(torch.empty(0, 5), torch.empty(0, dtype=torch.long))  # forgets the cached value
     assert torch.equal(metric.compute(), expected)
     assert not any(part.requires_grad for parts in metric.metric_state.values() for part in parts)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.bool])
-def test_any_integer_labels_and_half_precision(dtype):
-    embeddings, labels = made(classes=2)
-    metric = DiscriminantRatio()
-    metric.update(embeddings.half(), labels.to(dtype))
-    expected = functional(embeddings.half().double(), labels).float()
-    torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -96,21 +96,13 @@ def test_what_is_kept_is_a_compact_copy_in_the_dtype_of_the_model():
     assert kept.untyped_storage().nbytes() == kept.numel() * 2
 
 
-def test_settings_are_handed_on():
-    metric = RetrievalEvaluation(metrics=("mAP", "recall@2", "recall@precision0.5"), label_groups=None)
-    fill(metric, *made(), 10)
-    assert "recall@2" in metric.compute()
-    assert "recall@precision0.5" in metric.compute()
-    assert not any(name.startswith("grouped") for name in metric.compute())
-
-
 def test_keywords_of_torchmetrics_stand_beside_the_settings():
     metric = RetrievalEvaluation(
         metrics=("mAP", "recall@2"), label_groups=None, sync_on_compute=False, compute_with_cache=False
     )
     assert not metric.sync_on_compute
     assert not metric.compute_with_cache
-    assert "recall@2" in fill(metric, *made(), 10).compute()
+    assert fill(metric, *made(), 10).compute().keys() == {"mAP", "recall@2"}
 
 
 class Holder(LightningModule):

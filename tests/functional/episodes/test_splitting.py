@@ -49,11 +49,6 @@ def test_what_is_no_episode_is_refused_in_words(rows: int, labels: list[int], sh
         split_episode(torch.randn(rows, 2), torch.tensor(labels, dtype=torch.int64), shots=shots)
 
 
-def test_split_refuses_floating_labels() -> None:
-    with pytest.raises(ValueError, match=r"split_episode needs integer labels; got torch.float32"):
-        split_episode(torch.randn(4, 2), torch.tensor([0.0, 0.0, 1.0, 1.0]), shots=1)
-
-
 @given(
     episodes=st.integers(1, 4),
     ways=st.integers(1, 4),

@@ -12,7 +12,6 @@ from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
 from fewshot_callbacks.functional import evaluate_retrieval
 from fewshot_callbacks.functional.retrieval.threshold_search import false_match_rate, most_false_positives, precision_of
-from tests.functional.brute_force import BruteForce
 
 PRECISIONS = (0.05, 0.3, 0.5, 0.56, 0.6, 2 / 3, 0.75, 0.9, 1.0)
 AT_PRECISIONS = tuple(f"recall@precision{precision!r}" for precision in PRECISIONS)
@@ -138,85 +137,3 @@ def test_the_threshold_lies_below_the_smallest_relevant_score_where_the_precisio
     point = report.at_precision[0.6]
     assert (point.true_positives, point.false_positives, point.precision, point.recall) == (2, 1, 2 / 3, 1.0)
     assert point.threshold == 0.0  # the lower bound: all pairs may be accepted
-
-
-@st.composite
-def embedding_cases(draw):
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    n, dim, classes = draw(st.integers(3, 25)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
-    kind = draw(st.sampled_from(["grid", "signs", "real"]))
-    labels = rng.integers(0, classes, n)
-    vectors = rng.integers(-1, 3, (n, dim)) if kind == "grid" else rng.choice([-1.0, 1.0], (n, dim))
-    if kind == "real":
-        vectors = rng.normal(size=(n, dim)) + rng.normal(size=(classes, dim))[labels]
-    similarity = draw(st.sampled_from(["cosine", "dot", "euclidean", *(["hamming"] if kind == "signs" else [])]))
-    return {"queries": vectors.astype(np.float32), "query_labels": labels, "similarity": similarity}
-
-
-def all_scores(case):
-    """Scores of all pairs with their relevance; Hamming distances from the squared Euclidean ones."""
-    if case["similarity"] != "hamming":
-        brute = BruteForce(**case)
-        return np.concatenate(brute.scores), np.concatenate(brute.relevance)
-    brute = BruteForce(**(case | {"similarity": "euclidean"}))
-    return -np.round(np.concatenate(brute.scores) ** 2 / 4), np.concatenate(brute.relevance)
-
-
-@settings(max_examples=80, deadline=None)
-@given(case=embedding_cases(), options=st.sampled_from([{}, {"plain": True}, FEW]))
-def test_points_of_embeddings_have_the_counts_of_the_smallest_threshold(case, options):
-    scores, relevant = all_scores(case)
-    if not relevant.any():
-        return
-    with engine_options(**options):
-        report = evaluate_retrieval(
-            torch.from_numpy(case["queries"]), torch.from_numpy(case["query_labels"]), similarity=case["similarity"],
-            metrics=AT_PRECISIONS, threshold_bounds=(-math.inf, math.inf),
-        )  # fmt: skip
-    # scores that differ by rounding alone are one
-    scores = np.round(scores, 9)
-    for precision in PRECISIONS:
-        threshold, tp, fp = lowest_point(scores, relevant, precision)
-        point = report.at_precision[precision]
-        assert (point.true_positives, point.false_positives) == (tp, fp), precision
-        assert point.threshold == pytest.approx(threshold, abs=1e-7, nan_ok=True)
-
-
-@pytest.mark.parametrize("room", [{}, {"collected": 2000}, {"collected": 60, "knots": 20}], ids=str)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"precision": "bytes", "height": 64, "width": 64},
-        {"precision": "bytes", "height": 64, "width": 64, "batch": 90},
-        {"precision": "float64", "threads": 3},
-        {"plain": True},
-        {"plain": True, "precision": "float64", "height": 64, "width": 64, "batch": 90},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("values", ["real", "few"])
-def test_every_way_to_the_threshold_ends_at_the_same(options, room, values):
-    generator = torch.Generator().manual_seed(7)
-    labels = torch.arange(160) % 10
-    embeddings = torch.nn.functional.one_hot(labels, 12).float() + 0.5 * torch.randn(160, 12, generator=generator)
-    if values == "few":
-        embeddings = (2 * embeddings).round()
-    case = {"queries": embeddings.numpy(), "query_labels": labels.numpy(), "similarity": "dot"}
-    scores, relevant = all_scores(case)
-    scores = np.round(scores, 9)
-    with engine_options(**options, **room):
-        report = evaluate_retrieval(embeddings, labels, similarity="dot", metrics=AT_PRECISIONS)
-    for precision in PRECISIONS:
-        threshold, tp, fp = lowest_point_fast(scores, relevant, precision)
-        point = report.at_precision[precision]
-        assert (point.true_positives, point.false_positives) == (tp, fp), precision
-        assert point.threshold == pytest.approx(threshold, abs=1e-6, nan_ok=True)
-
-
-def lowest_point_fast(scores, relevant, precision):
-    """`lowest_point` without bounds, by sorting."""
-    thresholds = np.unique(scores)
-    tp, fp = (len(s) - np.searchsorted(np.sort(s), thresholds) for s in (scores[relevant], scores[~relevant]))
-    reaching = np.flatnonzero(tp / (tp + fp) >= precision)
-    return (thresholds[reaching[0]], tp[reaching[0]], fp[reaching[0]]) if len(reaching) else (math.nan, 0, 0)

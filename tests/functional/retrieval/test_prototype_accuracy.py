@@ -1,7 +1,6 @@
 """Nearest-prototype accuracy against loops, fractions, and other orders and budgets."""
 
 import math
-import time
 from fractions import Fraction
 
 import numpy as np
@@ -96,31 +95,23 @@ def test_order_and_memory_change_nothing(data, similarity, ties):
 @pytest.mark.parametrize(("kind", "similarity"), sampled_product(["gaussian", "codes", "few"], SIMILARITIES, count=4))
 def test_tiles_and_layout_change_nothing(similarity, kind):
     generator = torch.Generator().manual_seed(3)
-    items = torch.randn(700, 24, generator=generator)
+    items = torch.randn(400, 24, generator=generator)
     if kind == "codes":
         items = items.sign()
     if kind == "few":
-        items = items[:20].repeat(35, 1)
-    labels = torch.randint(90, (700,), generator=generator)
+        items = items[:20].repeat(20, 1)
+    labels = torch.randint(50, (400,), generator=generator)
     found = one_set(items, labels, similarity, 10**9)
     for memory_bytes in (1, 200_000, 2_000_000):
         same(one_set(items, labels, similarity, memory_bytes), found)
-    order = torch.randperm(700, generator=generator)
-    same(one_set(items[order], labels[order], similarity, 200_000), found[order])
     same(one_set(items.T.contiguous().T, labels, similarity), found)
-    parts = items[:300], labels[:300], items[300:], labels[300:]
+    parts = items[:150], labels[:150], items[150:], labels[150:]
     same(two_sets(*parts, similarity, 1), two_sets(*parts, similarity, 10**9))
     expected = brute_force.prototype_accuracy(items[:120].numpy(), labels[:120].numpy(), similarity=similarity)
     same(one_set(items[:120], labels[:120], similarity), expected)
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_threads_and_the_size_of_tiles_change_nothing(similarity):
-    items, labels = torch.randn(300, 10), torch.randint(40, (300,))
-    found = one_set(items, labels, similarity)
     for options in ({"threads": 3}, {"height": 16, "width": 48}, {"height": 1, "width": 1}):
         with engine_options(**options):
-            same(one_set(items, labels, similarity), found)
+            same(one_set(items[:120], labels[:120], similarity), expected)
 
 
 BITS = 40
@@ -167,26 +158,12 @@ def test_one_huge_item_spoils_no_other_class(similarity, huge):
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
-def test_one_class_is_always_right(similarity):
-    items = torch.randn(9, 4)
-    same(one_set(items, torch.full((9,), 3), similarity), [1.0] * 9)
-    same(two_sets(items[:4], torch.zeros(4).long(), items, torch.zeros(9).long(), similarity), [1.0] * 4)
-
-
-@pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("value", [0.0, 1 / 3, 1e30, 1e-30])
 def test_a_collapsed_set_is_chance(similarity, value):
     labels = torch.tensor([0] * 3 + [1] * 7 + [2] * 11 + [3])
     items = (torch.rand(1, 5) * value).expand(22, 5)
     same(one_set(items, labels, similarity), [1 / 4] * 21 + [math.nan])  # the last is alone, and a prototype for others
     same(two_sets(items, labels, items, labels, similarity), [1 / 4] * 22)
-
-
-def test_a_large_collapsed_set_is_quick():
-    items, labels = torch.ones(1, 64).expand(60_000, 64) / 3, torch.arange(60_000) % 1000
-    start = time.process_time()
-    same(one_set(items, labels), np.full(60_000, 1 / 1000))
-    assert time.process_time() - start < 10  # 1 s on one core; 60 million exact pairs would take minutes
 
 
 def test_who_has_no_prototype():

@@ -61,18 +61,11 @@ def test_one_rank_of_grouped_recall():
         assert grouped_recall(*made(), k=k, label_groups=4).at.keys() == {2}
 
 
-def test_no_bound_on_memory_is_the_default():
-    assert grouped_recall(*made(), label_groups=4, memory_mb=None) == grouped_recall(*made(), label_groups=4)
-    assert plan_evaluation(100, 100, 8, memory_mb=None) == plan_evaluation(100, 100, 8)
-
-
-@pytest.mark.parametrize("unlimited", [math.inf, 1e300, 10**400])
-def test_infinite_memory_is_no_limit(unlimited):
+@pytest.mark.parametrize("unlimited", [None, math.inf, 1e300, 10**400])
+def test_infinite_memory_is_no_limit_and_none_the_default(unlimited):
     options = {"label_groups": 4, "metrics": (*DEFAULT_METRICS, "prototype_accuracy"), "max_queries": 30}
-    for settings in ({}, options):
-        expected = evaluate_retrieval(*made(), **settings)
-        report = evaluate_retrieval(*made(), **settings, memory_mb=unlimited)
-        assert (report, report.memory_note) == (expected, None)
+    report = evaluate_retrieval(*made(), **options, memory_mb=unlimited)
+    assert (report, report.memory_note) == (evaluate_retrieval(*made(), **options), None)
     assert grouped_recall(*made(), label_groups=4, memory_mb=unlimited) == grouped_recall(*made(), label_groups=4)
     embeddings = made()[0]
     found, expected = (nearest(embeddings, k=3, memory_mb=memory) for memory in (unlimited, None))

@@ -33,16 +33,6 @@ def test_types_meanings_and_defaults_are_of_the_same_settings():
         assert setting.default == getattr(RetrievalSettings(), name)
 
 
-def test_without_sources_only_the_meanings_are_missing(monkeypatch):
-    def missing(_):
-        raise OSError("source code not available")
-
-    monkeypatch.setattr(inspect, "getsource", missing)
-    settings = described_settings.__wrapped__()
-    assert settings.keys() == NAMES
-    assert not any(setting.meaning for setting in settings.values())
-
-
 @pytest.mark.parametrize(
     ("target", "options", "others"),
     [

@@ -70,7 +70,11 @@ def test_confidence_is_a_probability(confidence):
     message = r"confidence=.* is not between 0 and 1. Pass, for instance, 0.95"
     with pytest.raises(ValueError, match=message):
         normal_quantile(confidence)
-    for interval in (mean_interval, lambda values, level: paired_difference_interval(values, confidence=level)):
+    for interval in (
+        mean_interval,
+        lambda values, level: paired_difference_interval(values, confidence=level),
+        lambda values, level: student_interval(values.numpy()[:, None], level),
+    ):
         with pytest.raises(ValueError, match=message):  # refused also where the interval would be NaN
             interval(torch.ones(1), confidence)
     with pytest.raises(ValueError, match=message):
@@ -91,22 +95,6 @@ class TestMeanOfAMetric:
         assert 0 <= interval.low <= mean + 1e-15
         assert mean - 1e-15 <= interval.high <= 1
 
-    def test_is_the_t_interval_where_the_mean_is_near_one_half(self):
-        values = torch.tensor([0.49, 0.51] * 6, dtype=torch.float64)
-        half = t.ppf(0.95, 11) * float(values.std()) / math.sqrt(12)
-        mean = float(values.mean())
-        assert mean_interval(values, confidence=0.9) == pytest.approx((mean - half, mean + half), abs=2e-6)
-
-    def test_few_imperfect_units_know_their_spread_badly(self):
-        # one imperfect unit in fifty: two degrees of freedom, not 49
-        values = torch.ones(50)
-        values[7] = 0.5
-        low, high = mean_interval(values)
-        reach = t.ppf(0.975, 2 * (49**2 + 49) ** 2 / (49**4 + 49)) * 0.01 / (0.99 * 0.01)
-        odds = math.log(0.99 / 0.01)
-        assert low == pytest.approx(1 / (1 + math.exp(reach - odds)), rel=1e-6)
-        assert high == pytest.approx(1 / (1 + math.exp(-reach - odds)), rel=1e-9)
-
     @pytest.mark.parametrize("units", [2, 5, 50])
     def test_perfect_units_are_not_certain(self, units):
         # Clopper and Pearson's interval of `units` successes in as many trials
@@ -114,10 +102,6 @@ class TestMeanOfAMetric:
         assert mean_interval(torch.ones(units)) == pytest.approx(expected, abs=1e-12)
         assert clustered_mean_interval(torch.ones(4 * units), torch.arange(units).repeat(4)) == pytest.approx(expected)
         assert mean_interval(torch.zeros(units)) == pytest.approx((0, 1 - expected[0]), abs=1e-12)
-
-    def test_equal_values_have_a_width(self):
-        low, high = mean_interval(torch.full((9,), 0.1, dtype=torch.float64))
-        assert (low, high) == pytest.approx((0.1 * 0.025 ** (1 / 9), 1 - 0.9 * 0.025 ** (1 / 9)))
 
     def test_clusters_of_one_are_independent_values(self):
         values = torch.rand(40)
@@ -195,17 +179,6 @@ class TestPairedDifference:
         drawn = np.random.default_rng(0).choice(gains, (10_000, 12)).mean(axis=1)  # the bootstrap agrees
         assert (low, high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.008)
 
-    def test_of_no_skewness_is_the_t_interval(self):
-        values = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)
-        half = t.ppf(0.975, 4) * float(values.std()) / math.sqrt(5)
-        assert paired_difference_interval(values) == pytest.approx((0.3 - half, 0.3 + half), abs=1e-9)
-
-    def test_the_other_way_round_is_its_mirror(self):
-        values = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.125, 0.0])
-        low, high = paired_difference_interval(values)
-        assert paired_difference_interval(-values) == pytest.approx((-high, -low))
-        assert high - float(values.mean()) > float(values.mean()) - low  # rare large gains: there may be more of them
-
     def test_no_difference_at_all_is_not_certain(self):
         low, high = paired_difference_interval(torch.zeros(60), torch.arange(60) % 20)
         assert (low, high) == pytest.approx((-(1 - 0.025 ** (1 / 20)), 1 - 0.025 ** (1 / 20)))
@@ -217,10 +190,6 @@ def test_a_difference_of_independent_means_reaches_to_the_nearer_ends():
     assert high == pytest.approx(0.2 + math.hypot(0.04, 0.03))
     unknown = Interval(math.nan, math.nan)
     assert all(math.isnan(end) for end in independent_difference_interval(0.9, unknown, 0.7, Interval(0.6, 0.8)))
-
-
-def test_half_width():
-    assert Interval(0.25, 0.75).half_width == 0.25
 
 
 @pytest.mark.parametrize(
@@ -256,7 +225,9 @@ class TestOfUnboundedValues:
     @pytest.mark.parametrize("samples", [2, 3, 30])
     def test_equals_scipys_t_interval_at_each_point(self, samples, confidence):
         values = np.random.default_rng(samples).normal(1e3, 5.0, (samples, 4))
+        values = values.astype(np.float32)  # computed in double
         low, high = student_interval(values, confidence)
+        values = values.astype(np.float64)
         error = values.std(axis=0, ddof=1) / math.sqrt(samples)
         expected = t(samples - 1, values.mean(axis=0), error).ppf([[(1 - confidence) / 2], [(1 + confidence) / 2]])
         assert low.dtype == high.dtype == np.float64
@@ -265,16 +236,4 @@ class TestOfUnboundedValues:
     def test_equal_values_have_no_width(self):
         low, high = student_interval(np.full((3, 2), 0.75))
         assert low.tolist() == high.tolist() == [0.75, 0.75]
-
-    def test_nan_for_a_single_sample(self):
-        low, high = student_interval(np.ones((1, 2)))
-        assert low.shape == high.shape == (2,)
-        assert np.isnan([low, high]).all()
-
-    def test_single_precision_is_computed_in_double(self):
-        values = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-        np.testing.assert_array_equal(student_interval(values), student_interval(values.astype(np.float64)))
-
-    def test_confidence_is_a_probability(self):
-        with pytest.raises(ValueError, match=r"confidence=95 is not between 0 and 1. Pass, for instance, 0.95"):
-            student_interval(np.ones((1, 2)), 95)
+        assert np.isnan(student_interval(np.ones((1, 2)))).all()
