@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from fewshot_callbacks.data.episodes import SeededBatchSampler, epoch_seed, own_rank
+from fewshot_callbacks.data.episodes import SeededBatchSampler, mixed_seed, own_rank
 from fewshot_callbacks.functional.episodes import ClassNames, class_name
 
 
@@ -78,7 +78,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
                 f"ClassBalancedBatchSampler: batches of {self.sizes['ways']} classes leave some of the "
                 f"{world_size} processes without a class. Use classes_per_batch >= {world_size}."
             )
-        drawn = self.draw(epoch_seed(self.seed, self.epoch)).indices  # (batches, classes, items)
+        drawn = self.draw(mixed_seed(self.seed, self.epoch)).indices  # (batches, classes, items)
         self.epoch += 1
         for batch in drawn:
             # whole classes, so that the items of a process have relevant ones among themselves, too

@@ -1,6 +1,5 @@
 """The LightningDataModule of every data set: which batches its splits are served in."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from fewshot_callbacks.data.batches import ClassBalanced, Episodes, sizes_of
 from fewshot_callbacks.data.dataset import SPLITS, Batch, FewShotDataset, Split
-from fewshot_callbacks.data.episodes import EpisodicBatchSampler
+from fewshot_callbacks.data.episodes import EpisodicBatchSampler, mixed_seed
 from fewshot_callbacks.functional.episodes import EpisodeProtocol, check_classes_suffice, check_episode_sizes
 
 Loader = DataLoader[tuple[Tensor, int]]
@@ -189,9 +188,7 @@ class FewShotDataModule(LightningDataModule):
         if not (self.augment and self.trainer is not None and self.trainer.training):
             return batch
         images, labels = batch
-        # a hash: sums of seed, rank and number would give the same random numbers to neighbours
-        place = f"{self.seed} {self.trainer.global_rank} {self._augmented_batches}"
-        seed = int.from_bytes(hashlib.sha256(place.encode()).digest()[:4], "little")
+        seed = mixed_seed(self.seed, self.trainer.global_rank, self._augmented_batches)
         self._augmented_batches += 1
         # A generator on the CPU draws the same numbers for every kind of device.
         return self.dataset.augment_batch(images, torch.Generator().manual_seed(seed)), labels

@@ -136,7 +136,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
                 f"{episodes} episodes do not make a batch of {episodes_per_batch}. Use episodes >= {episodes_per_batch}."
             )
         self.episodes, self.episodes_per_batch, self.fixed = episodes, episodes_per_batch, fixed
-        self._list = self.draw(seed if fixed else epoch_seed(seed, epoch))  # a wrong setting fails here
+        self._list = self.draw(seed if fixed else mixed_seed(seed, epoch))  # a wrong setting fails here
         self._list_epoch = epoch
 
     @property
@@ -150,7 +150,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
             True
         """
         if not self.fixed and self._list_epoch != self.epoch:
-            self._list, self._list_epoch = self.draw(epoch_seed(self.seed, self.epoch)), self.epoch
+            self._list, self._list_epoch = self.draw(mixed_seed(self.seed, self.epoch)), self.epoch
         return self._list
 
     @property
@@ -193,6 +193,6 @@ def own_rank() -> tuple[int, int]:
     return 0, 1
 
 
-def epoch_seed(seed: int, epoch: int) -> int:
-    """A seed for (seed, epoch); neighbouring pairs share nothing, as seed + epoch would."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {epoch}".encode()).digest()[:4], "little")
+def mixed_seed(*numbers: int) -> int:
+    """Hash some numbers to one seed; neighbours share nothing, as those of seed + epoch would."""
+    return int.from_bytes(hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()[:4], "little")

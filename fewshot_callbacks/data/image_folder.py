@@ -35,7 +35,7 @@ class ImageFolder(ImageSet):
         test_share: The share of the classes to test on; 0 where the three folders hold the splits.
         split_seed: Seed of that split. The classes are sorted by the SHA-256 of the seed and their names: the first are
             for the test, the next for the validation.
-        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+        memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
         FileNotFoundError: A folder is missing.
@@ -70,7 +70,7 @@ class ImageFolder(ImageSet):
         val_share: float = 0.0,
         test_share: float = 0.0,
         split_seed: int = 0,
-        cache_mb: float = 512,
+        memory_mb: float = 512,
     ) -> None:
         root = Path(root)
         folders: dict[Split, str | None] = {"train": train_folder, "val": val_folder, "test": test_folder}
@@ -92,7 +92,7 @@ class ImageFolder(ImageSet):
         no_validation = (
             "val_share is 0. Use a positive share." if test_share else "val_folder is None. Name its folder."
         )
-        super().__init__(items, split or "train", transform, cache_mb=cache_mb, no_validation=no_validation)
+        super().__init__(items, split or "train", transform, memory_mb=memory_mb, no_validation=no_validation)
 
 
 def _split_folders(root: Path, wanted: Mapping[Split, str]) -> dict[Split, list[ImageItem]]:

@@ -3,7 +3,6 @@
 import copy
 import functools
 import itertools
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,8 +46,9 @@ class ImageSet(FewShotDataset):
         items: What each split holds.
         split: The split that is served.
         transform: From a list of PIL images, and whether they are to be augmented, to a float batch.
-        cache_mb: Memory for the decoded images of a split, in MB, so that each file is decoded once instead of in each
-            epoch. Images beyond it are decoded at each access. The workers of a loader share it; 0 keeps none.
+        memory_mb: Memory for the decoded images of a split, in MB, so that each file is decoded once instead of in each
+            epoch. Images beyond it are decoded at each access. The workers of a loader share it; 0 keeps none, infinity
+            all.
         mode: What an image is converted to.
         no_validation: Why there is no validation split, where that is a choice, and how to get one.
 
@@ -70,16 +70,16 @@ class ImageSet(FewShotDataset):
         split: Split,
         transform: Transform,
         *,
-        cache_mb: float = 512,
+        memory_mb: float = 512,
         mode: Literal["RGB", "L"] = "RGB",
         no_validation: str = "",
     ) -> None:
-        if not 0 <= cache_mb < math.inf:
-            raise ValueError(f"cache_mb is {cache_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
+        if not memory_mb >= 0:
+            raise ValueError(f"memory_mb is {memory_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
         self.transform, self._mode, self._no_validation = transform, mode, no_validation
         self.splits = tuple(items)
         self._all_items = items
-        self._caches = {name: DecodedImages(cache_mb, len(of_split)) for name, of_split in items.items()}
+        self._caches = {name: DecodedImages(memory_mb, len(of_split)) for name, of_split in items.items()}
         self._augment = False
         self._choose(split)
 

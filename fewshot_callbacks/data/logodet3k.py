@@ -165,7 +165,7 @@ class LogoDet3K(ImageSet):
         split_seed: Seed of the split.
         partial: Accept an incomplete set: categories may be missing, and annotations without an image
             and files that cannot be read are left out and counted.
-        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+        memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Attributes:
         counts: What is used, over all splits, and what is left out.
@@ -210,7 +210,7 @@ class LogoDet3K(ImageSet):
         test_share: float = 0.2,
         split_seed: int = 0,
         partial: bool = False,
-        cache_mb: float = 512,
+        memory_mb: float = 512,
     ) -> None:
         if min_boxes < 1:
             raise ValueError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
@@ -244,7 +244,7 @@ class LogoDet3K(ImageSet):
             "shares or another split_seed.",
         )
         super().__init__(
-            items, split, transform, cache_mb=cache_mb, no_validation="val_share is 0. Use a positive share."
+            items, split, transform, memory_mb=memory_mb, no_validation="val_share is 0. Use a positive share."
         )
 
     @property

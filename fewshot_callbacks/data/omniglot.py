@@ -53,7 +53,7 @@ class Omniglot(ImageSet):
         download: Download and unpack what is missing. Processes that begin together, as under `torchrun`, would each do
             so: make the data set once before.
         partial: Accept an incomplete set.
-        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+        memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
         FileNotFoundError: A folder is missing.
@@ -90,7 +90,7 @@ class Omniglot(ImageSet):
         val_alphabets: tuple[str, ...] = VALIDATION_ALPHABETS,
         download: bool = False,
         partial: bool = False,
-        cache_mb: float = 512,
+        memory_mb: float = 512,
     ) -> None:
         check_image_size(image_size)
         folder = Path(root) / FOLDER
@@ -119,7 +119,7 @@ class Omniglot(ImageSet):
             items,
             split,
             InkOnPaper(image_size),
-            cache_mb=cache_mb,
+            memory_mb=memory_mb,
             mode="L",
             no_validation="val_alphabets is empty. Name alphabets of the background set.",
         )
