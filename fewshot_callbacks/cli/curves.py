@@ -12,8 +12,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fewshot_callbacks.plots.bands import BAND, draw_band
-from fewshot_callbacks.plots.style import GREY, METHODS, in_house_style, new_figure
+from fewshot_callbacks.plots.style import BAND, GREY, METHODS, draw_band, in_house_style, new_figure
 
 PANELS = (
     ("train/J", "J, training batches"),

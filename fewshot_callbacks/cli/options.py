@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 PACKAGE = Path(__file__).parents[1]
 CONFIGURATIONS = (PACKAGE / "configs", PACKAGE.parent / "configs")  # of an installed package, and of a clone
+
+EVALUATION = "functional/retrieval/settings.py"  # where the settings of an evaluation are declared
 
 ARRAYS = (
     "The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,); optionally 'gallery' and "
@@ -58,9 +60,7 @@ def unknown(word: str, options: Iterable[str]) -> str:
 
 def instead(name: str) -> str:
     """Say what is written in place of a setting of an earlier version; nothing where it never was one."""
-    body = ast.parse((PACKAGE / "functional/retrieval/settings.py").read_text(encoding="utf-8")).body
-    [gone] = [node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GONE"]
-    new = ast.literal_eval(gone).get(name)
+    new = ast.literal_eval(source_of(EVALUATION)["GONE"]).get(name)
     return f"{name} is gone. Write {new}; a command has --metrics recall@1 and --label_groups 10." if new else ""
 
 
@@ -138,35 +138,35 @@ class Declared(NamedTuple):
     meaning: str
 
 
+def source_of(file: str) -> dict[str, Any]:
+    """Read what a module declares, by name, from its source: importing it would import torch, for seconds, only to list."""
+    found: dict[str, Any] = {}
+    for node in ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            found[ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)] = node.value
+    return found
+
+
 def declared(file: str, owner: str) -> Iterator[Declared]:
-    """Read the fields of a dataclass from its source: importing it would import torch, for seconds, only to be listed."""
-    body = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
-    constants = {node.target: node.value for node in body if isinstance(node, ast.AnnAssign)}
-    values = {ast.unparse(name): ast.unparse(value) for name, value in constants.items() if value is not None}
-    [definition] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == owner]
-    for field, text in pairwise(definition.body):
+    """List the fields of a dataclass with their meanings, the strings that follow them."""
+    source = source_of(file)
+    for field, text in pairwise(source[owner].body):
         if isinstance(field, ast.AnnAssign) and field.value is not None and isinstance(text, ast.Expr):
-            default = ast.unparse(field.value)
-            words = str(cast(ast.Constant, text.value).value)
-            name, kind = ast.unparse(field.target), ast.unparse(field.annotation)
-            yield Declared(name, kind, values.get(default, default), " ".join(words.split()))
+            name, kind, default = (ast.unparse(part) for part in (field.target, field.annotation, field.value))
+            if default in source:  # a constant of the module
+                default = ast.unparse(source[default])
+            yield Declared(name, kind, default, " ".join(ast.literal_eval(text.value).split()))
 
 
-def settings_of(command: str) -> tuple[list[Declared], list[Declared]]:
-    """Return the settings of an evaluation that a command has, and those of its report."""
-    evaluation = list(declared("functional/retrieval/settings.py", "RetrievalSettings"))
+def settings_of(command: str) -> list[Declared]:
+    """List the settings of a command: those of its report, and those of an evaluation."""
+    evaluation = [field for field in declared(EVALUATION, "RetrievalSettings") if field.name not in FIXED]
     if command == "evaluate":
-        return [field for field in evaluation if field.name not in FIXED], []
-    own = [field for field in declared("report/settings.py", "ReportSettings") if field.name != "memory_mb"]
-    return [field for field in evaluation if field.name not in (*FIXED, *NOT_IN_REPORTS)], own
-
-
-def metric_keys() -> tuple[str, str]:
-    """List the patterns of all metrics, and the default keys, from the source of their registry, which needs torch."""
-    source = (PACKAGE / "functional/retrieval/registry.py").read_text(encoding="utf-8")
-    usual = source.partition("\nDEFAULT_METRICS = (")[2].partition('"""')[0]
-    patterns = re.findall(r'^    Metric\(\s*"([^"]+)"', source, re.MULTILINE)
-    return ", ".join(patterns), " ".join(re.findall(r'"([^"]+)"', usual))
+        return evaluation
+    own = [field for field in declared("report/findings.py", "ReportSettings") if field.name != "memory_mb"]
+    return own + [field for field in evaluation if field.name not in NOT_IN_REPORTS]
 
 
 def add_settings(options: Options, settings: Iterable[Declared]) -> None:
@@ -175,7 +175,10 @@ def add_settings(options: Options, settings: Iterable[Declared]) -> None:
         # argparse fills in what follows a single percent sign.
         text = f"{meaning} (default: {default})".replace("%", "%%")
         if name == "metrics":
-            patterns, usual = metric_keys()
+            registry = source_of("functional/retrieval/registry.py")
+            patterns = ", ".join(ast.literal_eval(metric.args[0]) for metric in registry["METRICS"].elts)
+            keys = ast.walk(registry["DEFAULT_METRICS"])
+            usual = " ".join(str(key.value) for key in keys if isinstance(key, ast.Constant))
             text = f"{meaning} There are {patterns}; macro_ before one is its mean over classes. (default: {usual})"
             options.add_argument("--metrics", type=several(str), nargs="+", metavar="KEY", default=SUPPRESS, help=text)
         else:
@@ -192,7 +195,7 @@ def evaluate() -> Options:
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     options.add_argument("--per_class", action="store_true", help="print the means of each class, too")
-    add_settings(options, settings_of("evaluate")[0])
+    add_settings(options, settings_of("evaluate"))
     return options
 
 
@@ -219,8 +222,7 @@ def report() -> Options:
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
     options.add_argument("--train", type=Path, metavar="FILE", help=another)
     options.add_argument("--train_images", type=Path, metavar="FOLDER", help="the same as --images for that split")
-    evaluation, own = settings_of("report")
-    add_settings(options, [*own, *evaluation])
+    add_settings(options, settings_of("report"))
     return options
 
 

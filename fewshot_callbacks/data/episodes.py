@@ -1,12 +1,14 @@
-"""A batch sampler whose batches are episodes, for any map-style data set with a DataLoader."""
+"""Episodes to train on, and the batch sampler that draws them for any map-style data set with a DataLoader."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, Sampler
 
+from fewshot_callbacks.data.dataset import FewShotDataset
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.episodes import ClassNames, EpisodeList, check_episode_sizes, sample_episodes
 
@@ -184,6 +186,40 @@ class EpisodicBatchSampler(SeededBatchSampler):
         # Every rank the same number of episodes: under DDP a rank that has one more would wait for the gradients of the
         # others.
         return slice(rank, self.episodes // world_size * world_size, world_size)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Train on episodes (`EpisodicBatchSampler`).
+
+    Args:
+        ways: Classes in an episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        episodes: Episodes in an epoch, over all processes.
+        episodes_per_batch: Episodes in a batch; ProtoNet takes the same number.
+
+    Raises:
+        ValueError: A number is not whole, or not positive.
+
+    Examples:
+        >>> Episodes(5, shots=0)
+        Traceback (most recent call last):
+        ValueError: shots is 0; an episode needs at least one. Use shots >= 1.
+    """
+
+    ways: int = 20
+    shots: int = 1
+    queries: int = 5
+    episodes: int = 100
+    episodes_per_batch: int = 1
+
+    def __post_init__(self) -> None:
+        check_episode_sizes(**asdict(self))
+
+    def sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
+        """Make the batches of a training: a function of the seed and the epoch."""
+        return EpisodicBatchSampler(data.labels, **asdict(self), seed=seed, class_names=data.class_names, epoch=epoch)
 
 
 def own_rank() -> tuple[int, int]:

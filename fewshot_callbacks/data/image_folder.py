@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from fewshot_callbacks._image_files import ENDINGS, FoundFiles, images_below
+from fewshot_callbacks._image_files import ENDINGS, FoundFiles, folders_in, images_below
 from fewshot_callbacks.data.dataset import Split, seeded_draw
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet, check_shares, counted, named, refuse_shared
 from fewshot_callbacks.data.photo_transform import PhotoTransform
@@ -105,7 +105,7 @@ def _split_folders(root: Path, wanted: Mapping[Split, str]) -> dict[Split, list[
     for split, name in wanted.items():
         if not (root / name).is_dir():
             instead = " or val_folder=None for no validation" if split == "val" else ""
-            classes = set(_folders_in(root)) - set(wanted.values())
+            classes = {folder.name for folder in folders_in(root)} - set(wanted.values())
             shares = (
                 f" To split the {counted(len(classes), 'folder')} in it as classes, pass val_share=0.2 and "
                 "test_share=0.2 (--data.dataset.val_share 0.2 --data.dataset.test_share 0.2)."
@@ -154,12 +154,12 @@ def _listed_classes(root: Path) -> list[ImageItem]:
     """List the images of a folder and the class of each; says what else is there."""
     if not root.is_dir():
         raise FileNotFoundError(f"There is no folder {root}. It should hold one folder of images per class.")
-    classes = _folders_in(root)
+    classes = folders_in(root)
     if not classes:
         raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
-    found = images_below([root / name for name in classes], root)
+    found = images_below(classes, root)
     skipped = sum((part.skipped for part in found), Counter[str]())
-    empty = [name for name, part in zip(classes, found, strict=True) if not part.files]
+    empty = [folder.name for folder, part in zip(classes, found, strict=True) if not part.files]
     if empty:
         raise ValueError(
             f"{named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
@@ -167,8 +167,4 @@ def _listed_classes(root: Path) -> list[ImageItem]:
         )
     if skipped:
         rank_zero_info(f"{root}: {FoundFiles([], skipped).what_was_skipped()}. Images end in {', '.join(ENDINGS)}.")
-    return [ImageItem(file, name) for name, part in zip(classes, found, strict=True) for file in part.files]
-
-
-def _folders_in(root: Path) -> list[str]:
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    return [ImageItem(file, folder.name) for folder, part in zip(classes, found, strict=True) for file in part.files]

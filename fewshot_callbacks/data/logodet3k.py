@@ -12,7 +12,7 @@ from jaxtyping import Int
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fewshot_callbacks._image_files import image_size
+from fewshot_callbacks._image_files import folders_in, image_size
 from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -263,7 +263,7 @@ class _Found:
 
 def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
     """All annotated boxes; refuses an incomplete set unless it may be `partial`."""
-    categories = sorted(entry for entry in required(folder, fix).iterdir() if entry.is_dir())
+    categories = folders_in(required(folder, fix))
     there = {category.name.casefold() for category in categories}
     absent = [category for category in CATEGORIES if category.casefold() not in there]
     if absent and not partial:
@@ -272,7 +272,7 @@ def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
         )
     found = _Found([], 0, [], [])
     for category in categories:
-        for brand in sorted(entry for entry in category.iterdir() if entry.is_dir()):
+        for brand in folders_in(category):
             _read_brand(brand, found)
     if found.missing and not partial:
         raise FileNotFoundError(

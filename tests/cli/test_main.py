@@ -45,9 +45,7 @@ def test_an_unknown_command_names_the_nearest_or_all(capsys):
 def test_version_says_what_a_bug_report_asks_for(capsys, monkeypatch):
     module = sys.modules["fewshot_callbacks.cli.main"]  # the package has a function of that name
     monkeypatch.setattr(module, "COMPUTES_WITH", ("torch", "no-such-package"))
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
+    assert main(["--version"]) == 0
     own, system, others = capsys.readouterr().out.splitlines()
     assert own == f"fewshot_callbacks {fewshot_callbacks.__version__}"
     assert system == f"Python {platform.python_version()}, {platform.platform()}"

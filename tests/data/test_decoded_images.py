@@ -9,7 +9,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from fewshot_callbacks.data import ImageFolder
-from fewshot_callbacks.data._decoded_images import DecodedImages
+from fewshot_callbacks.data.image_set import DecodedImages
 from tests.data.trees import SMALL, draw, everything
 
 EACH = 4 * 12 * 10 / 1e6  # MB of an image as `draw` draws it

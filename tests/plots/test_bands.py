@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
-from fewshot_callbacks.plots.bands import draw_band
-from fewshot_callbacks.plots.style import METHODS, new_figure
+from fewshot_callbacks.plots.style import METHODS, draw_band, new_figure
 
 RUNS = np.array([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]])
 REACH = 4.302652729911275 / math.sqrt(3)  # Student's t of 2 degrees of freedom at 0.975, standard deviation 1

@@ -8,8 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fewshot_callbacks.report.items import Items
-from fewshot_callbacks.report.thumbnails import LONGEST_TEXT, Thumbnails, data_uri
+from fewshot_callbacks.report.items import LONGEST_TEXT, Items, Thumbnails, data_uri
 
 
 def decoded(uri):
