@@ -152,9 +152,7 @@ def one_line(error: Exception) -> str:
     if "Original Traceback" in text:  # of a worker of a DataLoader: its last line is the error's type and text
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif "Union subtypes" in text:  # of jsonargparse, where a class refuses its arguments
-        from fewshot_callbacks.cli._mistakes import reason  # noqa: PLC0415 - not needed otherwise
-
-        text = reason(text)
+        *_, text = options_of.deepest(text)
     elif not _is_ours(error):
         text = f"{text.rstrip('.')} ({type(error).__name__}; {DEBUG}=1 shows where)."
     return " ".join(text.split())

@@ -8,8 +8,8 @@ from contextlib import redirect_stdout
 import pytest
 import yaml
 
-from fewshot_callbacks.cli import curves, demo
-from fewshot_callbacks.cli.curves import smooth
+from fewshot_callbacks.cli import demo
+from fewshot_callbacks.cli.demo import smooth
 from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.data.glyphs import load_drawing
 from fewshot_callbacks.plots.style import METHODS
@@ -70,7 +70,7 @@ def test_it_leaves_curves_logs_checkpoints_and_results(finished, capsys):
 
 
 def test_soft_ap_sees_as_many_images_and_is_tested_as_it_was_kept(finished):
-    steps = [len(curves.read_metric(finished / name / "metrics.csv", "train/loss")[0]) for name in demo.TRAINED]
+    steps = [len(demo.read_metric(finished / name / "metrics.csv", "train/loss")[0]) for name in demo.TRAINED]
     assert steps == [2, 2, 2]
     random, _, _, soft = json.loads((finished / "results.json").read_text())
     assert soft["retrieval"]["metrics"] != random["retrieval"]["metrics"]  # the weights that were trained
@@ -117,8 +117,8 @@ def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):
 
 @pytest.mark.parametrize("seeds", [1, 5])
 def test_curves_of_seeds_are_one_line_in_its_interval(seeds):
-    run = {name: ([1, 2, 3], [1.0, 2.0, 2.5]) for name, _ in curves.PANELS}
-    figure = curves.training_curves({name: [run] * seeds for name in demo.TRAINED}, demo.TITLES)
+    run = {name: ([1, 2, 3], [1.0, 2.0, 2.5]) for name, _ in demo.PANELS}
+    figure = demo.training_curves({name: [run] * seeds for name in demo.TRAINED}, demo.TITLES)
     assert_legible(figure)
     assert all(axes.get_ylabel() for axes in figure.axes)
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "training steps", "training steps"]
