@@ -18,14 +18,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
-from fewshot_callbacks.plots.bands import BAND, draw_band
 from fewshot_callbacks.plots.style import (
+    BAND,
     BLACK,
     GREY,
     METHODS,
     SMALL,
     VERMILION,
     MethodStyle,
+    draw_band,
     in_house_style,
     new_figure,
     save,

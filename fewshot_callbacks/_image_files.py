@@ -114,6 +114,11 @@ class FoundFiles:
         return printable(f"{total:,} file{'' if total == 1 else 's'} skipped: {', '.join(named)}{more}")
 
 
+def folders_in(folder: Path) -> list[Path]:
+    """List the folders in a folder by their names; a listing comes in the order of the file system."""
+    return sorted((entry for entry in folder.iterdir() if entry.is_dir()), key=lambda entry: entry.name)
+
+
 def images_below(
     folders: Sequence[Path], root: Path | None = None, endings: Sequence[str] = ENDINGS
 ) -> list[FoundFiles]:

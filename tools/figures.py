@@ -37,8 +37,7 @@ class Study(NamedTuple):
 
 
 def draw_demo(folder: Path, _: tuple[str, ...]) -> None:
-    from fewshot_callbacks.cli.curves import training_curves  # noqa: PLC0415 - only what is drawn is imported
-    from fewshot_callbacks.cli.demo import TITLES  # noqa: PLC0415
+    from fewshot_callbacks.cli.demo import TITLES, training_curves  # noqa: PLC0415 - only what is drawn is imported
 
     write(training_curves(read("demo"), TITLES), folder, "demo")
 
@@ -143,7 +142,7 @@ def measure(name: str, commands: tuple[str, ...]) -> None:
     """Run what makes the data, and keep that."""
     for command in commands:
         program, *arguments = command.split()
-        start = [sys.executable] if program == "python" else [sys.executable, "-m", "fewshot_callbacks.cli"]
+        start = [sys.executable if program == "python" else Path(sys.executable).with_name(program)]
         subprocess.run([*start, *arguments], check=True, cwd=ROOT)
     runs = ROOT / "runs" / "figures" / name
     keep(name, read_demo(runs) if name == "demo" else json.loads((runs / "figures.json").read_text(encoding="utf-8")))
@@ -151,8 +150,7 @@ def measure(name: str, commands: tuple[str, ...]) -> None:
 
 def read_demo(runs: Path) -> dict[str, Any]:
     """The curves of each method, one after the other for each seed."""
-    from fewshot_callbacks.cli.curves import read_curves  # noqa: PLC0415
-    from fewshot_callbacks.cli.demo import TRAINED  # noqa: PLC0415
+    from fewshot_callbacks.cli.demo import TRAINED, read_curves  # noqa: PLC0415
 
     return {
         method: [

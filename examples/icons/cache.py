@@ -2,15 +2,13 @@
 
 import hashlib
 import os
-import secrets
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import PIL
 import platformdirs
-import torch
 
+from fewshot_callbacks.data.glyphs import load_or_draw
 from icons.drawing import VERSION, DrawnIcons, draw_icons, svg_version
 from icons.files import Theme, base_folders, families, find_themes, installed_state
 
@@ -96,30 +94,8 @@ def load_drawing(
     themes = installed_themes(roots)
     _check_families(len(families(themes)), FEWEST_FAMILIES if roots is None else 1)
     file = cache_file(themes, size, min_families, symbolic=symbolic)
-    drawn = _load_or_draw(file, lambda: draw_icons(themes, size, min_families, symbolic=symbolic))
+    drawn = load_or_draw(file, DrawnIcons, lambda: draw_icons(themes, size, min_families, symbolic=symbolic), "icon")
     _check_classes(drawn, min_families, FEWEST_CLASSES if roots is None else 1)
-    return drawn
-
-
-def _load_or_draw(file: Path, draw: Callable[[], DrawnIcons]) -> DrawnIcons:
-    try:
-        return DrawnIcons(**torch.load(file, weights_only=True))
-    except OSError:
-        pass  # not there yet
-    except Exception as error:  # torch.load promises no class of error for a damaged file
-        warnings.warn(f"The icon cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=3)
-    drawn = draw()
-    unfinished = file.with_name(f"{file.name}.{secrets.token_hex(8)}")  # no other process reads half a file
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(vars(drawn), unfinished)
-        unfinished.replace(file)
-    except OSError as error:
-        warnings.warn(
-            f"The icons cannot be kept in {file.parent} ({error}), so they are drawn each time. Name a folder that can be "
-            "written in the environment variable FEWSHOT_CALLBACKS_CACHE.",
-            stacklevel=3,
-        )
     return drawn
 
 

@@ -15,12 +15,12 @@ from fewshot_callbacks.callbacks._viewers import EvaluatedSet, Names
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.statistics import class_means
-from fewshot_callbacks.plots.operating_marks import operating_marks
 from fewshot_callbacks.plots.scores import (
     ClassScore,
     Confusion,
     confused_classes,
     error_tradeoff_curve,
+    operating_marks,
     precision_recall_curve,
     recall_at_k_curve,
     score_histograms,

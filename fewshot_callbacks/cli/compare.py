@@ -74,16 +74,12 @@ def run(options: Namespace) -> None:
     tests = [] if untested else [tested(each) for each in runs]  # takes longest
     differences = differences_of(*tests) if tests else {}
     if options.json:
-        described = [
-            {
-                "name": name,
-                "folder": str(each),
-                "epochs": None if record is None else record.epochs,
-                "steps": None if record is None else record.steps,
-            }
-            | ({"test": tests[i].to_dict()} if tests else {})
-            for i, (name, each, record) in enumerate(zip(names, runs, records, strict=True))
+        described: list[dict[str, Any]] = [
+            {"name": name, "folder": str(each), "epochs": record and record.epochs, "steps": record and record.steps}
+            for name, each, record in zip(names, runs, records, strict=True)
         ]
+        for description, test in zip(described, tests, strict=False):  # none where nothing was tested
+            description["test"] = test.to_dict()
         printed = {
             "runs": described,
             "notes": notes,

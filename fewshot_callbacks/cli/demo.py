@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
+import csv
 import json
 import math
-import os
 import shutil
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fewshot_callbacks import __version__
 from fewshot_callbacks._terminal import as_text
 from fewshot_callbacks.cli.compare import Tested, result_of
-from fewshot_callbacks.cli.curves import read_curves, training_curves
 from fewshot_callbacks.cli.fit import command, quiet_lightning
-from fewshot_callbacks.cli.runs import TrainingRecord
 from fewshot_callbacks.data import Glyphs
-from fewshot_callbacks.plots import save
+from fewshot_callbacks.plots.style import BAND, GREY, METHODS, draw_band, in_house_style, new_figure, save
 
 MARKER = "results.json"
 # What is trained -> the words of `fewshot fit` for it.
@@ -35,18 +33,27 @@ TRAINED = {
     "soft_ap": ("--config=demo_soft_ap",),
 }
 TITLES = {"random": "random", "softmax": "softmax", "dr": "DR", "soft_ap": "soft AP"}
+PANELS = (
+    ("train/J", "J, training batches"),
+    ("val/J", "J, validation set"),
+    ("val/mAP", "mAP, validation set"),
+    ("val/recall@1", "Recall@1, validation set"),
+)
+SMOOTHING = 0.9
+# Steps and values of a metric.
+Curve = Sequence[Sequence[float]]
 
 
 def run(options: Namespace) -> None:
     """Train the networks, test them, and print the table and what lies in the folder of the demo."""
     console, started = Console(), time.perf_counter()
-    settings = {name: value for name, value in vars(options).items() if name != "output"}
-    with quiet_lightning(), replaced_folder(options.output, settings) as folder:
+    folder = emptied(options.output)
+    with quiet_lightning():
         rows = train_and_test(options, folder, console)
-        curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
-        save(curves, folder / "curves.png")
-        results = [{"name": name, **row.to_dict()} for name, row in rows.items()]
-        (folder / MARKER).write_text(json.dumps(results, indent=2) + "\n")
+    curves = training_curves({name: [read_curves(folder / name / "metrics.csv")] for name in TRAINED}, TITLES)
+    save(curves, folder / "curves.png")
+    results = [{"name": name, **row.to_dict()} for name, row in rows.items()]
+    (folder / MARKER).write_text(json.dumps(results, indent=2) + "\n")
     console.print()
     console.print(comparison(rows))
     dr = options.output / "dr"
@@ -61,7 +68,7 @@ def run(options: Namespace) -> None:
 
 
 def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[str, Tested]:
-    """Train the networks that a folder lacks, and test all, and their random weights."""
+    """Train the networks, and test them and their random weights."""
     console.print("[bold]fewshot demo[/]: a class is a character, its images are the typefaces that draw it.")
     with console.status("Drawing the glyphs (once; they are cached) ..."):
         glyphs = Glyphs()
@@ -79,15 +86,10 @@ def train_and_test(options: Namespace, folder: Path, console: Console) -> dict[s
     for name, words in TRAINED.items():
         what = "batches of 20 classes x 4 images" if name == "soft_ap" else "episodes, 20-way 1-shot"
         console.print(f"\n[bold]{TITLES[name]}[/]: {options.epochs} epochs of {options.episodes} {what}")
-        own, record = folder / name, TrainingRecord.of(folder / name)
-        if record is not None and record.ended:
-            console.print("  trained before the interruption")
-        else:
-            shutil.rmtree(own, ignore_errors=True)  # half a training
-            size = f"--data.train.{'batches' if name == 'soft_ap' else 'episodes'}={options.episodes}"
-            cli = command(["fit", *words, *common, size, *_places(own), f"--trainer.max_epochs={options.epochs}"])
-            best = cli.trainer.checkpoint_callback.best_model_score  # type: ignore[union-attr]
-            console.print(f"  best validation mAP {math.nan if best is None else float(best):.3f}")
+        own, size = folder / name, f"--data.train.{'batches' if name == 'soft_ap' else 'episodes'}={options.episodes}"
+        cli = command(["fit", *words, *common, size, *_places(own), f"--trainer.max_epochs={options.epochs}"])
+        best = cli.trainer.checkpoint_callback.best_model_score  # type: ignore[union-attr]
+        console.print(f"  best validation mAP {math.nan if best is None else float(best):.3f}")
         report = _report(own / "report.html", glyphs) if name == "dr" else []
         # a network of soft AP has no episodes of its own
         weights = ("--ckpt_path", str(own / "best.ckpt"))
@@ -114,36 +116,19 @@ def _report(file: Path, glyphs: Glyphs) -> list[str]:
     return ["--trainer.callbacks+=fewshot_callbacks.ReportWriter", *words]
 
 
-@contextmanager
-def replaced_folder(target: Path, settings: Mapping[str, Any]) -> Iterator[Path]:
-    """Make a folder that replaces `target` on success.
-
-    It is removed on failure. After an interrupt it stays if a network in it is trained, and the next demo with the same
-    settings goes on in it.
+def emptied(target: Path) -> Path:
+    """Make the folder of a demo, in place of an earlier one.
 
     Raises:
-        ValueError: If `target` holds something that no demo has written.
-        KeyboardInterrupt: The demo was interrupted; says what is kept.
+        ValueError: If it holds something that no demo has written.
     """
     target = target.resolve()
     if target.exists() and not (target / MARKER).is_file() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} holds files that no demo has written. Choose another --output.")
-    what = json.dumps({"version": __version__, **settings}, sort_keys=True, default=str)
-    folder = target.with_name(f"{target.name}.incomplete-{hashlib.sha256(what.encode()).hexdigest()[:12]}")
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield folder
-        # A folder that holds anything is in the way of `os.replace`.
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(folder, target)
-    except BaseException as stop:
-        records = {name: TrainingRecord.of(folder / name) for name in TRAINED}
-        trained = [TITLES[name] for name, record in records.items() if record is not None and record.ended]
-        if isinstance(stop, KeyboardInterrupt) and trained:
-            kept = f"Kept in {folder}: {', '.join(trained)}, trained. The same command goes on from there."
-            raise type(stop)(kept) from None
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    (target / MARKER).write_text("[]\n")  # from the start, so that the next demo replaces an interrupted one, too
+    return target
 
 
 def comparison(rows: Mapping[str, Tested]) -> Table:
@@ -183,3 +168,69 @@ def comparison(rows: Mapping[str, Tested]) -> Table:
             f"{row.j:.2f}",
         )
     return table
+
+
+def read_curves(log: str | Path) -> dict[str, Curve]:
+    """Read the metrics of all panels from a CSVLogger's file."""
+    return {name: read_metric(log, name) for name, _ in PANELS}
+
+
+def read_metric(log: str | Path, name: str) -> tuple[list[int], list[float]]:
+    """Read steps and values of one metric of a CSVLogger's file; empty where it was never logged."""
+    with Path(log).open(newline="") as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get(name)]
+    return [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
+
+
+@in_house_style
+def training_curves(methods: Mapping[str, Sequence[Mapping[str, Curve]]], titles: Mapping[str, str]) -> Figure:
+    """Draw a panel for each of `PANELS`, with a line for each method: the mean over its seeds, in its 95 % interval.
+
+    What is logged at every batch is smoothed seed by seed; with a single seed the batches themselves stand behind it.
+
+    Args:
+        methods: Name of a method -> the curves of each of its seeds.
+        titles: What the legend calls each method.
+
+    Returns:
+        The figure.
+    """
+    figure = new_figure(4.6)
+    panels, lines = figure.subplots(2, 2, sharex=True), {}
+    seeds = max(len(runs) for runs in methods.values())
+    for axes, (name, title) in zip(panels.flat, PANELS, strict=True):
+        for method, runs in methods.items():
+            drawn = [run[name] for run in runs if run[name][0]]
+            if not drawn:
+                continue
+            steps, values = drawn[0][0], [one for _, one in drawn]
+            smoothed = name.startswith("train/")
+            if smoothed and seeds == 1:
+                axes.plot(steps, values[0], color=METHODS[method].colour, linewidth=0.5, alpha=0.4)
+            means = np.array([smooth(one) for one in values] if smoothed else values)
+            lines[titles[method]] = draw_band(axes, steps, means, METHODS[method], marked=not smoothed)
+        axes.set_ylabel(title)
+    for axes in panels[-1]:
+        axes.set_xlabel("training steps")
+    note = f"training batches: exponential mean, factor {SMOOTHING:g}"
+    handles: list[Artist] = list(lines.values())
+    names = list(lines)
+    if seeds > 1:
+        handles.append(Patch(color=GREY, alpha=0.25, linewidth=0))
+        names.append(BAND.format(seeds=seeds))
+    else:
+        note += "; thin: each batch"
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), title=note, title_fontsize="small")
+    return figure
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Exponential mean, corrected for its start; NaN is passed over."""
+    mean = weight = 0.0
+    result = []
+    for value in values:
+        if not math.isnan(value):
+            mean = SMOOTHING * mean + (1 - SMOOTHING) * value
+            weight = SMOOTHING * weight + (1 - SMOOTHING)
+        result.append(mean / weight if weight else math.nan)
+    return result

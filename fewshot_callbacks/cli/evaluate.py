@@ -7,8 +7,7 @@ import math
 import sys
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -36,30 +35,24 @@ PER_ITEM = (
     *("gallery", "gallery_labels", "gallery_ids", "gallery_groups", "gallery_paths"),
 )
 OPTIONS = get_type_hints(RetrievalOptions)
+Arrays = dict[str, NDArray[Any]]
 COMPARED = "Each query is compared with itself; the intervals are robust to the dependence of queries of one class."
 
 
 def run(options: Namespace) -> None:
     """Evaluate and print."""
-    console, errors = Console(), Console(stderr=True)
-    # A bar in a file or a pipe is a heap of control characters.
-    hidden = options.json or not sys.stderr.isatty()
+    console = Console()
     if options.per_class and options.against is not None and not options.json:
         raise ValueError(
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
     arrays = load_arrays(options.file)
     others = None if options.against is None else load_arrays(options.against)
-    if others is not None and not np.array_equal(arrays["labels"], others["labels"]):
-        raise ValueError(
-            f"{options.file} holds {len(arrays['labels']):,} labels, {options.against} {len(others['labels']):,}, and they "
-            "are not the same in the same order. Embed the same items with both models."
-        )
-    with progress_bar(errors, hidden=hidden) as progress:
-        report = evaluate_arrays(arrays, options, progress)
     if others is not None:
-        with progress_bar(errors, hidden=hidden) as progress:
-            other = evaluate_arrays(others, options, progress)
+        check_same_items(arrays, others, options)
+    report = evaluate_arrays(arrays, options)
+    if others is not None:
+        other = evaluate_arrays(others, options)
         differences = compare_reports(report, other)
         if options.json:
             both = {"first": as_dict(report, options), "second": as_dict(other, options)}
@@ -82,28 +75,51 @@ def run(options: Namespace) -> None:
         console.print(note(message))
 
 
-def evaluate_arrays(
-    arrays: dict[str, NDArray[Any]], options: Namespace, progress: Callable[[int, int], None] | None
-) -> RetrievalReport:
-    """Evaluate the arrays of a file with the settings among the options of a command."""
+def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None:
+    """Refuse another file whose items are not those of the first.
+
+    Raises:
+        ValueError: Their labels differ, or those of their galleries.
+    """
+    for name in ("labels", "gallery_labels"):
+        one, other = (np.asarray(each.get(name, ())) for each in (arrays, others))
+        if not np.array_equal(one, other):
+            raise ValueError(
+                f"{options.file} holds {len(one):,} {name}, {options.against} {len(other):,}, and they are not the same in "
+                "the same order. Embed the same items with both models."
+            )
+
+
+def evaluate_arrays(arrays: Arrays, options: Namespace) -> RetrievalReport:
+    """Evaluate the arrays of a file with the settings among the options of a command, and show how many pairs are done."""
     settings = {name: vars(options)[name] for name in OPTIONS if name in options}
     if "metrics" in settings:  # words, in each of which there may be several with commas between them
         settings["metrics"] = [key for word in settings["metrics"] for key in word]
-    return evaluate_retrieval(
-        arrays["embeddings"],
-        arrays["labels"],
-        arrays.get("gallery"),
-        arrays.get("gallery_labels"),
-        query_ids=arrays.get("query_ids"),
-        gallery_ids=arrays.get("gallery_ids"),
-        query_groups=arrays.get("query_groups"),
-        gallery_groups=arrays.get("gallery_groups"),
-        progress=progress,
-        **cast(RetrievalOptions, settings),
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
     )
+    # A bar in a file or a pipe is a heap of control characters.
+    hidden = vars(options).get("json", False) or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
+        task = bar.add_task("pairs", total=None)
+        return evaluate_retrieval(
+            arrays["embeddings"],
+            arrays["labels"],
+            arrays.get("gallery"),
+            arrays.get("gallery_labels"),
+            query_ids=arrays.get("query_ids"),
+            gallery_ids=arrays.get("gallery_ids"),
+            query_groups=arrays.get("query_groups"),
+            gallery_groups=arrays.get("gallery_groups"),
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            **cast(RetrievalOptions, settings),
+        )
 
 
-def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
+def load_arrays(file: Path) -> Arrays:
     """Read the arrays of an .npz file.
 
     Raises:
@@ -115,7 +131,7 @@ def load_arrays(file: Path) -> dict[str, NDArray[Any]]:
     # `np.load` would open a single array as well, and speak of pickles where a file is anything else.
     if not file.is_file() or not zipfile.is_zipfile(file):
         raise ValueError(f"{file} is not an .npz file of plain arrays. {how}")
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: Arrays = {}
     try:
         # A pickle can run any code, and files of embeddings are passed on.
         with np.load(file, allow_pickle=False) as archive:
@@ -151,7 +167,7 @@ def _plain_array(archive: Any, name: str) -> NDArray[Any]:
     return native
 
 
-def discriminant_ratio_of(arrays: dict[str, NDArray[Any]]) -> float | None:
+def discriminant_ratio_of(arrays: Arrays) -> float | None:
     """Compute J of the queries; None where it is undefined."""
     import torch  # noqa: PLC0415 - after the arrays have been found
 
@@ -180,14 +196,10 @@ def class_tables(report: RetrievalReport, width: int) -> list[Table]:
     per_class = report.per_class()
     classes = sorted({label for values in per_class.values() for label in values})
     labels = max((as_text(label).cell_len for label in (*classes, "class")), default=0)
-    rows: list[list[str]] = [[]]
-    for metric in per_class:
-        # A value such as 0.1234 takes six characters, and each column two more to keep it from the next.
-        if rows[-1] and labels + 2 + sum(max(len(name), 6) + 2 for name in (*rows[-1], metric)) > width:
-            rows.append([])
-        rows[-1].append(metric)
-    tables = []
-    for metrics in rows:
+    # A value such as 0.1234 takes six characters, and each column two more to keep it from the next.
+    beside = max(1, (width - labels - 2) // max((max(len(name), 6) + 2 for name in per_class), default=8))
+    names, tables = list(per_class), []
+    for metrics in (names[start : start + beside] for start in range(0, len(names), beside)):
         table = Table(
             title=f"means of {len(classes):,} classes", title_style="bold", box=SIMPLE_HEAD, collapse_padding=True
         )
@@ -258,20 +270,3 @@ def _caption(report: RetrievalReport) -> str:
         f"{report.queries_without_match:,} without a match, {report.queries_with_ties:,} with ties; "
         f"{report.seconds:.1f} s"
     )
-
-
-@contextmanager
-def progress_bar(console: Console, *, hidden: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Show how many pairs are done, unless it is hidden."""
-    if hidden:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("pairs", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -8,7 +8,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,9 +21,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fewshot_callbacks._terminal import printable
-from fewshot_callbacks.cli._mistakes import explained
 from fewshot_callbacks.cli.main import Terminated
-from fewshot_callbacks.cli.options import configurations, nearest
+from fewshot_callbacks.cli.options import configurations, explained, nearest
 from fewshot_callbacks.cli.runs import TrainingRecord, best_checkpoint
 from fewshot_callbacks.data import FewShotDataModule
 from fewshot_callbacks.protonet import EpisodeProtocol, ProtoNet
@@ -163,34 +162,21 @@ class Recorder(Callback):
     """Keeps the record of a training in the folder of its run, and notes what an interrupted one has kept."""
 
     kept = ""
-    _folder: str | None = None
-    _record: TrainingRecord | None = None
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the folder, about which all processes are asked."""
-        self._folder = trainer.log_dir if trainer.loggers else None
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write how far the training has come."""
-        head = pl_module.hparams.get("head")
-        self._record = TrainingRecord(
-            trainer.current_epoch + 1,
-            trainer.global_step,
-            trainer.max_epochs,
-            ended=False,
-            head=head if isinstance(head, str) else None,
-        )
-        self._write(trainer)
+        self._write(trainer, pl_module, trainer.current_epoch + 1, ended=False)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that the training came to its end."""
-        if self._record is not None:
-            self._record = replace(self._record, ended=True)
-            self._write(trainer)
+        self._write(trainer, pl_module, trainer.current_epoch, ended=True)
 
-    def _write(self, trainer: Trainer) -> None:
-        if self._record is not None and self._folder is not None and trainer.is_global_zero:
-            self._record.save(Path(self._folder))
+    def _write(self, trainer: Trainer, pl_module: LightningModule, epochs: int, *, ended: bool) -> None:
+        folder = trainer.log_dir if trainer.loggers else None  # asks all processes
+        head = pl_module.hparams.get("head")
+        if folder is not None and trainer.is_global_zero:
+            named = head if isinstance(head, str) else None
+            TrainingRecord(epochs, trainer.global_step, trainer.max_epochs, ended, named).save(Path(folder))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Note the checkpoints that are there."""
@@ -267,10 +253,7 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Keep Lightning's remarks about hardware and workers off the screen."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         for words in ("does not have many workers", "Checkpoint directory", "LeafSpec", "GPU available but not used"):
             warnings.filterwarnings("ignore", f".*{words}")
@@ -281,8 +264,7 @@ def quiet_lightning() -> Iterator[None]:
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+            logging.disable(logging.NOTSET)
 
 
 def signal_behind(stop: SystemExit, text: str = "") -> BaseException:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from fewshot_callbacks import __version__
 from fewshot_callbacks._extras import needs
 from fewshot_callbacks._terminal import printable
 from fewshot_callbacks.cli import options as options_of
@@ -46,9 +46,8 @@ def parser() -> argparse.ArgumentParser:
         description="Train few-shot embeddings and evaluate them exactly.",
         epilog=f"'fewshot COMMAND --help' describes each command. With {DEBUG}=1 an error shows its traceback.",
     )
-    first.add_argument(
-        "--version", action=_Versions, nargs=0, help="show the versions that a bug report should include, and exit"
-    )
+    help_ = "show the versions that a bug report should include, and exit"
+    first.add_argument("--version", action="store_true", help=help_)
     commands = first.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         # `--help` after a command is for its own parser.
@@ -56,25 +55,19 @@ def parser() -> argparse.ArgumentParser:
     return first
 
 
-class _Versions(argparse.Action):
-    """Print the versions of this package and of the packages it uses."""
+def _versions() -> str:
+    """Name the versions of this package and of the packages it uses."""
+    import platform  # noqa: PLC0415 - not needed otherwise
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        import platform  # noqa: PLC0415 - not needed otherwise
-        from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
-
-        from fewshot_callbacks import __version__  # noqa: PLC0415
-
-        def named(package: str) -> str:
-            try:
-                return f"{package} {version(package)}"
-            except PackageNotFoundError:
-                return f"{package} not installed"
-
-        print(f"fewshot_callbacks {__version__}")
-        print(f"Python {platform.python_version()}, {platform.platform()}")
-        print(", ".join(map(named, COMPUTES_WITH)))
-        parser.exit()
+    others = []
+    for package in COMPUTES_WITH:
+        try:
+            others.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            others.append(f"{package} not installed")
+    system = f"Python {platform.python_version()}, {platform.platform()}"
+    return "\n".join((f"fewshot_callbacks {__version__}", system, ", ".join(others)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,9 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the reader of the output has gone, 143 if SIGTERM ended a training. A command line that cannot be understood exits
         with 2, as argparse does.
     """
+    if arguments is None:
+        arguments, warnings.formatwarning = sys.argv[1:], _words_alone
     try:
         try:
-            return _run(list(arguments)) if arguments is not None else _run(sys.argv[1:], owns_process=True)
+            return _run(list(arguments))
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # such as `fewshot evaluate a.npz | head -1`
@@ -100,11 +95,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
 
 
-def _run(words: list[str], *, owns_process: bool = False) -> int:
+def _run(words: list[str]) -> int:
     if not words:
         parser().print_help()
         return 2
     command = words[0]
+    if command == "--version":
+        print(_versions())
+        return 0
     if not command.startswith("-") and command not in COMMANDS:
         hint = nearest(command, COMMANDS) or f" There are {', '.join(COMMANDS)}."
         print(f"fewshot: there is no command {command}.{hint}", file=sys.stderr)
@@ -119,8 +117,9 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
         options = options_of.parse(command, words[1:])
     try:
         with needs("cli" if command in ("compare", "evaluate", "plan") else "all", f"fewshot {command}"):
-            run = _run_of(command if command in options_of.PARSERS else "fit", owns_process=owns_process)
-        return int(run(options) or 0)
+            module = import_module(f"fewshot_callbacks.cli.{command if command in options_of.PARSERS else 'fit'}")
+        module.run(options)
+        return 0
     # An OSError as well, which would be taken for bad input below.
     except BrokenPipeError:
         raise
@@ -135,32 +134,16 @@ def _run(words: list[str], *, owns_process: bool = False) -> int:
         return 1
 
 
-def _run_of(module: str, *, owns_process: bool) -> Callable[[Any], int | None]:
-    """Import a command; in a separate process without garbage collections, which cost 0.5 s there and find nothing."""
-    if owns_process:
-        warnings.showwarning = _show_warning
-        gc.disable()
-    try:
-        run: Callable[[Any], int | None] = import_module(f"fewshot_callbacks.cli.{module}").run
-    finally:
-        if owns_process:
-            gc.enable()
-    return run
+USUAL = warnings.formatwarning
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: Any = None,
-    line: str | None = None,
-) -> None:
+def _words_alone(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """Write a warning without the file and the line, which are nobody's own in a command; those of developers with them."""
     if category is UserWarning:
-        print(f"Warning: {message}", file=sys.stderr)
-    else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+        return f"Warning: {message}\n"
+    return USUAL(message, category, filename, lineno, line)
 
 
 def one_line(error: Exception) -> str:
@@ -169,9 +152,7 @@ def one_line(error: Exception) -> str:
     if "Original Traceback" in text:  # of a worker of a DataLoader: its last line is the error's type and text
         text = text.strip().splitlines()[-1].partition(": ")[2]
     elif "Union subtypes" in text:  # of jsonargparse, where a class refuses its arguments
-        from fewshot_callbacks.cli._mistakes import reason  # noqa: PLC0415 - not needed otherwise
-
-        text = reason(text)
+        *_, text = options_of.deepest(text)
     elif not _is_ours(error):
         text = f"{text.rstrip('.')} ({type(error).__name__}; {DEBUG}=1 shows where)."
     return " ".join(text.split())

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import re
 from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
+
+import fewshot_callbacks
 
 PACKAGE = Path(__file__).parents[1]
 CONFIGURATIONS = (PACKAGE / "configs", PACKAGE.parent / "configs")  # of an installed package, and of a clone
+
+EVALUATION = "functional/retrieval/settings.py"  # where the settings of an evaluation are declared
 
 ARRAYS = (
     "The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,); optionally 'gallery' and "
@@ -58,9 +64,7 @@ def unknown(word: str, options: Iterable[str]) -> str:
 
 def instead(name: str) -> str:
     """Say what is written in place of a setting of an earlier version; nothing where it never was one."""
-    body = ast.parse((PACKAGE / "functional/retrieval/settings.py").read_text(encoding="utf-8")).body
-    [gone] = [node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GONE"]
-    new = ast.literal_eval(gone).get(name)
+    new = ast.literal_eval(source_of(EVALUATION)["GONE"]).get(name)
     return f"{name} is gone. Write {new}; a command has --metrics recall@1 and --label_groups 10." if new else ""
 
 
@@ -69,6 +73,83 @@ def nearest(word: str, words: Iterable[str]) -> str:
     plain = {known.lstrip("-"): known for known in words}  # dashes, which all options share, make none alike
     near = get_close_matches(word.lstrip("-"), plain, n=1)
     return f" Did you mean {plain[near[0]]}?" if near else ""
+
+
+# ----------------------------------------------------------------------------- mistakes in the words of a training
+
+# Lines that hold for any value of the option: the alternatives that nobody meant, and the value, which was typed just now.
+_NOISE = re.compile(
+    r"Does not validate|Subtypes:|Errors:|Given value|Expected a <class 'NoneType'>|Expected a path but"
+)
+# The words of jsonargparse from 4.51 on. A message that fits none of the patterns here and below is shown as it is.
+_UNKNOWN = re.compile(r"(?:unrecognized arguments: |Option '|Subcommand '\w+' does not accept option ')([^\s=']+)")
+
+
+def explained(message: str, options: Iterable[str]) -> str:
+    """Rewrite a message of jsonargparse as one sentence or two, with what was probably meant.
+
+    It tells of every type that a value might have had, and of these the reason that matters is found.
+
+    Args:
+        message: Of the parser.
+        options: Those that it knows.
+    """
+    keys, owner, text = deepest(message)
+    module, _, name = owner.rpartition(".")
+    start = f"--{'.'.join(keys)}: " if keys else ""
+    if (found := _UNKNOWN.match(text)) and owner:
+        word = found[1].lstrip("-")
+        end = f" {instead(word)}" if instead(word) else nearest(word, _arguments_of(module, name))
+        return f"{name} has no argument {word}.{end}"
+    if found:
+        return unknown(found[1] if text.startswith("unrecognized") else f"--{found[1]}", options)
+    if "has no attribute" in text and owner:
+        return f"there is no class {owner}.{nearest(name, vars(import_module(module)))}"
+    if text.endswith(".data"):  # the following arguments are required
+        return "there is no data. Give a configuration, such as --config protonet_dr_glyphs."
+    value = re.search(r"Got value: (.*)", text) or re.search(r"Given value: (.*)", message)
+    if found := re.search(r"Expected a dot import path string: (\S+)", text):
+        text = f"{found[1]} is not a file or a class.{nearest(found[1], fewshot_callbacks.__all__)}"
+    elif value and (found := re.match(r"Expected an? (.*?)(?:\. Got value|$)", text)):
+        text = f"{value[1]} is not {_plain(found[1])}"
+    return start + text.rstrip(".?") + ("?" if text.endswith("?") else ".")
+
+
+def deepest(message: str) -> tuple[list[str], str, str]:
+    """Return the line that is indented most, with the keys and the last class on the way to it.
+
+    The alternatives of a union stand side by side, and that which took most of the value has the longest explanation: of
+    `Episodes` and `ClassBalanced` the one that knows the argument. The first of several counts.
+    """
+    if "Parser key" not in message and "class_path" not in message:
+        return [], "", " ".join(message.split())
+    lines: list[tuple[int, str]] = []
+    way: list[tuple[int, str]] = []
+    # A reason that follows its key on the same line gets a line of its own, one level deeper.
+    for line in re.sub(r'(Parser key "[^"]+":) (\S)', r"\1\n  \2", message).splitlines():
+        text = line.lstrip(" -")
+        depth = len(line) - len(text)
+        if not text or _NOISE.match(text):
+            continue
+        way = [*((before, head) for before, head in way if before < depth), (depth, text)]
+        if not lines or depth > lines[-1][0]:
+            lines = way
+    heads = "\n".join(text for _, text in lines)
+    owners = re.findall(r"class_path '([\w.]+)'", heads)
+    return re.findall(r'Parser key "([^"]+)"', heads), owners[-1] if owners else "", lines[-1][1] if lines else message
+
+
+def _arguments_of(module: str, name: str) -> list[str]:
+    """List the arguments of a class, with those of the settings among them."""
+    arguments = inspect.signature(getattr(import_module(module), name)).parameters
+    inner = [f"{a}.{field}" for a in arguments for field in getattr(arguments[a].default, "__dataclass_fields__", ())]
+    return [*arguments, *inner]
+
+
+def _plain(kind: str) -> str:
+    """Shorten `<class 'int'>` to `int`, `typing.Literal['a', 'b']` to `one of 'a', 'b'`."""
+    kind = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", kind)
+    return re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", kind)
 
 
 # ---------------------------------------------------------------------------------------------- values as people write them
@@ -138,35 +219,35 @@ class Declared(NamedTuple):
     meaning: str
 
 
+def source_of(file: str) -> dict[str, Any]:
+    """Read what a module declares, by name, from its source: importing it would import torch, for seconds, only to list."""
+    found: dict[str, Any] = {}
+    for node in ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            found[ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)] = node.value
+    return found
+
+
 def declared(file: str, owner: str) -> Iterator[Declared]:
-    """Read the fields of a dataclass from its source: importing it would import torch, for seconds, only to be listed."""
-    body = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
-    constants = {node.target: node.value for node in body if isinstance(node, ast.AnnAssign)}
-    values = {ast.unparse(name): ast.unparse(value) for name, value in constants.items() if value is not None}
-    [definition] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == owner]
-    for field, text in pairwise(definition.body):
+    """List the fields of a dataclass with their meanings, the strings that follow them."""
+    source = source_of(file)
+    for field, text in pairwise(source[owner].body):
         if isinstance(field, ast.AnnAssign) and field.value is not None and isinstance(text, ast.Expr):
-            default = ast.unparse(field.value)
-            words = str(cast(ast.Constant, text.value).value)
-            name, kind = ast.unparse(field.target), ast.unparse(field.annotation)
-            yield Declared(name, kind, values.get(default, default), " ".join(words.split()))
+            name, kind, default = (ast.unparse(part) for part in (field.target, field.annotation, field.value))
+            if default in source:  # a constant of the module
+                default = ast.unparse(source[default])
+            yield Declared(name, kind, default, " ".join(ast.literal_eval(text.value).split()))
 
 
-def settings_of(command: str) -> tuple[list[Declared], list[Declared]]:
-    """Return the settings of an evaluation that a command has, and those of its report."""
-    evaluation = list(declared("functional/retrieval/settings.py", "RetrievalSettings"))
+def settings_of(command: str) -> list[Declared]:
+    """List the settings of a command: those of its report, and those of an evaluation."""
+    evaluation = [field for field in declared(EVALUATION, "RetrievalSettings") if field.name not in FIXED]
     if command == "evaluate":
-        return [field for field in evaluation if field.name not in FIXED], []
-    own = [field for field in declared("report/settings.py", "ReportSettings") if field.name != "memory_mb"]
-    return [field for field in evaluation if field.name not in (*FIXED, *NOT_IN_REPORTS)], own
-
-
-def metric_keys() -> tuple[str, str]:
-    """List the patterns of all metrics, and the default keys, from the source of their registry, which needs torch."""
-    source = (PACKAGE / "functional/retrieval/registry.py").read_text(encoding="utf-8")
-    usual = source.partition("\nDEFAULT_METRICS = (")[2].partition('"""')[0]
-    patterns = re.findall(r'^    Metric\(\s*"([^"]+)"', source, re.MULTILINE)
-    return ", ".join(patterns), " ".join(re.findall(r'"([^"]+)"', usual))
+        return evaluation
+    own = [field for field in declared("report/findings.py", "ReportSettings") if field.name != "memory_mb"]
+    return own + [field for field in evaluation if field.name not in NOT_IN_REPORTS]
 
 
 def add_settings(options: Options, settings: Iterable[Declared]) -> None:
@@ -175,7 +256,10 @@ def add_settings(options: Options, settings: Iterable[Declared]) -> None:
         # argparse fills in what follows a single percent sign.
         text = f"{meaning} (default: {default})".replace("%", "%%")
         if name == "metrics":
-            patterns, usual = metric_keys()
+            registry = source_of("functional/retrieval/registry.py")
+            patterns = ", ".join(ast.literal_eval(metric.args[0]) for metric in registry["METRICS"].elts)
+            keys = ast.walk(registry["DEFAULT_METRICS"])
+            usual = " ".join(str(key.value) for key in keys if isinstance(key, ast.Constant))
             text = f"{meaning} There are {patterns}; macro_ before one is its mean over classes. (default: {usual})"
             options.add_argument("--metrics", type=several(str), nargs="+", metavar="KEY", default=SUPPRESS, help=text)
         else:
@@ -192,7 +276,7 @@ def evaluate() -> Options:
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     options.add_argument("--per_class", action="store_true", help="print the means of each class, too")
-    add_settings(options, settings_of("evaluate")[0])
+    add_settings(options, settings_of("evaluate"))
     return options
 
 
@@ -219,8 +303,7 @@ def report() -> Options:
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
     options.add_argument("--train", type=Path, metavar="FILE", help=another)
     options.add_argument("--train_images", type=Path, metavar="FOLDER", help="the same as --images for that split")
-    evaluation, own = settings_of("report")
-    add_settings(options, [*own, *evaluation])
+    add_settings(options, settings_of("report"))
     return options
 
 

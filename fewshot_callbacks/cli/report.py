@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fewshot_callbacks._terminal import as_text, note, printable
-from fewshot_callbacks.cli.evaluate import evaluate_arrays, load_arrays, progress_bar
+from fewshot_callbacks.cli.evaluate import Arrays, check_same_items, evaluate_arrays, load_arrays
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.report import (
     Items,
@@ -26,8 +26,6 @@ from fewshot_callbacks.report import (
 )
 from fewshot_callbacks.report.items import find_images
 
-Arrays = dict[str, NDArray[Any]]
-
 
 def run(options: Namespace) -> None:
     """Evaluate, and write the report."""
@@ -35,7 +33,7 @@ def run(options: Namespace) -> None:
     settings = ReportSettings(
         **{field.name: given[field.name] for field in fields(ReportSettings) if field.name in given}
     )
-    console, errors = Console(), Console(stderr=True)
+    console = Console()
     # Before an evaluation that may take minutes.
     check_writable(options.output)
     arrays = load_arrays(options.file)
@@ -48,13 +46,11 @@ def run(options: Namespace) -> None:
         _check_same_dim(arrays, train, options)
     others = None if options.against is None else load_arrays(options.against)
     if others is not None:
-        _check_same_items(arrays, others, options)
-    with progress_bar(errors, hidden=not sys.stderr.isatty()) as progress:
-        report = evaluate_arrays(arrays, options, progress)
+        check_same_items(arrays, others, options)
+    report = evaluate_arrays(arrays, options)
     other = None
     if others is not None:
-        with progress_bar(errors, hidden=not sys.stderr.isatty()) as progress:
-            of_other = evaluate_arrays(others, options, progress)
+        of_other = evaluate_arrays(others, options)
         same, same_gallery = items_of(others, options.against, options.images, options.gallery_images, settings)
         other = Model(of_other, same, same_gallery, options.against.stem)
     written = write_report(
@@ -171,19 +167,6 @@ def _inside(base: Path, paths: NDArray[Any], file: Path) -> list[Path]:
 def _below(path: Path, base: Path) -> str:
     """Name a file from the folder of the images on."""
     return str(path.relative_to(base)) if path.is_relative_to(base) else path.name
-
-
-def _check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None:
-    for name in ("labels", "gallery_labels"):
-        one, other = (each.get(name) for each in (arrays, others))
-        if (one is None) != (other is None) or (
-            one is not None and other is not None and not np.array_equal(one, other)
-        ):
-            raise ValueError(
-                f"{options.file} holds {0 if one is None else len(one):,} {name}, {options.against} "
-                f"{0 if other is None else len(other):,}, and they are not the same in the same order. Embed the same items "
-                "with both models."
-            )
 
 
 def _check_same_dim(arrays: Arrays, train: Items, options: Namespace) -> None:

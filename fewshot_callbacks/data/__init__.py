@@ -1,11 +1,10 @@
 """Data sets, the batches that a network is trained on, and the LightningDataModule that serves them."""
 
 from fewshot_callbacks._extras import lacks
-from fewshot_callbacks.data.batches import ClassBalanced, Episodes
-from fewshot_callbacks.data.class_balanced import ClassBalancedBatchSampler
+from fewshot_callbacks.data.class_balanced import ClassBalanced, ClassBalancedBatchSampler
 from fewshot_callbacks.data.data_module import FewShotDataModule
 from fewshot_callbacks.data.dataset import FewShotDataset
-from fewshot_callbacks.data.episodes import EpisodicBatchSampler
+from fewshot_callbacks.data.episodes import Episodes, EpisodicBatchSampler
 
 # Samplers and the data module need no image package, and stay usable where the extra is not installed.
 try:

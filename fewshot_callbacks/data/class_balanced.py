@@ -1,16 +1,18 @@
-"""A batch sampler of P classes with K items each, for losses that rank the items of a batch."""
+"""Batches of P classes with K items each, for losses that rank the items of a batch, and the sampler that draws them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
-from fewshot_callbacks.data.episodes import SeededBatchSampler, epoch_seed, own_rank
+from fewshot_callbacks.data.dataset import FewShotDataset
+from fewshot_callbacks.data.episodes import SeededBatchSampler, mixed_seed, own_rank
 from fewshot_callbacks.functional.episodes import ClassNames, class_name
 
 
@@ -78,7 +80,7 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
                 f"ClassBalancedBatchSampler: batches of {self.sizes['ways']} classes leave some of the "
                 f"{world_size} processes without a class. Use classes_per_batch >= {world_size}."
             )
-        drawn = self.draw(epoch_seed(self.seed, self.epoch)).indices  # (batches, classes, items)
+        drawn = self.draw(mixed_seed(self.seed, self.epoch)).indices  # (batches, classes, items)
         self.epoch += 1
         for batch in drawn:
             # whole classes, so that the items of a process have relevant ones among themselves, too
@@ -86,6 +88,37 @@ class ClassBalancedBatchSampler(SeededBatchSampler):
 
     def __len__(self) -> int:
         return self.sizes["episodes"]
+
+
+@dataclass(frozen=True)
+class ClassBalanced:
+    """Train on batches of some classes with as many images of each (`ClassBalancedBatchSampler`).
+
+    Args:
+        classes_per_batch: Classes in a batch.
+        items_per_class: Images of each class in a batch.
+        batches: Batches in an epoch.
+
+    Raises:
+        ValueError: A number is not whole, or too small.
+
+    Examples:
+        >>> ClassBalanced(64, 1)
+        Traceback (most recent call last):
+        ValueError: items_per_class=1: an item alone in its class has no relevant item. Use items_per_class >= 2.
+    """
+
+    classes_per_batch: int
+    items_per_class: int = 4
+    batches: int = 100
+
+    def __post_init__(self) -> None:
+        check_batch_sizes(**asdict(self))
+
+    def sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
+        """Make the batches of a training: a function of the seed and the epoch."""
+        names = data.class_names
+        return ClassBalancedBatchSampler(data.labels, **asdict(self), seed=seed, class_names=names, epoch=epoch)
 
 
 # Of each size of a batch: the smallest, and why.

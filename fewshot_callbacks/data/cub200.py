@@ -62,7 +62,7 @@ class CUB200(ImageSet):
         transform: What the model sees of an image.
         partial: Accept an incomplete set: missing images are left out, and so are classes without an image.
             The split of the others stays the same.
-        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+        memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
         FileNotFoundError: A file or a folder is missing.
@@ -100,7 +100,7 @@ class CUB200(ImageSet):
         *,
         transform: PhotoTransform = _TRANSFORM,
         partial: bool = False,
-        cache_mb: float = 512,
+        memory_mb: float = 512,
     ) -> None:
         folder = Path(root) / FOLDER / "images"
         classes, paths, class_of = _tables(folder.parent)
@@ -110,7 +110,7 @@ class CUB200(ImageSet):
         ]
         fix = f"Unpack {SOURCE} into {root}"
         items = in_splits(listed, folder, "images.txt", fix, CLASSES, partial=partial)
-        super().__init__(items, split, transform, cache_mb=cache_mb)
+        super().__init__(items, split, transform, memory_mb=memory_mb)
 
 
 def _tables(folder: Path) -> tuple[dict[int, str], dict[int, str], dict[int, int]]:

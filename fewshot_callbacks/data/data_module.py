@@ -1,7 +1,6 @@
 """The LightningDataModule of every data set: which batches its splits are served in."""
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,12 +9,14 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from fewshot_callbacks.data.batches import ClassBalanced, Episodes, sizes_of
+from fewshot_callbacks.data.class_balanced import ClassBalanced, check_class_balance
 from fewshot_callbacks.data.dataset import SPLITS, Batch, FewShotDataset, Split
-from fewshot_callbacks.data.episodes import EpisodicBatchSampler
+from fewshot_callbacks.data.episodes import Episodes, EpisodicBatchSampler, mixed_seed
 from fewshot_callbacks.functional.episodes import EpisodeProtocol, check_classes_suffice, check_episode_sizes
 
 Loader = DataLoader[tuple[Tensor, int]]
+# The settings that the classes of a split must suffice for.
+SIZES = ("ways", "shots", "queries", "classes_per_batch", "items_per_class")
 DEFAULT_TRAINING, DEFAULT_PROTOCOL = Episodes(), EpisodeProtocol()
 
 
@@ -121,15 +122,15 @@ class FewShotDataModule(LightningDataModule):
     def _problem(self, split: Split) -> str | None:
         """Say why the classes of a split do not suffice for its episodes or batches; None if they do."""
         images, batches = self._plain(split), self.train if split == "train" else self.evaluation
-        prefix, sizes = "--data.train." if split == "train" else "--data.evaluation.", sizes_of(batches)
+        prefix = "--data.train." if split == "train" else "--data.evaluation."
+        sizes = {name: getattr(batches, name) for name in SIZES if hasattr(batches, name)}
+        balanced = isinstance(batches, ClassBalanced)
+        suffice: Callable[..., None] = check_class_balance if balanced else check_classes_suffice
         try:
-            if isinstance(batches, EpisodeProtocol):
-                check_classes_suffice(images.labels, **sizes, class_names=images.class_names, prefix=prefix)
-            else:
-                batches.check(images, prefix)
+            suffice(images.labels, **sizes, class_names=images.class_names, prefix=prefix)
         except ValueError as error:
             options = ", ".join(f"{prefix}{name} {size}" for name, size in sizes.items())
-            what = "batches" if isinstance(batches, ClassBalanced) else "episodes"
+            what = "batches" if balanced else "episodes"
             return f"The {split} classes do not suffice for the requested {what} ({options}): {error}"
         return None
 
@@ -189,9 +190,7 @@ class FewShotDataModule(LightningDataModule):
         if not (self.augment and self.trainer is not None and self.trainer.training):
             return batch
         images, labels = batch
-        # a hash: sums of seed, rank and number would give the same random numbers to neighbours
-        place = f"{self.seed} {self.trainer.global_rank} {self._augmented_batches}"
-        seed = int.from_bytes(hashlib.sha256(place.encode()).digest()[:4], "little")
+        seed = mixed_seed(self.seed, self.trainer.global_rank, self._augmented_batches)
         self._augmented_batches += 1
         # A generator on the CPU draws the same numbers for every kind of device.
         return self.dataset.augment_batch(images, torch.Generator().manual_seed(seed)), labels

@@ -1,12 +1,14 @@
-"""A batch sampler whose batches are episodes, for any map-style data set with a DataLoader."""
+"""Episodes to train on, and the batch sampler that draws them for any map-style data set with a DataLoader."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, Sampler
 
+from fewshot_callbacks.data.dataset import FewShotDataset
 from fewshot_callbacks.functional._labels import as_labels
 from fewshot_callbacks.functional.episodes import ClassNames, EpisodeList, check_episode_sizes, sample_episodes
 
@@ -136,7 +138,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
                 f"{episodes} episodes do not make a batch of {episodes_per_batch}. Use episodes >= {episodes_per_batch}."
             )
         self.episodes, self.episodes_per_batch, self.fixed = episodes, episodes_per_batch, fixed
-        self._list = self.draw(seed if fixed else epoch_seed(seed, epoch))  # a wrong setting fails here
+        self._list = self.draw(seed if fixed else mixed_seed(seed, epoch))  # a wrong setting fails here
         self._list_epoch = epoch
 
     @property
@@ -150,7 +152,7 @@ class EpisodicBatchSampler(SeededBatchSampler):
             True
         """
         if not self.fixed and self._list_epoch != self.epoch:
-            self._list, self._list_epoch = self.draw(epoch_seed(self.seed, self.epoch)), self.epoch
+            self._list, self._list_epoch = self.draw(mixed_seed(self.seed, self.epoch)), self.epoch
         return self._list
 
     @property
@@ -186,6 +188,40 @@ class EpisodicBatchSampler(SeededBatchSampler):
         return slice(rank, self.episodes // world_size * world_size, world_size)
 
 
+@dataclass(frozen=True)
+class Episodes:
+    """Train on episodes (`EpisodicBatchSampler`).
+
+    Args:
+        ways: Classes in an episode.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        episodes: Episodes in an epoch, over all processes.
+        episodes_per_batch: Episodes in a batch; ProtoNet takes the same number.
+
+    Raises:
+        ValueError: A number is not whole, or not positive.
+
+    Examples:
+        >>> Episodes(5, shots=0)
+        Traceback (most recent call last):
+        ValueError: shots is 0; an episode needs at least one. Use shots >= 1.
+    """
+
+    ways: int = 20
+    shots: int = 1
+    queries: int = 5
+    episodes: int = 100
+    episodes_per_batch: int = 1
+
+    def __post_init__(self) -> None:
+        check_episode_sizes(**asdict(self))
+
+    def sampler(self, data: FewShotDataset, seed: int, epoch: int) -> BatchSampler:
+        """Make the batches of a training: a function of the seed and the epoch."""
+        return EpisodicBatchSampler(data.labels, **asdict(self), seed=seed, class_names=data.class_names, epoch=epoch)
+
+
 def own_rank() -> tuple[int, int]:
     """The rank of this process, and how many there are; 0 and 1 where nothing is distributed."""
     if dist.is_available() and dist.is_initialized():
@@ -193,6 +229,6 @@ def own_rank() -> tuple[int, int]:
     return 0, 1
 
 
-def epoch_seed(seed: int, epoch: int) -> int:
-    """A seed for (seed, epoch); neighbouring pairs share nothing, as seed + epoch would."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {epoch}".encode()).digest()[:4], "little")
+def mixed_seed(*numbers: int) -> int:
+    """Hash some numbers to one seed; neighbours share nothing, as those of seed + epoch would."""
+    return int.from_bytes(hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()[:4], "little")

@@ -11,9 +11,9 @@ import hashlib
 import os
 import secrets
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import matplotlib as mpl
 import PIL
@@ -25,6 +25,8 @@ from torch.nn.functional import affine_grid, grid_sample
 
 from fewshot_callbacks.data._glyph_drawing import FACES, VERSION, DrawnGlyphs, draw_glyphs
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
+
+Drawn = TypeVar("Drawn", bound=Any)
 
 # The scripts of each split.
 SCRIPTS_OF: dict[Split, tuple[str, ...]] = {
@@ -151,16 +153,31 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
         >>> len(drawn.images) == len(drawn.classes)
         True
     """
-    file = cache_file(size, min_faces)
+    return load_or_draw(cache_file(size, min_faces), DrawnGlyphs, lambda: draw_glyphs(size, min_faces), "glyph")
+
+
+def load_or_draw(file: Path, kind: type[Drawn], draw: Callable[[], Drawn], what: str) -> Drawn:
+    """Load what was drawn before, if its file is sound, else draw it and put it there.
+
+    Args:
+        file: Where it is kept.
+        kind: A dataclass of tensors and plain values.
+        draw: Draws it anew.
+        what: An image of it, for messages.
+
+    Returns:
+        The drawing.
+    """
     try:
         # Weights only: a file in a folder that others may write to must not run code.
-        return DrawnGlyphs(**torch.load(file, weights_only=True))
+        kept: Drawn = kind(**torch.load(file, weights_only=True))
+        return kept
     # It was never drawn: nothing to warn of.
     except (FileNotFoundError, NotADirectoryError):
         pass
     except Exception as error:  # torch.load promises no class of error for a damaged file
-        warnings.warn(f"The glyph cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=2)
-    drawn = draw_glyphs(size, min_faces)
+        warnings.warn(f"The {what} cache {file} cannot be read ({error!r:.200}). Drawing it again.", stacklevel=3)
+    drawn = draw()
     unfinished = file.with_name(f"{file.name}.{secrets.token_hex(8)}")  # no other process reads half a file
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,9 +187,9 @@ def load_drawing(size: int = 32, min_faces: int = 10) -> DrawnGlyphs:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         warnings.warn(
-            f"The glyphs cannot be kept in {file.parent} ({error}), so they are drawn each time, which takes a while. "
+            f"The {what}s cannot be kept in {file.parent} ({error}), so they are drawn each time, which takes a while. "
             "Name a folder that can be written in the environment variable FEWSHOT_CALLBACKS_CACHE.",
-            stacklevel=2,
+            stacklevel=3,
         )
     return drawn
 

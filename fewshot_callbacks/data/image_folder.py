@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from fewshot_callbacks._image_files import ENDINGS, FoundFiles, images_below
+from fewshot_callbacks._image_files import ENDINGS, FoundFiles, folders_in, images_below
 from fewshot_callbacks.data.dataset import Split, seeded_draw
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet, check_shares, counted, named, refuse_shared
 from fewshot_callbacks.data.photo_transform import PhotoTransform
@@ -35,7 +35,7 @@ class ImageFolder(ImageSet):
         test_share: The share of the classes to test on; 0 where the three folders hold the splits.
         split_seed: Seed of that split. The classes are sorted by the SHA-256 of the seed and their names: the first are
             for the test, the next for the validation.
-        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+        memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
         FileNotFoundError: A folder is missing.
@@ -70,7 +70,7 @@ class ImageFolder(ImageSet):
         val_share: float = 0.0,
         test_share: float = 0.0,
         split_seed: int = 0,
-        cache_mb: float = 512,
+        memory_mb: float = 512,
     ) -> None:
         root = Path(root)
         folders: dict[Split, str | None] = {"train": train_folder, "val": val_folder, "test": test_folder}
@@ -92,7 +92,7 @@ class ImageFolder(ImageSet):
         no_validation = (
             "val_share is 0. Use a positive share." if test_share else "val_folder is None. Name its folder."
         )
-        super().__init__(items, split or "train", transform, cache_mb=cache_mb, no_validation=no_validation)
+        super().__init__(items, split or "train", transform, memory_mb=memory_mb, no_validation=no_validation)
 
 
 def _split_folders(root: Path, wanted: Mapping[Split, str]) -> dict[Split, list[ImageItem]]:
@@ -105,7 +105,7 @@ def _split_folders(root: Path, wanted: Mapping[Split, str]) -> dict[Split, list[
     for split, name in wanted.items():
         if not (root / name).is_dir():
             instead = " or val_folder=None for no validation" if split == "val" else ""
-            classes = set(_folders_in(root)) - set(wanted.values())
+            classes = {folder.name for folder in folders_in(root)} - set(wanted.values())
             shares = (
                 f" To split the {counted(len(classes), 'folder')} in it as classes, pass val_share=0.2 and "
                 "test_share=0.2 (--data.dataset.val_share 0.2 --data.dataset.test_share 0.2)."
@@ -154,12 +154,12 @@ def _listed_classes(root: Path) -> list[ImageItem]:
     """List the images of a folder and the class of each; says what else is there."""
     if not root.is_dir():
         raise FileNotFoundError(f"There is no folder {root}. It should hold one folder of images per class.")
-    classes = _folders_in(root)
+    classes = folders_in(root)
     if not classes:
         raise ValueError(f"{root} holds no class: no folder is in it. Put the images of each class in a folder there.")
-    found = images_below([root / name for name in classes], root)
+    found = images_below(classes, root)
     skipped = sum((part.skipped for part in found), Counter[str]())
-    empty = [name for name, part in zip(classes, found, strict=True) if not part.files]
+    empty = [folder.name for folder, part in zip(classes, found, strict=True) if not part.files]
     if empty:
         raise ValueError(
             f"{named(empty, 'class')} of {len(classes)} in {root} without an image. Add images "
@@ -167,8 +167,4 @@ def _listed_classes(root: Path) -> list[ImageItem]:
         )
     if skipped:
         rank_zero_info(f"{root}: {FoundFiles([], skipped).what_was_skipped()}. Images end in {', '.join(ENDINGS)}.")
-    return [ImageItem(file, name) for name, part in zip(classes, found, strict=True) for file in part.files]
-
-
-def _folders_in(root: Path) -> list[str]:
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir())
+    return [ImageItem(file, folder.name) for folder, part in zip(classes, found, strict=True) for file in part.files]

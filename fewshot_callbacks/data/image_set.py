@@ -3,19 +3,19 @@
 import copy
 import functools
 import itertools
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
+from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from fewshot_callbacks._image_files import read_image
-from fewshot_callbacks.data._decoded_images import DecodedImages
 from fewshot_callbacks.data.dataset import Batch, FewShotDataset, Split
 
 Transform = Callable[[Sequence[Image.Image], bool], Float[Tensor, "images channels height width"]]
@@ -38,6 +38,52 @@ class ImageItem(NamedTuple):
     box: tuple[int, int, int, int] | None = None
 
 
+class DecodedImages:
+    """Images by their number, kept as long as they fit; those that come later are read at each access.
+
+    Args:
+        memory_mb: Memory for their pixels, in MB. The workers of a loader share it equally.
+        items: Number of the images, for the message that they do not fit.
+    """
+
+    def __init__(self, memory_mb: float, items: int) -> None:
+        self.memory_mb = memory_mb
+        self.items = items
+        self._images: dict[int, Image.Image] = {}
+        self._bytes = 0
+        # Nobody who asked for none has to be told that they do not fit.
+        self._full = memory_mb == 0
+
+    def get(self, index: int, read: Callable[[int], Image.Image]) -> Image.Image:
+        """Return an image; it is read where it is not kept."""
+        image = self._images.get(index)
+        if image is None:
+            image = read(index)
+            if not self._full:
+                self._keep(index, image)
+        return image
+
+    def _keep(self, index: int, image: Image.Image) -> None:
+        worker = get_worker_info()
+        size = image.width * image.height * (1 if image.mode == "L" else 4)  # Pillow's RGB takes 4 bytes a pixel
+        if self._bytes + size <= self.memory_mb * 1e6 / (worker.num_workers if worker else 1):
+            self._images[index] = image
+            self._bytes += size
+            return
+        self._full = True
+        # The workers of a loader would each say it, and again whenever they are started.
+        if worker is None:
+            rank_zero_info(
+                f"{len(self._images):,} of {self.items:,} images fill memory_mb = {self.memory_mb:g} once they are "
+                f"decoded; the others are decoded at each access. Use a larger memory_mb, or num_workers to decode them in "
+                f"other processes."
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the images out: a spawned worker reads its part itself."""
+        return self.__dict__ | {"_images": {}, "_bytes": 0}
+
+
 class ImageSet(FewShotDataset):
     """Images that are read on access, and kept decoded as far as they fit.
 
@@ -47,8 +93,9 @@ class ImageSet(FewShotDataset):
         items: What each split holds.
         split: The split that is served.
         transform: From a list of PIL images, and whether they are to be augmented, to a float batch.
-        cache_mb: Memory for the decoded images of a split, in MB, so that each file is decoded once instead of in each
-            epoch. Images beyond it are decoded at each access. The workers of a loader share it; 0 keeps none.
+        memory_mb: Memory for the decoded images of a split, in MB, so that each file is decoded once instead of in each
+            epoch. Images beyond it are decoded at each access. The workers of a loader share it; 0 keeps none, infinity
+            all.
         mode: What an image is converted to.
         no_validation: Why there is no validation split, where that is a choice, and how to get one.
 
@@ -70,16 +117,16 @@ class ImageSet(FewShotDataset):
         split: Split,
         transform: Transform,
         *,
-        cache_mb: float = 512,
+        memory_mb: float = 512,
         mode: Literal["RGB", "L"] = "RGB",
         no_validation: str = "",
     ) -> None:
-        if not 0 <= cache_mb < math.inf:
-            raise ValueError(f"cache_mb is {cache_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
+        if not memory_mb >= 0:
+            raise ValueError(f"memory_mb is {memory_mb}. Use 0 to keep no decoded images, 512 for half a gigabyte.")
         self.transform, self._mode, self._no_validation = transform, mode, no_validation
         self.splits = tuple(items)
         self._all_items = items
-        self._caches = {name: DecodedImages(cache_mb, len(of_split)) for name, of_split in items.items()}
+        self._caches = {name: DecodedImages(memory_mb, len(of_split)) for name, of_split in items.items()}
         self._augment = False
         self._choose(split)
 

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from fewshot_callbacks._image_files import image_size
+from fewshot_callbacks._image_files import folders_in, image_size
 from fewshot_callbacks.data.dataset import SPLITS, Split, split_of
 from fewshot_callbacks.data.image_set import (
     ImageItem,
@@ -165,7 +165,7 @@ class LogoDet3K(ImageSet):
         split_seed: Seed of the split.
         partial: Accept an incomplete set: categories may be missing, and annotations without an image
             and files that cannot be read are left out and counted.
-        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+        memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Attributes:
         counts: What is used, over all splits, and what is left out.
@@ -210,7 +210,7 @@ class LogoDet3K(ImageSet):
         test_share: float = 0.2,
         split_seed: int = 0,
         partial: bool = False,
-        cache_mb: float = 512,
+        memory_mb: float = 512,
     ) -> None:
         if min_boxes < 1:
             raise ValueError(f"min_boxes is {min_boxes}; a class has at least one box. Use min_boxes >= 1.")
@@ -244,7 +244,7 @@ class LogoDet3K(ImageSet):
             "shares or another split_seed.",
         )
         super().__init__(
-            items, split, transform, cache_mb=cache_mb, no_validation="val_share is 0. Use a positive share."
+            items, split, transform, memory_mb=memory_mb, no_validation="val_share is 0. Use a positive share."
         )
 
     @property
@@ -263,7 +263,7 @@ class _Found:
 
 def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
     """All annotated boxes; refuses an incomplete set unless it may be `partial`."""
-    categories = sorted(entry for entry in required(folder, fix).iterdir() if entry.is_dir())
+    categories = folders_in(required(folder, fix))
     there = {category.name.casefold() for category in categories}
     absent = [category for category in CATEGORIES if category.casefold() not in there]
     if absent and not partial:
@@ -272,7 +272,7 @@ def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
         )
     found = _Found([], 0, [], [])
     for category in categories:
-        for brand in sorted(entry for entry in category.iterdir() if entry.is_dir()):
+        for brand in folders_in(category):
             _read_brand(brand, found)
     if found.missing and not partial:
         raise FileNotFoundError(

@@ -38,7 +38,7 @@ class MiniImageNet(ImageSet):
         split: "train", "val" or "test".
         transform: What the model sees of an image.
         partial: Accept an incomplete set: missing images are left out, and so are classes without an image.
-        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+        memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
         FileNotFoundError: A list, the folder or an image is missing.
@@ -70,7 +70,7 @@ class MiniImageNet(ImageSet):
         *,
         transform: PhotoTransform = _TRANSFORM,
         partial: bool = False,
-        cache_mb: float = 512,
+        memory_mb: float = 512,
     ) -> None:
         folder = Path(root) / "images"
         lists = {name: _rows(required(folder.parent / f"{name}.csv", f"Put {LISTS} there.")) for name in CLASSES}
@@ -80,7 +80,7 @@ class MiniImageNet(ImageSet):
         listed = [(name, ImageItem(folder / file, label)) for name, rows in lists.items() for file, label in rows]
         fix = f"Put {LISTS} into {root}, and {IMAGES} into {folder}"
         items = in_splits(listed, folder, "the lists", fix, CLASSES, partial=partial)
-        super().__init__(items, split, transform, cache_mb=cache_mb)
+        super().__init__(items, split, transform, memory_mb=memory_mb)
 
 
 def _rows(file: Path) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from fewshot_callbacks._image_files import folders_in
 from fewshot_callbacks.data.dataset import SPLITS, Split
 from fewshot_callbacks.data.image_set import ImageItem, ImageSet, check_no_split_is_empty, named, required
 from fewshot_callbacks.data.photo_transform import check_image_size
@@ -53,7 +54,7 @@ class Omniglot(ImageSet):
         download: Download and unpack what is missing. Processes that begin together, as under `torchrun`, would each do
             so: make the data set once before.
         partial: Accept an incomplete set.
-        cache_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
+        memory_mb: Memory for the decoded images of a split, in MB; see `ImageSet`.
 
     Raises:
         FileNotFoundError: A folder is missing.
@@ -90,7 +91,7 @@ class Omniglot(ImageSet):
         val_alphabets: tuple[str, ...] = VALIDATION_ALPHABETS,
         download: bool = False,
         partial: bool = False,
-        cache_mb: float = 512,
+        memory_mb: float = 512,
     ) -> None:
         check_image_size(image_size)
         folder = Path(root) / FOLDER
@@ -119,7 +120,7 @@ class Omniglot(ImageSet):
             items,
             split,
             InkOnPaper(image_size),
-            cache_mb=cache_mb,
+            memory_mb=memory_mb,
             mode="L",
             no_validation="val_alphabets is empty. Name alphabets of the background set.",
         )
@@ -160,11 +161,10 @@ def _characters(parent: Path, name: str, *, partial: bool) -> dict[str, list[Pat
     """The drawings of each character, both in the order of their names."""
     fix = f"Unpack {SOURCE} into {parent}"
     folder = required(parent / name, f"{fix}, or pass download=True.")
-    # sorted, since a listing comes in the order of the file system
     found = {
         f"{alphabet.name}/{character.name}": sorted(character.glob("*.png"))
-        for alphabet in sorted(entry for entry in folder.iterdir() if entry.is_dir())
-        for character in sorted(entry for entry in alphabet.iterdir() if entry.is_dir())
+        for alphabet in folders_in(folder)
+        for character in folders_in(alphabet)
     }
     characters = {character: drawings for character, drawings in found.items() if drawings}
     if not partial:

@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from fewshot_callbacks.plots.projection import Points, Projection
 from fewshot_callbacks.plots.style import (
@@ -84,8 +83,7 @@ def embedding_map(
     # Their numbers mean nothing: only what is near to what.
     if projection.method != "pca":
         axes.tick_params(length=0, labelleft=False, labelbottom=False)
-    _scatter(axes, points, place, len(chosen))
-    _legend(figure, found, others)
+    _scatter(axes, points, place, found, others)
     return figure
 
 
@@ -105,15 +103,14 @@ def _name(label: Any, names: Mapping[Any, str] | Sequence[str] | None) -> str:
     return names[key] if 0 <= key < len(names) else str(key)
 
 
-def _scatter(axes: Axes, points: Points, place: Int[np.ndarray, "items"], classes: int) -> None:
+def _scatter(axes: Axes, points: Points, place: Int[np.ndarray, "items"], found: Sequence[str], others: int) -> None:
+    """Draw the classes that were found, then all others, and name them below."""
     size = 30 if len(points) <= 300 else 14 if len(points) <= 3000 else 7
-    rest = points[place < 0]
-    axes.scatter(rest[:, 0], rest[:, 1], s=0.5 * size, color=LIGHT_GREY, linewidths=0, zorder=1)
-    for number in range(classes):
-        own = points[place == number]
+    x, y = points.T
+    drawn = [
         axes.scatter(
-            own[:, 0],
-            own[:, 1],
+            x[place == number],
+            y[place == number],
             s=size,
             color=CYCLE[number % len(CYCLE)],
             marker=MARKERS[number],
@@ -121,16 +118,18 @@ def _scatter(axes: Axes, points: Points, place: Int[np.ndarray, "items"], classe
             linewidths=0.3,
             zorder=2,
         )
-
-
-def _legend(figure: Figure, found: Sequence[str], others: int) -> None:
-    handles = [
-        Line2D([], [], linestyle="none", color=CYCLE[number % len(CYCLE)], marker=MARKERS[number], markersize=5)
         for number in range(len(found))
     ]
-    room = WIDTH / COLUMNS - 0.45
-    words = [shorten(name, room, SMALL) for name in found]
+    words = [shorten(name, WIDTH / COLUMNS - 0.45, SMALL) for name in found]
+    drawn.append(axes.scatter(x[place < 0], y[place < 0], s=0.5 * size, color=LIGHT_GREY, linewidths=0, zorder=1))
     if others:
-        handles.append(Line2D([], [], linestyle="none", color=GREY, marker="o", markersize=3, alpha=0.5))
         words.append(f"{others:,} other class{'es' if others > 1 else ''}")
-    figure.legend(handles, words, loc="outside lower left", ncols=COLUMNS, handlelength=1.0, columnspacing=1.2)
+    axes.figure.legend(
+        drawn[: len(words)],
+        words,
+        loc="outside lower left",
+        ncols=COLUMNS,
+        handlelength=1.0,
+        columnspacing=1.2,
+        markerscale=5 / size**0.5,  # 5 points wide, however many items there are
+    )

@@ -180,9 +180,8 @@ def _umap(vectors: Float[np.ndarray, "items dim"], seed: int) -> Float[np.ndarra
 
 
 def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
-    here, there = _common_items(new, old) if by_id or np.array_equal(new.labels, old.labels) else _no_pairs()
-    if len(here) < 3:
-        here, there = _common_classes(new, old)
+    pairs = _common_items(new, old) if by_id or np.array_equal(new.labels, old.labels) else ()
+    here, there = pairs if pairs and len(pairs[0]) >= 3 else _common_classes(new, old)
     if len(here) < 3:
         return replace(
             new, notes=(*new.notes, "Fewer than three items or classes are in the previous map: not aligned.")
@@ -196,10 +195,6 @@ def _aligned(new: Projection, old: Projection, *, by_id: bool) -> Projection:
     return replace(new, points=points, aligned=True)
 
 
-def _no_pairs() -> tuple[Points, Points]:
-    return np.empty((0, 2)), np.empty((0, 2))
-
-
 def _common_items(new: Projection, old: Projection) -> tuple[Points, Points]:
     """Places of the items with a point in both maps, in the new one and in the old one."""
     here, there = _on_map(new), _on_map(old)
@@ -211,12 +206,12 @@ def _common_classes(new: Projection, old: Projection) -> tuple[Points, Points]:
     """Means of the classes that both maps have."""
     here, there = _on_map(new), _on_map(old)
     both = np.intersect1d(new.labels[here], old.labels[there])
-    if not len(both):
-        return _no_pairs()
-    return (
-        np.stack([new.points[here & (new.labels == label)].mean(0) for label in both]),
-        np.stack([old.points[there & (old.labels == label)].mean(0) for label in both]),
-    )
+    means = [
+        [one.points[on_map & (one.labels == label)].mean(0) for label in both]
+        for one, on_map in ((new, here), (old, there))
+    ]
+    first, second = np.reshape(means, (2, -1, 2))
+    return first, second
 
 
 def _on_map(projection: Projection) -> Bool[np.ndarray, "items"]:

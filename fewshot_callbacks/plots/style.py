@@ -1,8 +1,8 @@
-"""One palette and one style for every figure, and one function that writes them."""
+"""One palette, one style and one band of seeds for every figure, and one function that writes them."""
 
 import functools
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -10,10 +10,14 @@ from typing import Literal, NamedTuple, ParamSpec, get_args
 
 import matplotlib.style
 import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.typing import LineStyleType
 
+from fewshot_callbacks.functional.statistics.intervals import student_interval
 from fewshot_callbacks.plots.text import families
 
 # Okabe and Ito, Color Universal Design, 2008: colours that the colour-blind tell apart
@@ -43,6 +47,9 @@ METHODS: Mapping[str, MethodStyle] = MappingProxyType(
         "other": MethodStyle(GREY, "D", (0, (1.2, 1.2))),
     }
 )
+
+# What a legend calls the band.
+BAND = "95 % interval of the mean of {seeds} seeds"
 
 Format = Literal["png", "svg"]
 
@@ -125,6 +132,41 @@ def new_figure(height: float, width: float = WIDTH, *, arranged: bool = True) ->
     # Pixels without a window, whichever backend the user has chosen.
     FigureCanvasAgg(figure)
     return figure
+
+
+def draw_band(
+    axes: Axes,
+    steps: Sequence[float],
+    runs: Float[np.ndarray, "seeds points"],
+    style: MethodStyle,
+    *,
+    marked: bool,
+    logarithmic: bool = False,
+) -> Line2D:
+    """Draw the mean over seeds, with its 95 % interval around it where there are two seeds or more.
+
+    Args:
+        axes: Where to draw.
+        steps: The place of each point.
+        runs: A curve for each seed.
+        style: Of the method.
+        marked: Whether each point has a marker.
+        logarithmic: Whether mean and interval are those of the logarithms, for a logarithmic axis: a geometric mean.
+
+    Returns:
+        The line of the mean, for a legend.
+    """
+    values = np.log(runs) if logarithmic else runs
+    curves = (values.mean(axis=0), *(student_interval(values) if len(runs) > 1 else ()))
+    mean, *ends = (np.exp(curve) if logarithmic else curve for curve in curves)
+    if ends:
+        axes.fill_between(steps, *ends, color=style.colour, alpha=0.2, linewidth=0)
+    marker = style.marker if marked else ""
+    (line,) = axes.plot(
+        steps, mean, color=style.colour, linestyle=style.dashes, marker=marker, markersize=4, markeredgecolor="white",
+        markeredgewidth=0.6,
+    )  # fmt: skip
+    return line
 
 
 def encode(figure: Figure, file_format: Format = "png", resolution: float | None = None) -> bytes:

@@ -6,10 +6,9 @@ with needs("report", "fewshot_callbacks.report"):
     import jinja2  # noqa: F401
     import PIL  # noqa: F401
 
-from fewshot_callbacks.report.findings import Model
+from fewshot_callbacks.report.findings import Model, ReportSettings
 from fewshot_callbacks.report.items import Items, image_files, pictures_of_files
 from fewshot_callbacks.report.page import WrittenReport, check_writable, write_report
-from fewshot_callbacks.report.settings import ReportSettings
 
 __all__ = [
     "Items",

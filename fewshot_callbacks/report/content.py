@@ -13,10 +13,8 @@ from torch import Tensor
 
 from fewshot_callbacks.functional.retrieval import PairCounts, RetrievalReport, asked_metric, compare_reports
 from fewshot_callbacks.functional.statistics import class_means
-from fewshot_callbacks.report.findings import Findings, Model, Neighbour
-from fewshot_callbacks.report.items import Items
-from fewshot_callbacks.report.settings import ReportSettings
-from fewshot_callbacks.report.thumbnails import Key, name_of
+from fewshot_callbacks.report.findings import Findings, Model, ReportSettings, Retrieved
+from fewshot_callbacks.report.items import Items, Key, name_of
 
 # The metrics that are shown first, with those of Grouped Recall and of recall at a precision.
 HEADLINES = ("mAP", "recall@1", "r_precision", "f1")
@@ -155,17 +153,14 @@ class PageData:
         self.wanted.append(key)
         return name
 
-    def panel(self, query: int, found: Neighbour, report: RetrievalReport, note: str = "") -> dict[str, Any]:
+    def panel(self, query: int, found: Retrieved, report: RetrievalReport, note: str = "") -> dict[str, Any]:
         """Write a query with its neighbours."""
         searched = 0 if self.model.gallery is None else 1
         return {
             "query": self.item((0, query)),
             "ap": _short(float(report.per_query["mAP"][query]), 3),
             "note": note,
-            "found": [
-                [self.item((searched, index)), _short(score, 6), relevant]
-                for index, score, relevant in zip(found.index, found.scores, found.relevant, strict=True)
-            ],
+            "found": [[self.item((searched, index)), _short(score, 6), relevant] for index, score, relevant in found],
         }
 
 
@@ -180,7 +175,7 @@ def page_data(
         {
             "kind": found.kind,
             "total": found.total,
-            "pairs": [[data.item(pair.first), data.item(pair.second), _short(pair.score, 6)] for pair in found.pairs],
+            "pairs": [[data.item(one), data.item(other), _short(score, 6)] for one, other, score in found.pairs],
         }
         for found in findings.duplicates
     ]

@@ -1,10 +1,10 @@
-"""Findings of a report beyond the metrics: neighbours of queries, confused classes, suspects, near duplicates."""
+"""What a report tells beyond the metrics, and how much of it: neighbours, confused classes, suspects, near duplicates."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,7 @@ from jaxtyping import Float, Int
 
 from fewshot_callbacks.functional.neighbours import Neighbours, Suspects, near_duplicates, nearest, suspects
 from fewshot_callbacks.functional.retrieval import RetrievalReport
-from fewshot_callbacks.report.items import Items
-from fewshot_callbacks.report.settings import ReportSettings
-from fewshot_callbacks.report.thumbnails import Key
+from fewshot_callbacks.report.items import Items, Key
 
 # Worst queries of one class, so that one class does not fill the list.
 MOST_OF_A_CLASS = 3
@@ -23,8 +21,52 @@ MOST_OF_A_CLASS = 3
 CONFUSION_K = 5
 # Neighbours that vote on a label.
 SUSPECT_K = 10
+# What was retrieved for a query: index, score, and whether it is relevant.
+Retrieved = list[tuple[int, float, bool]]
 # Queries that two models rank most differently, for each of both.
 CHANGED = 4
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """Size and content of a report; numbers of items and pairs are upper bounds.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    Examples:
+        >>> ReportSettings(worst=12).worst
+        12
+    """
+
+    max_mb: float = 20.0
+    """Largest size of the file in MB; pictures that do not fit are left out, and the report says so."""
+    worst: int = 24
+    """Queries of the lowest average precision, at most three of a class."""
+    searchable: int = 200
+    """Further queries that the search finds: a seeded sample from all classes."""
+    neighbours: int = 6
+    """Neighbours that are shown of a query or a suspect."""
+    suspects: int = 100
+    """Items whose label is probably wrong, the most suspicious first."""
+    duplicates: int = 60
+    """Pairs of near duplicates, the most similar first, of each kind: inside the set, and between sets."""
+    duplicates_from: float = 0.98
+    """Lowest cosine of near duplicates; for binary codes the lowest share of equal bits."""
+    confusion_queries: int = 20_000
+    """Queries from whose neighbours confusions of classes are counted; a seeded sample if there are more."""
+    thumbnail: int = 96
+    """Pixels of the longer side of a picture."""
+    memory_mb: float | None = None
+    """Bound on the memory of each search beyond the embeddings, in MB; None is 512."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            least = 1 if one.name in ("neighbours", "thumbnail", "confusion_queries") else 0
+            if value is not None and not value >= least:
+                raise ValueError(f"{one.name} is {value}. Pass {least} or more.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,21 +112,12 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Two items that are nearly the same."""
-
-    first: Key
-    second: Key
-    score: float
-
-
-@dataclass(frozen=True)
 class Duplicates:
     """Near duplicates of one kind."""
 
     kind: str
-    # the most similar ones
-    pairs: Sequence[Pair]
+    # the two items and the score of the most similar ones
+    pairs: Sequence[tuple[Key, Key, float]]
     # how many there are
     total: int
 
@@ -100,9 +133,9 @@ class Findings:
     # queries that the first model ranks better than the second, and the reverse, the greatest difference first
     changed: tuple[list[int], list[int]]
     # of each of these queries
-    neighbours: dict[int, Neighbour]
+    neighbours: dict[int, Retrieved]
     # the same by the second model
-    others: dict[int, Neighbour]
+    others: dict[int, Retrieved]
     # label of the queries -> the other label found most often among their first neighbours, and its share of these
     confused: dict[Any, tuple[Any, float]]
     # queries that were looked at for this
@@ -112,15 +145,6 @@ class Findings:
     places: list[Key]
     duplicates: list[Duplicates]
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """What was retrieved for a query."""
-
-    index: list[int]
-    scores: list[float]
-    relevant: list[bool]
 
 
 def find(
@@ -155,13 +179,13 @@ def find(
     others = {}
     if other is not None and (ours := [*changed[0], *changed[1]]):
         theirs = other.nearest(ours, settings.neighbours, settings.memory_mb)
-        others = {query: _neighbour(theirs, row, settings.neighbours) for row, query in enumerate(ours)}
+        others = {query: _retrieved(theirs, row, settings.neighbours) for row, query in enumerate(ours)}
     suspected, places = _suspects(model, settings, notes)
     return Findings(
         worst,
         searchable,
         changed,
-        {query: _neighbour(found, place[query], settings.neighbours) for query in shown},
+        {query: _retrieved(found, place[query], settings.neighbours) for query in shown},
         others,
         _confused(found, [place[query] for query in asked], model),
         len(asked),
@@ -204,13 +228,11 @@ def sample_of_classes(labels: Int[np.ndarray, "queries"], count: int) -> list[in
     return sorted(by_class[steps].tolist())
 
 
-def _neighbour(found: Neighbours, row: int, k: int) -> Neighbour:
+def _retrieved(found: Neighbours, row: int, k: int) -> Retrieved:
     assert found.relevant is not None
-    valid = int(found.found[row])
-    some = slice(0, min(k, valid))
-    return Neighbour(
-        found.indices[row, some].tolist(), found.scores[row, some].tolist(), found.relevant[row, some].tolist()
-    )
+    some = slice(0, min(k, int(found.found[row])))
+    columns = (part[row, some].tolist() for part in (found.indices, found.scores, found.relevant))
+    return list(zip(*columns, strict=True))
 
 
 def confusions(found: Neighbours, labels: Sequence[Any], of_items: Sequence[Any]) -> Counter[tuple[Any, Any]]:
@@ -312,5 +334,5 @@ def _between(sets: Sequence[Items], one: int, other: int, settings: ReportSettin
         listed = list(pairs)
         pairs = [pair for pair in listed if ids[pair[0]] != others[pair[1]]]
         total -= len(listed) - len(pairs)
-    shown = [Pair((one, i), (other, j), score) for i, j, score in pairs]
+    shown = [((one, i), (other, j), score) for i, j, score in pairs]
     return Duplicates(kind, shown[: settings.duplicates], total)

@@ -21,10 +21,8 @@ from fewshot_callbacks import __version__
 from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.functional.retrieval.settings import bytes_of
 from fewshot_callbacks.report import content
-from fewshot_callbacks.report.findings import Findings, Model, find
-from fewshot_callbacks.report.items import Items
-from fewshot_callbacks.report.settings import ReportSettings
-from fewshot_callbacks.report.thumbnails import Thumbnails
+from fewshot_callbacks.report.findings import Findings, Model, ReportSettings, find
+from fewshot_callbacks.report.items import Items, Thumbnails
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Placeholder in the template for the size of the file.

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from fewshot_callbacks.callbacks import ScorePlots, score_plots
 from fewshot_callbacks.callbacks.score_plots import FIGURES
-from fewshot_callbacks.plots.operating_marks import operating_marks
+from fewshot_callbacks.plots.scores import operating_marks
 from tests.callbacks.models import items, loader, retrieval, tagged, trainer
 from tests.callbacks.pictured import AsGiven, brute_force
 

@@ -8,13 +8,12 @@ from contextlib import redirect_stdout
 import pytest
 import yaml
 
-from fewshot_callbacks.cli import curves, demo
-from fewshot_callbacks.cli.curves import smooth
+from fewshot_callbacks.cli import demo
+from fewshot_callbacks.cli.demo import smooth
 from fewshot_callbacks.cli.main import main
-from fewshot_callbacks.cli.runs import TrainingRecord
 from fewshot_callbacks.data.glyphs import load_drawing
 from fewshot_callbacks.plots.style import METHODS
-from fewshot_callbacks.protonet import DistanceRatioHead, ProtoNet
+from fewshot_callbacks.protonet import ProtoNet
 from tests.cli.conftest import first_classes
 from tests.cli.words import CONFIGS
 from tests.plots.legible import assert_legible
@@ -67,11 +66,11 @@ def test_it_leaves_curves_logs_checkpoints_and_results(finished, capsys):
         assert (finished / name / "best.ckpt").stat().st_size > 0
         assert "train/J" in (finished / name / "metrics.csv").read_text().splitlines()[0]
         assert list((finished / name).glob("events*"))
-    assert not list(finished.parent.glob("*incomplete*"))
+    assert [path.name for path in finished.parent.iterdir()] == ["first"]
 
 
 def test_soft_ap_sees_as_many_images_and_is_tested_as_it_was_kept(finished):
-    steps = [len(curves.read_metric(finished / name / "metrics.csv", "train/loss")[0]) for name in demo.TRAINED]
+    steps = [len(demo.read_metric(finished / name / "metrics.csv", "train/loss")[0]) for name in demo.TRAINED]
     assert steps == [2, 2, 2]
     random, _, _, soft = json.loads((finished / "results.json").read_text())
     assert soft["retrieval"]["metrics"] != random["retrieval"]["metrics"]  # the weights that were trained
@@ -91,75 +90,22 @@ def values(folder):
     return rows
 
 
-def test_ctrl_c_leaves_what_was_there(tmp_path, monkeypatch):
-    target = tmp_path / "demo"
-    target.mkdir()
-    (target / demo.MARKER).write_text("an earlier demo")
+def test_what_ctrl_c_leaves_is_replaced_by_a_demo_with_the_results_of_its_seed(finished, tmp_path, monkeypatch):
+    words, before = ["demo", "--output", str(tmp_path / "demo"), *QUICK], signal.getsignal(signal.SIGINT)
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ProtoNet, "test_step", interrupted)
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        assert main(["demo", "--output", str(target), *QUICK]) == 130
-    finally:
-        signal.signal(signal.SIGINT, before)  # which Lightning ignores from then on
-    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
-    assert (target / demo.MARKER).read_text() == "an earlier demo"
-
-
-def test_what_an_interrupted_demo_has_trained_is_kept_and_gone_on_with(finished, tmp_path, monkeypatch, capsys):
-    """And the networks that are trained then are those of a demo of the same seed that nobody interrupted."""
-    before, step, trained = signal.getsignal(signal.SIGINT), ProtoNet.training_step, []
-    words = ["demo", "--output", str(tmp_path / "demo"), *QUICK]
-
-    def stopped_by(name):
-        def training_step(self, batch, batch_idx):
-            trained.append(type(self.head))
-            if name and isinstance(self.head, DistanceRatioHead):
-                signal.raise_signal(getattr(signal, name))
-            return step(self, batch, batch_idx)
-
-        return training_step
-
-    for name, status, word in (("SIGINT", 130, "Interrupted"), ("SIGTERM", 143, "Terminated")):
-        monkeypatch.setattr(ProtoNet, "training_step", stopped_by(name))
+    with monkeypatch.context() as patch:
+        patch.setattr(ProtoNet, "test_step", interrupted)
         try:
-            assert main(words) == status
+            assert main(words) == 130
         finally:
-            signal.signal(signal.SIGINT, before)
-        (kept,) = tmp_path.iterdir()
-        said = capsys.readouterr().err.splitlines()[-1]
-        assert said == f"{word}. Kept in {kept}: softmax, trained. The same command goes on from there."
-    trained.clear()
-    monkeypatch.setattr(ProtoNet, "training_step", stopped_by(None))
+            signal.signal(signal.SIGINT, before)  # which Lightning ignores from then on
     assert main(words) == 0
-    assert set(trained) == {DistanceRatioHead}
-    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
     assert values(tmp_path / "demo") == values(finished)
     names = [sorted(file.name for file in folder.iterdir()) for folder in (tmp_path / "demo", finished)]
     assert names[0] == names[1]
-    assert (tmp_path / "demo/softmax/metrics.csv").stat().st_size > 0
-
-
-def test_other_settings_begin_anew_and_a_failure_leaves_nothing(tmp_path):
-    def stopped(seed, error=KeyboardInterrupt):
-        with demo.replaced_folder(tmp_path / "demo", {"seed": seed}) as folder:
-            there = TrainingRecord.of(folder / "softmax") is not None
-            TrainingRecord(1, 2, 1, ended=seed == 0, head="softmax").save(folder / "softmax")
-            found.append(there)
-            raise error
-
-    found = []
-    for seed in (0, 1, 0):
-        with pytest.raises(KeyboardInterrupt):
-            stopped(seed)
-        assert len(list(tmp_path.iterdir())) == 1
-    assert found == [False, False, True]
-    with pytest.raises(RuntimeError):
-        stopped(0, RuntimeError)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):
@@ -171,8 +117,8 @@ def test_it_replaces_no_folder_of_something_else(tmp_path, capsys):
 
 @pytest.mark.parametrize("seeds", [1, 5])
 def test_curves_of_seeds_are_one_line_in_its_interval(seeds):
-    run = {name: ([1, 2, 3], [1.0, 2.0, 2.5]) for name, _ in curves.PANELS}
-    figure = curves.training_curves({name: [run] * seeds for name in demo.TRAINED}, demo.TITLES)
+    run = {name: ([1, 2, 3], [1.0, 2.0, 2.5]) for name, _ in demo.PANELS}
+    figure = demo.training_curves({name: [run] * seeds for name in demo.TRAINED}, demo.TITLES)
     assert_legible(figure)
     assert all(axes.get_ylabel() for axes in figure.axes)
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "", "training steps", "training steps"]

@@ -58,10 +58,8 @@ def test_settings_that_are_off_by_default(stored, capsys, monkeypatch):
     words = ["evaluate", str(path), "--metrics", "mAP", "ir_recall@3,grouped_recall@1_miss"]
     words += ["--label_groups", "[[0, 1, 99], [2, 3, 4, 5]]"]
     assert main([*words, "--json"]) == 0
-    groups = [[0, 1, 99], [2, 3, 4, 5]]
-    report = evaluate_retrieval(
-        embeddings, labels, metrics=("mAP", "ir_recall@3", "grouped_recall@1_miss"), label_groups=groups
-    )
+    keys, groups = ("mAP", "ir_recall@3", "grouped_recall@1_miss"), [[0, 1, 99], [2, 3, 4, 5]]
+    report = evaluate_retrieval(embeddings, labels, metrics=keys, label_groups=groups)
     printed = json.loads(capsys.readouterr().out)
     assert list(printed["metrics"].items()) == list(report.metrics().items())
     assert printed["grouped"]["unmatched"] == "miss"
@@ -85,11 +83,6 @@ def test_classes_are_tables_of_whole_columns(stored, capsys, monkeypatch):
     assert [cell for row in rows for cell in row] == [f"{values[7]:.4f}" for values in means.values()]
 
 
-def test_a_misspelt_metric_is_named_with_the_one_that_is_near(stored, capsys):
-    assert main(["evaluate", str(stored[0]), "--metrics", "recal@5"]) == 1
-    assert "there is no metric 'recal@5'; did you mean 'recall@5'?" in capsys.readouterr().err
-
-
 def test_gallery_and_options(tmp_path, capsys):
     rng = np.random.default_rng(1)
     arrays = {
@@ -99,20 +92,11 @@ def test_gallery_and_options(tmp_path, capsys):
         "gallery_labels": np.arange(50) % 5,
     }
     np.savez(tmp_path / "two.npz", **arrays)
-    words = [
-        "--json",
-        "--similarity",
-        "euclidean",
-        "--metrics",
-        *("mAP", "recall@1", "recall@3", "recall@precision0.5"),
-        "--threshold_bounds",
-        "[-3, -2.5]",
-        "--label_groups",
-        "2",
-    ]
-    assert main(["evaluate", str(tmp_path / "two.npz"), *words]) == 0
+    keys = ("mAP", "recall@1", "recall@3", "recall@precision0.5")
+    words = ["--json", "--similarity", "euclidean", "--metrics", *keys, "--threshold_bounds", "[-3, -2.5]"]
+    assert main(["evaluate", str(tmp_path / "two.npz"), *words, "--label_groups", "2"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    settings = {"metrics": ("mAP", "recall@1", "recall@3", "recall@precision0.5"), "label_groups": 2}
+    settings = {"metrics": keys, "label_groups": 2}
     report = evaluate_retrieval(*arrays.values(), similarity="euclidean", threshold_bounds=(-3, -2.5), **settings)
     unbounded = evaluate_retrieval(*arrays.values(), similarity="euclidean", **settings)
     assert report["recall@precision0.5"] != unbounded["recall@precision0.5"]
@@ -129,8 +113,8 @@ def test_gallery_and_options(tmp_path, capsys):
         (lambda path: path.write_bytes(b""), "is not an .npz file of plain arrays"),
         (lambda path: np.savez(path, x=np.zeros(3), labels=np.zeros(3)), "holds 'x', 'labels', but not 'embeddings'"),
         (
-            lambda path: np.savez(path, embeddings=np.full((4, 2), np.nan), labels=np.zeros(4, int)),
-            "4 of 4 rows of embeddings hold NaN or Inf",
+            lambda path: np.savez(path, embeddings=np.full((4, 2), np.nan), labels=[0] * 4),
+            "4 of 4 rows of embeddings hold",
         ),
         (lambda path: np.savez(path, embeddings=np.zeros((4, 2)), labels=np.zeros(4)), "integer labels"),
         (lambda path: np.savez(path, embeddings=np.array([None]), labels=np.zeros(1, int)), "plain arrays"),
@@ -203,9 +187,7 @@ def test_labels_may_be_words(stored, capsys):
     printed = json.loads(capsys.readouterr().out)
     report = evaluate_retrieval(embeddings, labels)
     assert printed["metrics"] == pytest.approx(report.metrics())
-    assert printed["J"] == pytest.approx(
-        float(discriminant_ratio(torch.as_tensor(embeddings), torch.as_tensor(labels)))
-    )
+    assert printed["J"] == pytest.approx(float(discriminant_ratio(torch.tensor(embeddings), torch.tensor(labels))))
     assert "class 07" in printed["per_class"]["mAP"]
 
 
@@ -222,14 +204,11 @@ def test_names_of_classes_are_neither_markup_nor_commands_to_the_terminal(tmp_pa
     assert not {"\x07", "\x1b", "\u202e"} & set(screen)
     assert main(["evaluate", "[red]file.npz", "--against", "[red]file.npz", "--label_groups", "none"]) == 0
     assert "[red]file.npz against [red]file.npz" in capsys.readouterr().out
-
-
-def test_an_error_that_names_a_class_does_not_steer_the_terminal(tmp_path, capsys):
-    np.savez(tmp_path / "\x1b[2J.npz", wrong=np.zeros(3))
-    assert main(["evaluate", str(tmp_path / "\x1b[2J.npz")]) == 1
-    said = capsys.readouterr().err
-    assert r"\x1b[2J.npz holds 'wrong'" in said
-    assert "\x1b" not in said
+    np.savez("\x1b[2J.npz", wrong=np.zeros(3))
+    assert main(["evaluate", "\x1b[2J.npz"]) == 1
+    assert capsys.readouterr().err.startswith(r"fewshot evaluate: \x1b[2J.npz holds 'wrong'")
+    assert main(["evaluate", "[red]file.npz", "--metrics", "recal@5"]) == 1
+    assert "there is no metric 'recal@5'; did you mean 'recall@5'?" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------------------- damaged files
@@ -274,17 +253,10 @@ def broken_stream(path) -> None:
 DAMAGES = {
     "a broken stream": (broken_stream, "embeddings: Error -3 while decompressing"),
     "encrypted": (lambda path: in_every_head(path, 6, 8, 1), "is encrypted"),
-    "an unknown compression": (lambda path: in_every_head(path, 8, 10, 97), "compression method is not supported"),
     "petabytes": (lambda path: with_member(path, described("(1000000000000, 1000)")),
                   "embeddings: Unable to allocate"),
-    "a negative shape": (lambda path: with_member(path, described("(-5, 3)")), "embeddings: negative dimensions"),
-    "a shape of words": (lambda path: with_member(path, described("'x'")), "embeddings: shape is not valid"),
     "an unknown type": (lambda path: with_member(path, described("(3,)", "'zz'")), "not a valid dtype"),
-    "half a type": (lambda path: with_member(path, described("(3,)", "[('a',)]")), "embeddings: "),
-    "an open bracket": (lambda path: with_member(path, head_of_array("[1, 2")), "embeddings: "),
-    "too few numbers": (lambda path: with_member(path, described("(40, 8)")), "embeddings: EOF"),
     "no array": (lambda path: with_member(path, b"hello"), "embeddings is no array"),
-    "a newer version": (lambda path: with_member(path, b"\x93NUMPY\x09\x00abc"), "embeddings: we only support"),
     "pickled objects": (lambda path: with_member(path, described("(3,)", "'|O'")), "embeddings: Object arrays cannot"),
 }  # fmt: skip
 

@@ -69,13 +69,8 @@ def test_fit_on_two_processes_says_once_where_it_is_kept(tmp_path):
 
 def test_fit_on_average_precision_then_test_from_the_checkpoint(few_glyphs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = [
-        "--config",
-        str(CONFIGS / "soft_ap_glyphs.yaml"),
-        *TINY_BALANCED,
-        *QUIET,
-        "--data.train.classes_per_batch=5",
-    ]
+    words = ["--config", str(CONFIGS / "soft_ap_glyphs.yaml"), *TINY_BALANCED, *QUIET]
+    words += ["--data.train.classes_per_batch=5"]
     cli = command(["fit", *words, "--model.init_args.micro_batch=13", "--model.init_args.ap_every_n_steps=1"])
     assert type(cli.model).__name__ == "EmbeddingModule"
     assert {"train/soft_AP", "train/batch_AP", "val/mAP", "train/J"} <= set(cli.trainer.callback_metrics)
@@ -106,11 +101,8 @@ def test_a_folder_needs_no_episodes_for_average_precision(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     write_images(tmp_path / "images", classes=3)
     words = ["fit", "--config", str(CONFIGS / "soft_ap_folder.yaml"), *TINY_BALANCED, *QUIET, "--trainer.logger=false"]
-    words += [
-        "--model.init_args.backbone=conv4",
-        "--data.dataset.transform.image_size=16",
-        "--model.init_args.micro_batch=4",
-    ]
+    words += ["--model.init_args.backbone=conv4", "--model.init_args.micro_batch=4"]
+    words += ["--data.dataset.transform.image_size=16"]
     assert main([*words, "--data.train.classes_per_batch=3", "--data.train.items_per_class=5"]) == 1
     assert "items_per_class=5, but class 'train0' has 4 items, the smallest of 3" in capsys.readouterr().err
     assert main([*words, "--data.train.classes_per_batch=3", "--data.train.items_per_class=4"]) == 0

@@ -15,7 +15,6 @@ import fewshot_callbacks
 from fewshot_callbacks._compiling import WORDS
 from fewshot_callbacks.cli import main as command
 from fewshot_callbacks.cli.main import COMMANDS, main
-from fewshot_callbacks.cli.plan import _bytes, _duration
 from fewshot_callbacks.functional import plan_evaluation
 
 
@@ -45,9 +44,7 @@ def test_an_unknown_command_names_the_nearest_or_all(capsys):
 def test_version_says_what_a_bug_report_asks_for(capsys, monkeypatch):
     module = sys.modules["fewshot_callbacks.cli.main"]  # the package has a function of that name
     monkeypatch.setattr(module, "COMPUTES_WITH", ("torch", "no-such-package"))
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
+    assert main(["--version"]) == 0
     own, system, others = capsys.readouterr().out.splitlines()
     assert own == f"fewshot_callbacks {fewshot_callbacks.__version__}"
     assert system == f"Python {platform.python_version()}, {platform.platform()}"
@@ -131,11 +128,6 @@ def test_plan_of_a_sample_in_half_precision_without_a_limit(capsys, monkeypatch)
     assert "there is no limit" in said
     assert main(["plan", *words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["copy_bytes"] == 256 * 10**6
-
-
-def test_units():
-    assert [_bytes(n) for n in (5, 5000, 5e6, 5e9, 5e12)] == ["5 B", "5 kB", "5 MB", "5 GB", "5 TB"]
-    assert [_duration(s) for s in (0.25, 12, 600, 9000)] == ["250 ms", "12.0 s", "10 min", "2.5 h"]
 
 
 def in_fresh_python(code: str) -> str:

@@ -101,9 +101,7 @@ def test_a_mistyped_word_is_one_line_with_what_was_probably_meant(words, line, c
         (["--config", FOLDER, "--data.train.ways=many"], "--data.train.ways: many is not int."),
         (["--config", FOLDER, "--data.dataset.transform.sise=8"],
          "ImageFolder has no argument transform.sise. Did you mean transform.resize?"),
-        (["--config", FOLDER, "--data.train.shot=1"], "Episodes has no argument shot. Did you mean shots?"),
         (["--config", FOLDER, "--data.dataset=NoSuch"], "--data.dataset: NoSuch is not a file or a class."),
-        (["--config", FOLDER, "--data=NoSuch"], "--data: NoSuch is not a file or a class."),
         (["--config", "nowhere.yaml"], "--config: File does not exist: "),
         (["--config", "modl.yaml"], "there is no option --modl.head. Did you mean --model.head?"),
         (["--config", "class.yaml"], "there is no class fewshot_callbacks.data.Glyph. Did you mean Glyphs"),
@@ -126,23 +124,11 @@ def test_a_mistyped_word_of_a_training_is_one_line(words, line, tmp_path, monkey
     assert said.count("\n") == 1
 
 
-def of_plan(word):
-    return parse("plan", ["--dim=1", f"--queries={word}"]).queries
-
-
-def of_evaluation(option, word):
-    return vars(parse("evaluate", ["a.npz", f"--{option}={word}"]))[option]
-
-
-@given(st.integers(0, 10**9))
-def test_whole_numbers_as_people_write_them(number):
-    for word in (str(number), f"{number:,}", f"{number:_}", f"{number}.0"):
-        assert of_plan(word) == number
-        assert type(of_plan(word)) is int
-
-
-@given(st.lists(st.integers(1, 10**6), max_size=5), st.sampled_from([",", ", ", " "]), st.booleans())
-def test_lists_as_people_write_them(numbers, between, brackets):
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=5), st.sampled_from([",", ", ", " "]), st.booleans())
+def test_numbers_and_lists_as_people_write_them(numbers, between, brackets):
+    for word in (str(numbers[0]), f"{numbers[0]:,}", f"{numbers[0]:_}", f"{numbers[0]}.0"):
+        found = parse("plan", ["--dim=1", f"--queries={word}"]).queries
+        assert (found, type(found)) == (numbers[0], int)
     word = between.join(map(str, numbers))
     word = f"[{word}]" if brackets else word
     assert several(whole)(word) == several(number)(word) == tuple(numbers)
@@ -161,7 +147,7 @@ def test_lists_as_people_write_them(numbers, between, brackets):
     ],
 )
 def test_values_in_other_forms(option, word, value):
-    assert of_evaluation(option, word) == value
+    assert vars(parse("evaluate", ["a.npz", f"--{option}={word}"]))[option] == value
 
 
 # -------------------------------------------------------------------------------------------------------------- the data
@@ -172,13 +158,6 @@ def test_values_in_other_forms(option, word, value):
     [
         (["--data.dataset.root=nowhere"], "There is no folder nowhere. It should hold the folders 'train', 'val' and"),
         (["--data.dataset.val_folder=valid"], "images holds no folder 'valid' for val. Make it, or pass val_folder=... or"),
-        (["--data.train.ways=9"], "The train classes do not suffice for the requested episodes (--data.train.ways 9, "),
-        (["--data.train.queries=9"], "class 'train0' has 4, the smallest of 5 classes that are too small. "
-                              "Use --data.train.queries <= 3 or drop these classes."),
-        (["--data.evaluation.queries=9"], "(--data.evaluation.ways 5, --data.evaluation.shots 1, --data.evaluation.queries"),
-        (["--data.evaluation.queries=9"], "class 'val0' has 4, the smallest of 5 classes that are too small. "
-                              "Use --data.evaluation.queries <= 3 or drop these classes."),
-        (["--data.evaluation.ways=9"], "The val classes do not suffice for the requested episodes (--data.evaluation.ways"),
         (["--data.train.ways=0"], "fewshot fit: ways is 0; an episode needs at least one. Use ways >= 1."),
         (["--model.learning_rate=-1"], "learning_rate=-1.0: Adam needs a positive step."),
         (["--trainer.max_epochs=-5"], "`max_epochs` must be a non-negative integer or -1. You passed in -5"),
@@ -194,22 +173,13 @@ def test_data_that_cannot_be_used_is_one_line(words, line, there, capsys):
 
 
 def test_all_splits_that_are_too_small_are_one_mistake(there, capsys):
-    small = [
-        *SMALL,
-        "--data.train.queries=9",
-        "--data.evaluation.shots=4",
-        "--data.evaluation.ways=6",
-        "--trainer.logger=false",
-    ]
-    assert main(["fit", "--config", FOLDER, "--data.dataset.root=images", *small]) == 1
+    small = [*SMALL, "--data.train.queries=9", "--data.evaluation.shots=4", "--data.evaluation.ways=6"]
+    assert main(["fit", "--config", FOLDER, "--data.dataset.root=images", *small, "--trainer.logger=false"]) == 1
     said = last_line(capsys)
-    for split, fix in (
-        ("train", "--data.train.queries <= 3"),
-        ("val", "--data.evaluation.ways <= 5"),
-        ("test", "--data.evaluation.ways <= 5"),
-    ):
+    fixes = {"train": "train.queries <= 3", "val": "evaluation.ways <= 5", "test": "evaluation.ways <= 5"}
+    for split, fix in fixes.items():
         assert said.count(f"The {split} classes do not suffice") == 1
-        assert f"Use {fix} or" in said.partition(f"The {split} classes")[2].partition("do not suffice")[2]
+        assert f"Use --data.{fix} or" in said.partition(f"The {split} classes")[2].partition("do not suffice")[2]
 
 
 @pytest.mark.parametrize(("workers", "broken"), [(0, b""), (0, b"no image"), (1, None)])
@@ -239,21 +209,17 @@ def test_without_a_checkpoint_nothing_is_evaluated(command, there, capsys):
 
 
 @pytest.mark.parametrize("word", ["none", BEST])
-def test_a_test_evaluates_what_was_asked_for_and_makes_no_run(word, there, monkeypatch, capsys):
+def test_a_test_evaluates_what_was_asked_for_and_makes_no_run(word, there, tmp_path, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(ProtoNet, "on_test_end", lambda self: seen.append(self.state_dict()), raising=False)
-    assert main(["test", *RUN, "--ckpt_path", word]) == 0
+    logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={tmp_path}"]  # asked for, it writes there alone
+    assert main(["test", *RUN, "--ckpt_path", word, *(logger if word != "none" else [])]) == 0
     assert "test/mAP" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("**/metrics.csv"))) == (word != "none")
     stored = torch.load(BEST, weights_only=True)["state_dict"]
     [weights] = seen
     same = all(torch.equal(weights[name], stored[name]) for name in stored)
     assert same == (word != "none")
-
-
-def test_a_test_writes_where_a_logger_is_asked_for(there, tmp_path):
-    logger = ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={tmp_path}"]
-    assert main(["test", *RUN, "--ckpt_path", BEST, *logger]) == 0
-    assert list(tmp_path.glob("**/metrics.csv"))
 
 
 def test_hyperparameters_that_the_checkpoint_overrules_are_named(there, capsys):
@@ -273,13 +239,12 @@ def test_hyperparameters_that_the_checkpoint_overrules_are_named(there, capsys):
         ("images/val/val0/0.png", "images/val/val0/0.png is not a checkpoint of 'fewshot fit', or it is damaged"),
     ],
 )
-@pytest.mark.parametrize("command", ["fit", "test"])
-def test_a_checkpoint_that_is_none_is_one_line(command, path, line, there, capsys):
-    assert main([command, *RUN, "--ckpt_path", path]) == 1
+def test_a_checkpoint_that_is_none_is_one_line(path, line, there, capsys):
+    assert main(["test", *RUN, "--ckpt_path", path]) == 1
     assert line in last_line(capsys)
 
 
-@pytest.mark.parametrize("length", [0, 5_000, -100])  # torch.load raises an error of its own for each
+@pytest.mark.parametrize("length", [0, -100])  # torch.load raises an error of its own for each
 def test_a_checkpoint_cut_short_is_named(length, there, tmp_path, capsys):
     cut = tmp_path / "cut.ckpt"
     cut.write_bytes((there / BEST).read_bytes()[:length])
@@ -300,10 +265,8 @@ def test_the_checkpoint_of_another_network_is_named(there, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "is no configuration: it should hold settings of model, data and trainer by name."),
-        (b"- a\n- b\n", "is no configuration"),
+        (b"- a\n- b\n", "is no configuration: it should hold settings of model, data and trainer by name."),
         (b"trainer: {callbacks: [\n", "is damaged: it is no YAML (while parsing"),
-        (b"model: \xff", "is damaged: it is no YAML"),
     ],
 )
 def test_a_configuration_that_is_none_is_named(content, words, there, tmp_path, capsys):
@@ -314,13 +277,6 @@ def test_a_configuration_that_is_none_is_named(content, words, there, tmp_path, 
     for command in (["compare", str(run), "runs/version_0"], ["fit", "--config", str(run / "config.yaml")]):
         assert main(command) == 1
         assert last_line(capsys).startswith(f"fewshot {command[0]}: {run / 'config.yaml'} {words}")
-
-
-def test_compare_says_which_folder_is_no_run(there, capsys):
-    assert main(["compare", "runs/version_0", "images"]) == 1
-    assert "holds no training_dynamics.json, and nothing can be tested (images holds no config.yaml)" in last_line(
-        capsys
-    )
 
 
 # ------------------------------------------------------------------------------------------- interrupts, pipes, tracebacks

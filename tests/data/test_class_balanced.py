@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.data import ClassBalancedBatchSampler, EpisodicBatchSampler
+from tests.data.trees import pretend
 
 WORDS = ["owl", "heron", "owl", "wren", "heron", "owl", "wren", "heron", "wren"] * 4
 
@@ -18,12 +19,6 @@ def labelled(draw):
     counts = draw(st.lists(st.integers(2, 6), min_size=1, max_size=6))
     labels = draw(st.permutations([3 * c - 4 for c, count in enumerate(counts) for _ in range(count)]))
     return labels, draw(st.integers(1, len(counts))), draw(st.integers(2, min(counts)))
-
-
-def pretend(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: world_size)
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,29 +77,6 @@ def test_each_epoch_is_new_and_a_function_of_seed_and_epoch_for_any_workers() ->
     assert len(one) == 36 // 6  # as many items as there are
 
 
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ((2, 1), r"items_per_class=1: an item alone in its class has no relevant item.*items_per_class >= 2"),
-        ((0, 2), r"classes_per_batch=0.*classes_per_batch >= 1"),
-        ((4, 2), r"classes_per_batch=4, but the labels hold 3 classes.*classes_per_batch <= 3"),
-        ((2, 13), r"items_per_class=13, but class 'heron' has 12 items, the smallest of 3 .*items_per_class <= 12"),
-    ],
-)
-def test_what_cannot_be_drawn_is_said(sizes, words) -> None:
-    with pytest.raises(ValueError, match=words):
-        ClassBalancedBatchSampler(WORDS, classes_per_batch=sizes[0], items_per_class=sizes[1])
-
-
-def test_no_batches_and_labels_that_are_none() -> None:
-    with pytest.raises(ValueError, match=r"batches=0.*batches >= 1"):
-        ClassBalancedBatchSampler(WORDS, classes_per_batch=2, items_per_class=2, batches=0)
-    with pytest.raises(ValueError, match="ClassBalancedBatchSampler"):
-        ClassBalancedBatchSampler([0.5, 1.5], classes_per_batch=1, items_per_class=2)
-    with pytest.raises(ValueError, match=r"class 'owl' has 1 item.*[Dd]rop"):
-        ClassBalancedBatchSampler([0, 0, 1], classes_per_batch=1, items_per_class=2, class_names=("wren", "owl"))
-
-
 def test_more_processes_than_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 0, 3)
     sampler = ClassBalancedBatchSampler(WORDS, classes_per_batch=2, items_per_class=2)
@@ -112,16 +84,26 @@ def test_more_processes_than_classes(monkeypatch: pytest.MonkeyPatch) -> None:
         next(iter(sampler))
 
 
-@pytest.mark.parametrize("name", ["classes_per_batch", "items_per_class", "batches"])
-@pytest.mark.parametrize("size", [2.5, "2"])
-def test_sizes_that_are_no_whole_numbers_fail_in_the_constructor(as_users_run_it, name, size):
-    sizes = {"classes_per_batch": 2, "items_per_class": 2} | {name: size}
-    with pytest.raises(ValueError, match=rf"{name}={size!r}\)?:? must be a whole number"):
-        ClassBalancedBatchSampler(WORDS, **sizes)
+@pytest.mark.parametrize(
+    ("labels", "sizes", "words"),
+    [
+        (WORDS, (2, 1), r"items_per_class=1: an item alone in its class has no relevant item.*items_per_class >= 2"),
+        (WORDS, (0, 2), r"classes_per_batch=0.*classes_per_batch >= 1"),
+        (WORDS, (4, 2), r"classes_per_batch=4, but the labels hold 3 classes.*classes_per_batch <= 3"),
+        (WORDS, (2, 13), r"items_per_class=13, but class 'heron' has 12 items, the smallest of 3 .*_class <= 12"),
+        (WORDS, (2, 2, 0), r"batches=0.*batches >= 1"),
+        (WORDS, ("2", 2), "classes_per_batch='2' must be a whole number"),
+        ([0.5, 1.5], (1, 2), "ClassBalancedBatchSampler"),
+        ([0, 0, 1], (1, 2), r"class 'owl' has 1 item.*[Dd]rop"),
+        ([], (1, 2), "Pass the labels of the data set"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(as_users_run_it, labels, sizes, words) -> None:
+    given_sizes = dict(zip(("classes_per_batch", "items_per_class", "batches"), sizes, strict=False))
+    with pytest.raises(ValueError, match=words):
+        ClassBalancedBatchSampler(labels, **given_sizes, class_names=("wren", "owl") if labels != WORDS else None)
 
 
-@pytest.mark.parametrize("name", ["ways", "shots", "queries", "episodes", "episodes_per_batch"])
-def test_sizes_of_episodes_that_are_no_whole_numbers_fail_in_the_constructor(as_users_run_it, name):
-    sizes = {"ways": 2, "shots": 1, "queries": 1, "episodes": 4} | {name: 2.5}
-    with pytest.raises(ValueError, match=rf"{name} is 2.5; expected a whole number"):
-        EpisodicBatchSampler(WORDS, **sizes)
+def test_sizes_of_episodes_that_are_no_whole_numbers_are_refused(as_users_run_it):
+    with pytest.raises(ValueError, match=r"shots is 2.5; expected a whole number"):
+        EpisodicBatchSampler(WORDS, ways=2, shots=2.5, queries=1, episodes=4)

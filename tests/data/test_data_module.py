@@ -63,11 +63,6 @@ def test_training_batches_are_episodes_augmented_unless_not_wanted(root: Path) -
     assert torch.equal(plain.batch([0, 5])[0], everything(ImageFolder(root, transform=PLAIN))[0][[0, 5]])
 
 
-def test_several_episodes_in_a_batch(root: Path) -> None:
-    ((_, labels),) = module(root, train=Episodes(2, 1, 1, 2, 2)).train_dataloader()
-    assert labels.reshape(4, 2).unique(dim=1).shape == (4, 1)
-
-
 def test_class_balanced_batches(root: Path) -> None:
     data = module(root, train=ClassBalanced(3, 2, batches=4))
     batches = [labels for _, labels in data.train_dataloader()]
@@ -91,7 +86,8 @@ def test_evaluation_images_come_once_in_order_as_tuples(root: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_episodic_evaluation_gives_fixed_episodes_for_any_number_of_workers(root: Path, workers: int) -> None:
     protocol = EpisodeProtocol(ways=2, shots=1, queries=1, episodes=3, seed=5)
-    data = module(root, episodic_evaluation=True, evaluation=protocol, num_workers=workers)
+    data = module(root, episodic_evaluation=True, evaluation=protocol, num_workers=workers, val_episodes=2 - workers)
+    assert len(list(data.val_dataloader())) == data.val_episodes == 2 - workers
     expected = sample_episodes(torch.arange(8) // 4, ways=2, shots=1, queries=1, episodes=3, seed=5)
     loader = data.test_dataloader()
     assert loader.batch_sampler.hash == expected.hash
@@ -99,13 +95,6 @@ def test_episodic_evaluation_gives_fixed_episodes_for_any_number_of_workers(root
     for _ in range(2):
         for (batch, _), episode in zip(loader, expected.indices, strict=True):
             assert torch.equal(batch, images[episode.flatten()])
-
-
-@pytest.mark.parametrize(("given", "expected"), [({}, 3), ({"val_episodes": 2}, 2)])
-def test_validation_may_have_fewer_episodes_than_the_test(root: Path, given: dict, expected: int) -> None:
-    data = module(root, episodic_evaluation=True, **given)
-    assert len(list(data.val_dataloader())) == data.val_episodes == expected
-    assert len(list(data.test_dataloader())) == 3
 
 
 class Points(FewShotDataset):
@@ -210,12 +199,7 @@ def test_a_gap_is_measured_and_settings_are_kept(tmp_path: Path) -> None:
         for number in range(classes):
             for i in range(4):
                 draw(tmp_path / split / f"{split}{number}" / f"{i}.png", (40 * number + i, 9 * i, 99))
-    data = FewShotDataModule(
-        ImageFolder(tmp_path, transform=PhotoTransform(image_size=16)),
-        train=TINY,
-        evaluation=PROTOCOL,
-        batch_size=3,
-    )
+    data = module(tmp_path, {"transform": PhotoTransform(image_size=16)})
     monitor = GeneralizationGapMonitor(classes=None, label_groups=2, strict=True)
     keeper = ModelCheckpoint(tmp_path / "kept", filename="one")
     logger = CSVLogger(tmp_path, name="log", version="")
@@ -235,43 +219,20 @@ def test_a_gap_is_measured_and_settings_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("make", "settings", "words"),
     [
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"num_workers": -1}, "num_workers is -1"),
-        ({"val_episodes": 0}, "val_episodes is 0"),
-    ],
-)
-def test_wrong_settings_fail_in_the_constructor(settings: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        FewShotDataModule(Points(), **settings)
-
-
-@pytest.mark.parametrize(
-    ("batches", "sizes", "words"),
-    [
+        (FewShotDataModule, {"batch_size": 0}, "batch_size is 0"),
+        (FewShotDataModule, {"num_workers": -1}, "num_workers is -1"),
+        (FewShotDataModule, {"val_episodes": 0}, "val_episodes is 0"),
         (Episodes, {"ways": 0}, "ways is 0"),
         (Episodes, {"shots": 2.5}, "shots is 2.5; expected a whole number"),
-        (ClassBalanced, {"classes_per_batch": 0}, "classes_per_batch=0"),
         (ClassBalanced, {"classes_per_batch": 4, "items_per_class": 1}, "items_per_class=1"),
-        (ClassBalanced, {"classes_per_batch": 4, "batches": 0}, "batches=0"),
     ],
 )
-def test_wrong_sizes_of_batches_fail_in_the_constructor(as_users_run_it, batches, sizes: dict, words: str) -> None:
+def test_wrong_settings_fail_in_the_constructor(as_users_run_it, make, settings: dict, words: str) -> None:
+    given = {"dataset": Points()} if make is FewShotDataModule else {}
     with pytest.raises(ValueError, match=re.escape(words)):
-        batches(**sizes)
-
-
-def test_a_class_too_small_for_its_episodes_is_named(root: Path) -> None:
-    data = module(root, train=Episodes(2, 1, 4), evaluation=EpisodeProtocol(2, 1, 4), episodic_evaluation=True)
-    for split, loader in (
-        ("train", data.train_dataloader),
-        ("val", data.val_dataloader),
-        ("test", data.test_dataloader),
-    ):
-        words = rf"needs 5 images per class; class '{CLASSES[split][0]}' has 4, the smallest of"
-        with pytest.raises(ValueError, match=words):
-            loader()
+        make(**given, **settings)
 
 
 def test_each_split_that_is_too_small_is_named_with_the_options_that_would_fit(root: Path) -> None:

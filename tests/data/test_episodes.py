@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks.data import EpisodicBatchSampler
 from fewshot_callbacks.functional.episodes import sample_episodes
+from tests.data.trees import pretend
 
 LABELS = torch.tensor([3, 1, 4, 1, 5]).repeat(12)  # 12 images of 3, 4, 5 and 24 of 1
 SIZES = {"ways": 3, "shots": 2, "queries": 4}
@@ -76,12 +77,6 @@ def test_several_episodes_in_a_batch_are_those_of_the_list(fixed: bool) -> None:
     episodes = sampler.episode_list.indices.flatten(1)
     assert len(sampler) == 2  # the seventh is left out
     assert list(sampler) == [episodes[:3].flatten().tolist(), episodes[3:6].flatten().tolist()]
-
-
-def pretend(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: world_size)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])

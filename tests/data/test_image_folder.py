@@ -1,6 +1,7 @@
 """Folders of images: what is served, what is refused, and in which words."""
 
 import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
 from fewshot_callbacks.data import FewShotDataModule, ImageFolder
+from fewshot_callbacks.data.image_set import DecodedImages
 from tests.data.trees import CLASSES_OF_FOLDERS as CLASSES
 from tests.data.trees import PLAIN, SPLITS, everything, write_folders
 
@@ -157,14 +160,6 @@ def test_files_with_other_endings_are_counted_in_one_line(root: Path, caplog: py
     assert "train: 4 files skipped: .gif 2, .avif 1, without an ending 1. Images end in .jpg, .jpeg, .png," in message
 
 
-def test_a_file_is_read_only_in_the_formats_of_its_endings(tmp_path: Path) -> None:
-    (tmp_path / "sly").mkdir()
-    Image.new("RGB", (4, 4)).save(tmp_path / "sly" / "1.eps")
-    (tmp_path / "sly" / "1.eps").rename(tmp_path / "sly" / "1.png")
-    with pytest.raises(ValueError, match="cannot identify image file"):
-        all_of(tmp_path)[0]
-
-
 # ------------------------------------------------------------------------------------------------------ classes by shares
 
 
@@ -191,15 +186,6 @@ def test_a_plain_folder_of_classes_is_split_by_shares_and_a_seed(plain: Path) ->
     others = [classes_of(plain, val_share=0.2, test_share=0.3, split_seed=seed) for seed in range(1, 6)]
     assert all([len(one[split]) for split in SPLITS] == [5, 2, 3] for one in others)
     assert any(one != splits for one in others)
-
-
-def test_images_of_a_drawn_split_are_those_of_its_classes(plain: Path) -> None:
-    for split in SPLITS:
-        images = ImageFolder(plain, split, transform=PLAIN, val_share=0.2, test_share=0.2)
-        pixels, labels = everything(images)
-        reds = (255 * pixels[:, 0, 0, 0]).round().int().tolist()
-        assert [images.class_names[label] for label in labels] == [f"bird{red}" for red in reds]
-        assert labels.bincount().tolist() == [3] * len(images.class_names)
 
 
 def test_every_split_that_is_asked_for_has_a_class(plain: Path) -> None:
@@ -234,3 +220,86 @@ def test_shares_of_what_is_split_already_are_refused(root: Path) -> None:
 def test_a_plain_folder_without_shares_says_how_to_split_it(plain: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"To split the 10 folders in it as classes, pass val_share=0\.2 and"):
         ImageFolder(plain)
+
+
+# --------------------------------------------------------------------------------------------- decoded images stay in memory
+
+EACH = 4 * 12 * 10 / 1e6  # MB of an image as `draw` draws it
+
+
+class Reader:
+    def __init__(self, mode: str = "RGB") -> None:
+        self.read: list[int] = []
+        self.mode = mode
+
+    def __call__(self, index: int) -> Image.Image:
+        self.read.append(index)
+        return Image.new(self.mode, (12, 10), (index,) * len(self.mode))
+
+
+@pytest.mark.parametrize(("memory_mb", "mode", "kept"), [(0, "RGB", 0), (3 * EACH, "RGB", 3), (3 * EACH, "L", 12)])
+def test_images_are_read_once_as_far_as_they_fit(memory_mb: float, mode: str, kept: int) -> None:
+    images, reader = DecodedImages(memory_mb, 20), Reader(mode)
+    for _ in range(2):
+        for index in range(20):
+            assert images.get(index, reader).getpixel((0, 0)) == (index if mode == "L" else (index,) * 3)
+    assert reader.read == [*range(20), *range(kept, 20)]
+
+
+def test_a_full_cache_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    images, reader = DecodedImages(2 * EACH, 20), Reader()
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        for index in range(20):
+            images.get(index, reader)
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith("2 of 20 images fill memory_mb = 0.00096 once they are decoded; the others are decoded")
+
+
+def test_a_worker_that_is_sent_the_images_reads_them_itself() -> None:
+    images, reader = DecodedImages(20 * EACH, 20), Reader()
+    images.get(0, reader)
+    sent = pickle.loads(pickle.dumps(images))
+    sent.get(0, reader)
+    assert reader.read == [0, 0]
+
+
+@pytest.mark.parametrize(("memory_mb", "again"), [(1, True), (float("inf"), True), (0, False)])
+def test_a_second_epoch_does_not_need_the_files(root: Path, memory_mb: float, again: bool) -> None:
+    images = ImageFolder(root, transform=PLAIN, val_folder=None, memory_mb=memory_mb)
+    first, _ = everything(images)
+    for file in (root / "train").rglob("*.png"):
+        file.unlink()
+    if not again:
+        with pytest.raises(ValueError, match="cannot be read as an image"):
+            images[0]
+        return
+    assert torch.equal(everything(images.with_split("test").with_split("train"))[0], first)
+    assert len(images.augmented()[0][0]) == 3  # another transform of the same images
+
+
+class Kept(Dataset[int]):
+    """Each item is the number of images that the process keeps once it has read all."""
+
+    def __init__(self, images: DecodedImages) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        for number in range(20):
+            self.images.get(number, Reader())
+        return len(self.images._images)
+
+
+def test_workers_share_the_memory() -> None:
+    loader = DataLoader(Kept(DecodedImages(6 * EACH, 20)), batch_size=None, num_workers=2)
+    assert list(loader) == [3, 3]
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan")])
+def test_a_memory_that_is_none_is_refused(wrong: float, root: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"^memory_mb is .* Use 0 to keep no decoded images, 512 for half a gigabyte\.$"
+    ):
+        ImageFolder(root, val_folder=None, memory_mb=wrong)

@@ -1,17 +1,14 @@
 """LogoDet-3K: boxes are items, classes are drawn by name, and everything that is left out is counted."""
 
 import hashlib
-import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 from fewshot_callbacks.data import LogoCounts, LogoDet3K, LogoTransform
 from fewshot_callbacks.data.logodet3k import CATEGORIES, logo_split
@@ -72,23 +69,11 @@ def test_the_draw_is_that_of_the_documentation(logos: Path) -> None:
         assert drawn == {s: {b for b in BRANDS if reference(b, 0.3, 0.3, seed) == s} for s in SPLITS}
         assert sum(map(len, drawn.values())) == len(set().union(*drawn.values())) == len(BRANDS)
         assert all(any({f"{brand}-1", f"{brand}-2"} <= of for of in drawn.values()) for brand in ("Alfa", "Kappa"))
-    assert logo_split("Alfa-1", val_share=0.3, test_share=0.3, seed=0) == logo_split(
-        "alfa", val_share=0.3, test_share=0.3, seed=0
-    )
+    one, other = (logo_split(name, val_share=0.3, test_share=0.3, seed=0) for name in ("Alfa-1", "alfa"))
+    assert one == other
     shares = [logo_split(f"brand {i}", val_share=0.1, test_share=0.3, seed=0) for i in range(4000)]
     assert abs(shares.count("test") - 1200) < 120  # four standard deviations
     assert abs(shares.count("val") - 400) < 80
-
-
-def test_nothing_depends_on_the_order_of_the_listing(logos: Path) -> None:
-    data = LogoDet3K(logos, **TINY)
-    iterdir = Path.iterdir
-    with patch.object(Path, "iterdir", lambda self: iter(sorted(iterdir(self), reverse=True))):
-        other = LogoDet3K(logos, **TINY)
-    for split in SPLITS:
-        assert other.with_split(split).files == data.with_split(split).files
-        assert other.with_split(split).class_names == data.with_split(split).class_names
-        assert torch.equal(other.with_split(split).boxes, data.with_split(split).boxes)
 
 
 def test_a_class_keeps_its_split_in_a_part_of_the_set(logos: Path) -> None:
@@ -103,14 +88,6 @@ def test_a_class_keeps_its_split_in_a_part_of_the_set(logos: Path) -> None:
     }
 
 
-def two_colours() -> Image.Image:
-    """Red on the left, blue on the right, on black."""
-    image = Image.new("RGB", (60, 40))
-    image.paste((200, 0, 0), (10, 10, 30, 20))
-    image.paste((0, 0, 200), (30, 10, 50, 20))
-    return image
-
-
 def only(logos: Path, name: str, **settings) -> tuple[torch.Tensor, LogoDet3K]:
     """The images of one class, as they are evaluated."""
     data = LogoDet3K(logos, **{**TINY, "transform": PLAIN, **settings})
@@ -123,8 +100,10 @@ def only(logos: Path, name: str, **settings) -> tuple[torch.Tensor, LogoDet3K]:
 
 
 def test_a_box_is_cut_out_and_squeezed_whole(logos: Path) -> None:
-    wide = ("Wide", (10, 10, 50, 20))
-    add(logos, "Food", "Wide", 1, wide, wide, image=two_colours())
+    wide, image = ("Wide", (10, 10, 50, 20)), Image.new("RGB", (60, 40))
+    image.paste((200, 0, 0), (10, 10, 30, 20))
+    image.paste((0, 0, 200), (30, 10, 50, 20))
+    add(logos, "Food", "Wide", 1, wide, wide, image=image)
     pixels, _ = only(logos, "Wide")
     assert pixels.shape == (2, 3, 8, 8)
     assert pixels[0, 0, :, :3].min() > 0.6  # all of the left is red
@@ -147,15 +126,7 @@ def test_training_crops_are_random_parts_of_the_whole_box_squeezed(logos: Path) 
 
 def test_broken_boxes_and_small_classes_are_counted(logos: Path, caplog) -> None:
     good = ("Alfa-1", (0, 0, 5, 5))
-    broken = [
-        (5, 1, 5, 9),
-        (9, 1, 5, 9),
-        (20, 1, 25, 9),
-        (-9, 1, 0, 9),
-        (1, "x", 5, 9),
-        (1, "", 5, 9),
-        (1, "nan", 5, 9),
-    ]
+    broken = [(5, 1, 5, 9), (9, 1, 5, 9), (20, 1, 25, 9), (-9, 1, 0, 9), *((1, top, 5, 9) for top in ("x", "", "nan"))]
     add(logos, "Food", "Alfa-1", 2, good, *[("Alfa-1", box) for box in broken], ("", (0, 0, 5, 5)))
     add(logos, "Food", "Rare", 1, ("Rare", (0, 0, 5, 5)))
     add(logos, "Food", "Rare", 2, ("Gone", (3, 3, 3, 5)))
@@ -173,13 +144,6 @@ def test_boxes_are_cut_to_the_image_and_names_are_the_objects(logos: Path) -> No
     (images,) = (data.with_split(s) for s in SPLITS if "Iota Two" in data.with_split(s).class_names)
     boxes = images.boxes[images.labels == images.class_names.index("Iota Two")]
     assert boxes.tolist() == [[0, 5, 20, 10]] * 2  # the image is 20 x 10, whatever the annotation says
-
-
-def test_it_goes_into_workers(logos: Path) -> None:
-    data = pickle.loads(pickle.dumps(LogoDet3K(logos, transform=PLAIN, **TINY)))
-    (pixels, labels), *_ = DataLoader(data, batch_size=4, num_workers=1)
-    assert torch.equal(pixels, data.batch(range(4))[0])
-    assert torch.equal(labels, data.labels[:4])
 
 
 def test_what_is_missing_is_named_with_the_archive(logos: Path, tmp_path: Path) -> None:
@@ -216,10 +180,7 @@ def test_annotations_without_image_and_files_that_cannot_be_read(logos: Path) ->
 
 
 def test_a_split_without_classes_is_refused(logos: Path) -> None:
-    words = (
-        r"leaves train and val and test without a class\. It has 0 classes with at least 3 boxes\. Use a smaller min"
-    )
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=r"leaves train and val and test without a class\. It has 0 classes with at l"):
         LogoDet3K(logos, **{**TINY, "min_boxes": 3})
     data = LogoDet3K(logos, **{**TINY, "val_share": 0.0})
     assert data.splits == ("train", "test")

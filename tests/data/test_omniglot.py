@@ -90,13 +90,9 @@ def test_the_published_sets_and_whole_alphabets_to_validate_on(published: Path, 
 
 
 def test_incomplete_sets_are_refused_with_counts(published: Path, few: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"964 classes \('Armenian/character01'.* 20 drawings; the first has 2\. Unpack"
-    ):
+    with pytest.raises(ValueError, match=r"964 classes \('Armenian/character01'.* 20 drawings; the first has 2\. Unp"):
         Omniglot(published)
-    with pytest.raises(
-        ValueError, match=r"images_background holds 4 characters; published are 964\. Unpack .* partial=T"
-    ):
+    with pytest.raises(ValueError, match=r"images_background holds 4 characters; published are 964\. Unpack .* par"):
         Omniglot(few)
 
 
@@ -124,17 +120,13 @@ def test_nothing_depends_on_the_order_of_the_listing(few: Path) -> None:
 
 
 def test_alphabets_are_chosen_by_name(few: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"val_alphabets has 'Armenian', which is not an alpha.* Choose among Greek, Korean\."
-    ):
+    with pytest.raises(ValueError, match=r"has 'Armenian', which is not an alpha.* Choose among Greek, Korean\."):
         Omniglot(few, partial=True)
     with pytest.raises(ValueError, match=r"leaves train without a class\. Hold out fewer alphabets"):
         Omniglot(few, val_alphabets=("Greek", "Korean"), partial=True)
     data = Omniglot(few, val_alphabets=(), partial=True)
     assert (len(data.class_names), data.splits) == (4, ("train", "test"))
-    with pytest.raises(
-        ValueError, match=r"There is no validation split: val_alphabets is empty\. Name alphabets of the b"
-    ):
+    with pytest.raises(ValueError, match=r"There is no validation split: val_alphabets is empty\. Name alpha"):
         data.with_split("val")
 
 

@@ -1,7 +1,8 @@
-"""What the tests of the readers share: tiny images, and what a model sees of them."""
+"""What the tests of the data share: tiny images, what a model sees of them, and processes that are not there."""
 
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from fewshot_callbacks.data import FewShotDataset, PhotoTransform
@@ -10,6 +11,13 @@ from fewshot_callbacks.data.dataset import Batch
 SPLITS = ("train", "val", "test")
 SMALL = PhotoTransform(image_size=8)
 PLAIN = PhotoTransform(image_size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
+    """One of several processes, as torch.distributed would tell."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: world_size)
 
 
 def everything(images: FewShotDataset) -> Batch:

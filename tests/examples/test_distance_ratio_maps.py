@@ -62,17 +62,6 @@ def test_cosine_classifiers_are_extreme_elsewhere_than_at_the_vectors(name: str)
     assert distance(maps.extremes(maps.SPHERE[name], -1), GREEN, BLUE) > 0.1
 
 
-def test_sphereface_with_k_0_has_two_maxima_and_two_minima() -> None:
-    """cos(2 angle) takes a point and its mirror image below the equator for equals; k = 1 beyond 90 degrees would not."""
-    probability = maps.SPHERE["SphereFace, margin 2, k = 0"]
-    points = torch.nn.functional.normalize(torch.randn(100, 3, dtype=torch.float64), dim=1)
-    torch.testing.assert_close(probability(points), probability(points * torch.tensor([1.0, 1.0, -1.0])))
-    highest, lowest = maps.extremes(probability, 1), maps.extremes(probability, -1)
-    assert highest.shape == lowest.shape == (2, 3)
-    torch.testing.assert_close(highest[0] * torch.tensor([1.0, 1.0, -1.0]), highest[1], atol=1e-4, rtol=0.0)
-    torch.testing.assert_close(lowest[0][[1, 0, 2]], lowest[1], atol=1e-4, rtol=0.0)
-
-
 def test_distance_ratios_are_extreme_at_the_vectors_and_the_softmax_of_angles_is_not() -> None:
     for name in DR:
         torch.testing.assert_close(maps.extremes(maps.SPHERE[name], 1), RED[None], atol=1e-6, rtol=0.0)

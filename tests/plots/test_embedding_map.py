@@ -28,7 +28,7 @@ def test_all_text_can_be_read(classes, spread):
 
 def test_every_item_is_drawn_and_every_named_class_looks_different():
     figure = embedding_map(blobs(100, items=1000))
-    rest, *named = figure.axes[0].collections
+    *named, rest = figure.axes[0].collections
     assert len(named) == 12
     assert sum(len(each.get_offsets()) for each in (rest, *named)) == 1000
     assert to_hex(rest.get_facecolor()[0]) == LIGHT_GREY.lower()

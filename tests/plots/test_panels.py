@@ -28,26 +28,19 @@ def row(count: int, names=NAMES, caption: str = "AP 0.31, first hit at rank 4") 
     return PanelRow(item(0, names[count % len(names)]), neighbours, caption)
 
 
-@pytest.mark.parametrize(("rows", "count"), [(1, 1), (1, 5), (2, 6), (3, 7), (2, 10), (1, 20), (1, 100), (2, 0)])
+@pytest.mark.parametrize(("rows", "count"), [(1, 1), (2, 6), (3, 7), (1, 20), (1, 100), (2, 0)])
 def test_all_text_can_be_read(rows, count):
-    assert_legible(retrieval_panels([row(count) for _ in range(rows)], "val, epoch 3"))
-
-
-def test_long_titles_and_captions_are_cut():
-    assert_legible(retrieval_panels([row(5, [LONG], LONG)], LONG))
-
-
-@pytest.mark.parametrize("count", [1, 5, 10, 30])
-def test_the_width_is_always_the_same_and_all_cells_are_inside(count):
-    figure = retrieval_panels([row(count)])
+    figure = retrieval_panels([row(count) for _ in range(rows)], "val, epoch 3")
+    assert_legible(figure)
+    assert_legible(retrieval_panels([row(count, [LONG], LONG)], LONG))
     width, height = figure.get_size_inches()
     assert width == 6
     for frame in figure.axes[0].patches:
         box = frame.get_extents().transformed(figure.dpi_scale_trans.inverted())
-        assert box.x0 >= 0
-        assert box.y0 >= 0
-        assert box.x1 <= width
-        assert box.y1 <= height
+        assert 0 <= box.x0 <= box.x1 <= width
+        assert 0 <= box.y0 <= box.y1 <= height
+    with pytest.raises(ValueError, match="no query to show"):
+        retrieval_panels([])
 
 
 def test_frames_tell_relevance_by_colour_by_dashes_and_by_mark():
@@ -66,14 +59,10 @@ def test_frames_tell_relevance_by_colour_by_dashes_and_by_mark():
 @pytest.mark.parametrize(("scores", "tied"), [((0.5, 0.5, 0.4), (1, 1, 0)), ((0.5, 0.4, 0.3), (0, 0, 0))])
 def test_ties_are_told(scores, tied):
     neighbours = [Neighbour(item(3), score, relevant=False) for score in scores]
+    neighbours.append(Neighbour(item(3), 0.25, relevant=False, tied=True))  # with one that is not shown
     texts = [text for text, _ in drawn_texts(retrieval_panels([PanelRow(item(), neighbours)]))]
-    for score, is_tied in zip(scores, tied, strict=True):
+    for score, is_tied in zip((*scores, 0.25), (*tied, 1), strict=True):
         assert (f"{score:.3f} tie" if is_tied else f"{score:.3f}") in texts
-
-
-def test_a_tie_with_a_neighbour_that_is_not_shown_is_told():
-    neighbours = [Neighbour(item(3), 0.5, relevant=False, tied=True)]
-    assert "0.500 tie" in [text for text, _ in drawn_texts(retrieval_panels([PanelRow(item(), neighbours)]))]
 
 
 def test_pictures_keep_their_proportions():
@@ -98,11 +87,6 @@ def test_the_first_row_of_a_picture_is_at_the_top():
 def test_the_same_rows_give_the_same_bytes():
     for file_format in ("png", "svg"):
         assert len({encode(retrieval_panels([row(3)]), file_format) for _ in range(2)}) == 1
-
-
-def test_no_row_is_refused():
-    with pytest.raises(ValueError, match="no query to show"):
-        retrieval_panels([])
 
 
 @pytest.mark.parametrize(

@@ -111,21 +111,15 @@ def test_the_area_of_each_histogram_is_one(bins):
         assert len(density) <= 100
 
 
-def test_pairs_of_one_kind_alone_are_drawn():
+def test_few_bins_and_pairs_of_one_kind_are_drawn_and_bins_without_an_end_left_out():
     assert_legible(score_histograms(pair_counts(relevant=0)))
     assert_legible(score_histograms(pair_counts(irrelevant=0, bins=3), log=False))
-
-
-def test_a_single_bin_is_drawn():
-    one = PairCounts(np.zeros(0), np.zeros(0), np.zeros(0), 1, 1, np.array([0.0, 1.0]), np.array([1]), np.array([1]))
+    none = np.zeros(0)
+    one = PairCounts(none, none, none, 1, 1, np.array([0.0, 1.0]), np.array([1]), np.array([1]))
     assert_legible(score_histograms(one, MARKS))
     assert all(math.isnan(value) for value in one.at(0.5))
-
-
-def test_bins_without_an_end_are_left_out():
-    edges = np.array([-np.inf, 0.0, 1.0, np.inf])
-    counts = PairCounts(np.zeros(0), np.zeros(0), np.zeros(0), 3, 3, edges, np.array([1, 1, 1]), np.array([1, 1, 1]))
-    assert score_histograms(counts).axes[0].get_xlim() == (0, 1)
+    edges, each = np.array([-np.inf, 0.0, 1.0, np.inf]), np.array([1, 1, 1])
+    assert score_histograms(PairCounts(none, none, none, 3, 3, edges, each, each)).axes[0].get_xlim() == (0, 1)
 
 
 def test_a_mark_has_the_same_look_in_every_figure():
@@ -174,7 +168,7 @@ def test_thresholds_may_come_in_any_order():
         assert encode(one) == encode(other)
 
 
-def test_the_weakest_classes_come_first():
+def test_the_weakest_classes_and_the_most_frequent_confusions_come_first():
     figure = weakest_classes(
         [ClassScore("b", 0.5, 2), ClassScore("a", 0.1, 1), ClassScore("none", math.nan, 0), ClassScore("c", 0.9, 1000)],
         most=2,
@@ -182,9 +176,6 @@ def test_the_weakest_classes_come_first():
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a", "b"]
     texts = [text for text, _ in drawn_texts(figure)]
     assert {"0.10, 1 query", "0.50, 2 queries", "mean AP of the 2 weakest of 3 classes"} <= set(texts)
-
-
-def test_the_most_frequent_confusions_come_first():
     figure = confused_classes([Confusion("a", "b", 3), Confusion("b", "a", 7), Confusion("c", "a", 1)], most=2)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["b → a", "a → b"]
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fewshot_callbacks import evaluate_retrieval
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor, RetrievalMonitor
-from fewshot_callbacks.cli.curves import read_metric
+from fewshot_callbacks.cli.demo import read_metric
 from fewshot_callbacks.losses import BinaryCodes, SoftAveragePrecisionLoss
 from fewshot_callbacks.protonet import EmbeddingModule
 from tests.callbacks.models import trainer

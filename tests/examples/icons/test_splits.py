@@ -1,22 +1,19 @@
 """Icons: which pictures count, splits by name and by artist, a cache that heals, what is said where themes are missing."""
 
 import contextlib
-import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import icons
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from icons import IconThemes
 from icons import __main__ as command_line
 from icons.augmentation import IconAugmentation, on_white
 from icons.cache import cache_file, installed_themes, load_drawing
-from icons.copies import NEAR_COPY, circles, near_copies
-from icons.drawing import DrawnIcons, choose, draw_file, draw_icons
+from icons.copies import NEAR_COPY, near_copies
+from icons.drawing import DrawnIcons, draw_file, draw_icons
 from icons.files import find_themes
 from PIL import Image
 
@@ -157,34 +154,6 @@ def test_broken_empty_and_one_coloured_pictures_are_counted_and_left_out(tmp_pat
     assert pictures_of(draw_icons(find_themes([tmp_path]), 8, 2, symbolic=True)) == {"cut": ["A2", "A3", "A4"]}
 
 
-TABLE = st.dictionaries(
-    st.tuples(st.sampled_from("abcde"), st.sampled_from("UVWXY")),
-    st.tuples(st.integers(0, 8), st.sampled_from("abcde")),
-    max_size=25,
-)
-
-
-@settings(deadline=None)
-@given(TABLE, st.integers(1, 3))
-def test_no_picture_is_under_two_names_or_twice_under_one(
-    table: dict[tuple[str, str], tuple[int, str]], fewest: int
-) -> None:
-    pixels = {item: np.full((4, 2, 2), colour, dtype=np.uint8) for item, (colour, _) in table.items()}
-    targets = {item: target for item, (_, target) in table.items()}
-    counts: dict[str, int] = {}
-    kept = choose(targets, pixels, fewest, Counter(counts))
-    assert len(set(kept)) == len(kept)
-    colours = [table[item][0] for item in kept]
-    assert len(set(colours)) == len(colours)
-    per_name = Counter(name for name, _ in kept)
-    assert all(number >= fewest for number in per_name.values())
-    for name, family in kept:  # the icon that a link leads to is not there under its own name as well
-        target = table[name, family][1]
-        assert target == name or (target, family) not in kept
-    backwards = dict(reversed(list(targets.items())))
-    assert choose(backwards, {item: pixels[item] for item in backwards}, fewest, Counter(counts)) == kept
-
-
 def test_without_the_library_vectors_are_left_out_and_that_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,15 +189,6 @@ def test_near_copies_are_those_that_a_double_loop_finds() -> None:
     assert 3 < len(expected) < 12
     assert near_copies(images).tolist() == expected
     assert near_copies(images[:0]).shape == (0, 2)
-
-
-def test_families_that_share_a_tenth_of_their_pictures_are_one_circle() -> None:
-    classes = torch.arange(10).repeat(4)
-    of_family = torch.arange(4).repeat_interleave(10)
-    # Families 1 and 2 share two pictures, 2 and 3 one; one of families 0 and 3 is of another class.
-    pairs = torch.tensor([[10, 20], [11, 21], [22, 32], [0, 31]])
-    assert circles(classes, of_family, pairs, 4) == (0, 1, 1, 1)
-    assert circles(classes, of_family, pairs[:0], 4) == (0, 1, 2, 3)
 
 
 # -------------------------------------------------------------------------------------------------------------- splits
@@ -322,14 +282,6 @@ def pen(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Pen:
     return pen
 
 
-def test_icons_are_drawn_once(pen: Pen, tree: Path, cache: Path) -> None:
-    first, second = (load_drawing(**SMALL, roots=[tree]) for _ in range(2))
-    assert pen.drawn == 1
-    assert first.hash == second.hash
-    assert first.counts == second.counts
-    assert [file.suffix for file in cache.iterdir()] == [".pt"]
-
-
 def test_a_replaced_file_a_new_size_and_a_new_version_are_drawn_anew(
     pen: Pen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,27 +296,6 @@ def test_a_replaced_file_a_new_size_and_a_new_version_are_drawn_anew(
     monkeypatch.setattr(icons.cache, "VERSION", 99)
     assert cache_file(themes) != before
     assert pen.drawn == 3
-
-
-def test_a_damaged_cache_is_drawn_again(pen: Pen, tree: Path, cache: Path) -> None:
-    whole = load_drawing(**SMALL, roots=[tree])
-    (file,) = cache.iterdir()
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.warns(UserWarning, match="cannot be read .* Drawing it again"):
-        assert load_drawing(**SMALL, roots=[tree]).hash == whole.hash
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_drawing(**SMALL, roots=[tree])
-    assert pen.drawn == 2
-
-
-def test_a_folder_that_cannot_be_written_costs_a_warning(
-    pen: Pen, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("FEWSHOT_CALLBACKS_CACHE", str(tmp_path / "file" / "deep"))
-    with pytest.warns(UserWarning, match="FEWSHOT_CALLBACKS_CACHE"):
-        assert len(load_drawing(**SMALL, roots=[tree]).names) == 40
 
 
 # ----------------------------------------------------------------------------------------------- what is said is missing
