@@ -39,6 +39,7 @@ from fewshot_callbacks.functional import (
     near_duplicates as near_duplicates,
     nearest as nearest,
     plan_evaluation as plan_evaluation,
+    revisited_protocol as revisited_protocol,
     suspects as suspects,
     training_dynamics as training_dynamics,
     variance_ratio as variance_ratio,

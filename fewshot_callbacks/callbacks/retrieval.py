@@ -188,6 +188,11 @@ class RetrievalMonitor(EvaluationMonitor):
         pair = self._reader.read_pair(outputs, batch, step)
         if pair is None:
             return super()._embeddings(trainer, outputs, batch, step)
+        if self.gallery_loader is not None or self.gallery_flag is not None:
+            raise UsageError(
+                f"RetrievalMonitor(source={self._reader.source!r}): two encoders are queries and gallery of each other. "
+                "Leave out gallery_flag and gallery_loader."
+            )
         self._has_two = True
         (one, of_one), (other, of_other) = pair
         if of_one is None or of_other is None:

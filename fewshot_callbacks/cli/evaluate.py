@@ -21,6 +21,7 @@ from rich.table import Table
 from fewshot_callbacks._terminal import as_text, note
 from fewshot_callbacks.functional.discriminant_ratio import ClassMoments
 from fewshot_callbacks.functional.retrieval import (
+    Relevance,
     RetrievalOptions,
     RetrievalReport,
     asked_metric,
@@ -46,8 +47,9 @@ def run(options: Namespace) -> None:
         raise ValueError(
             "with --against the values of classes are only printed as JSON. Add --json, or leave out --per_class."
         )
-    arrays = load_arrays(options.file)
-    others = None if options.against is None else load_arrays(options.against)
+    needed = ("embeddings",) if options.judgements is not None else ("embeddings", "labels")
+    arrays = load_arrays(options.file, needed)
+    others = None if options.against is None else load_arrays(options.against, needed)
     if others is not None:
         check_same_items(arrays, others, options)
     report = evaluate_arrays(arrays, options)
@@ -93,6 +95,7 @@ def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None
 def evaluate_arrays(arrays: Arrays, options: Namespace) -> RetrievalReport:
     """Evaluate the arrays of a file with the settings among the options of a command, and show how many pairs are done."""
     settings = {name: vars(options)[name] for name in OPTIONS if name in options}
+    judgements = vars(options).get("judgements")
     if "metrics" in settings:  # words, in each of which there may be several with commas between them
         settings["metrics"] = [key for word in settings["metrics"] for key in word]
     columns = (
@@ -105,13 +108,15 @@ def evaluate_arrays(arrays: Arrays, options: Namespace) -> RetrievalReport:
     hidden = vars(options).get("json", False) or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
         task = bar.add_task("pairs", total=None)
+        given: dict[str, Any]
+        if judgements is not None:
+            given = {"relevance": judged_relevance(arrays, judgements, options.unknown)}
+        else:
+            given = {name: arrays.get(name) for name in ("labels", "gallery_labels", "query_ids", "gallery_ids")}
         return evaluate_retrieval(
             arrays["embeddings"],
-            arrays["labels"],
-            arrays.get("gallery"),
-            arrays.get("gallery_labels"),
-            query_ids=arrays.get("query_ids"),
-            gallery_ids=arrays.get("gallery_ids"),
+            gallery=arrays.get("gallery"),
+            **given,
             query_groups=arrays.get("query_groups"),
             gallery_groups=arrays.get("gallery_groups"),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
@@ -119,7 +124,27 @@ def evaluate_arrays(arrays: Arrays, options: Namespace) -> RetrievalReport:
         )
 
 
-def load_arrays(file: Path) -> Arrays:
+def judged_relevance(arrays: Arrays, judgements: Path, unknown: str) -> Relevance:
+    """Read who is relevant to the queries of a file of embeddings.
+
+    Raises:
+        ValueError: If there is no such file, the arrays have no ids, or as `Relevance.from_judgements` does.
+    """
+    if not judgements.is_file():
+        raise ValueError(
+            f"{judgements} does not exist, or is no file. Pass --judgements with TREC's or BEIR's columns."
+        )
+    missing = [name for name in ("query_ids", "gallery_ids")[: 1 + ("gallery" in arrays)] if name not in arrays]
+    if missing:
+        raise ValueError(
+            f"judgements name items by their ids, and the file has no {' and no '.join(map(repr, missing))}. Write them: "
+            "numpy.savez(path, embeddings=..., query_ids=..., gallery=..., gallery_ids=...)."
+        )
+    ids = [arrays[name].tolist() for name in ("query_ids", "gallery_ids")[: 1 + ("gallery" in arrays)]]
+    return Relevance.from_judgements(judgements, *ids, unknown=unknown)
+
+
+def load_arrays(file: Path, needed: Sequence[str] = ("embeddings", "labels")) -> Arrays:
     """Read the arrays of an .npz file.
 
     Raises:
@@ -142,7 +167,7 @@ def load_arrays(file: Path) -> Arrays:
     except Exception as error:  # zipfile, zlib and NumPy promise no class of error for a damaged file
         what = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{file} is damaged, or not an .npz file of plain arrays ({what}). {how}") from error
-    missing = [name for name in ("embeddings", "labels") if name not in arrays]
+    missing = [name for name in needed if name not in arrays]
     if missing:
         raise ValueError(
             f"{file} holds {', '.join(map(repr, arrays)) or 'nothing'}, but not {' and '.join(map(repr, missing))}. "
@@ -168,10 +193,13 @@ def _plain_array(archive: Any, name: str) -> NDArray[Any]:
 
 
 def discriminant_ratio_of(arrays: Arrays) -> float | None:
-    """Compute J of the queries; None where it is undefined."""
+    """Compute J of the queries; None where it is undefined, as it is without one label for each."""
+    labels = arrays.get("labels")
+    if labels is None or (labels.ndim == 2 and labels.shape[1] > 1):
+        return None
     import torch  # noqa: PLC0415 - after the arrays have been found
 
-    moments = ClassMoments.of(torch.as_tensor(arrays["embeddings"]), arrays["labels"])
+    moments = ClassMoments.of(torch.as_tensor(arrays["embeddings"]), labels)
     value = float(moments.discriminant_ratio())
     return None if math.isnan(value) else value
 

@@ -22,9 +22,9 @@ CONFIGURATIONS = (PACKAGE / "configs", PACKAGE.parent / "configs")  # of an inst
 EVALUATION = "functional/retrieval/settings.py"  # where the settings of an evaluation are declared
 
 ARRAYS = (
-    "The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,); optionally 'gallery' and "
-    "'gallery_labels'. Without a gallery each item is a query against all others. Optional arrays: 'query_ids' and "
-    "'gallery_ids' (an item is not a candidate for itself), 'query_groups' and 'gallery_groups'."
+    "The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,), or zeros and ones (items, labels); "
+    "optionally 'gallery' and 'gallery_labels'. Without a gallery each item is a query against all others. Optional "
+    "arrays: 'query_ids' and 'gallery_ids' (an item is not a candidate for itself), 'query_groups' and 'gallery_groups'."
 )
 SAME_ITEMS = (
     "embeddings of the same items in the same order, for instance by another model: shows which differences are "
@@ -274,6 +274,13 @@ def evaluate() -> Options:
     options = Options("evaluate", f"Compute exact retrieval metrics of embeddings. {ARRAYS}")
     options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
+    judged = (
+        "who is relevant, in place of labels: a file with the four columns of TREC, or with query, item and grade between "
+        "tabs below a heading, as BEIR has them. The ids are those of 'query_ids' and 'gallery_ids'"
+    )
+    options.add_argument("--judgements", type=Path, metavar="FILE", help=judged)
+    unknown = "what to do with judgements of ids that no row has: error (the default) or ignore"
+    options.add_argument("--unknown", default="error", help=unknown)
     options.add_argument("--json", action="store_true", help="print the report as JSON")
     options.add_argument("--per_class", action="store_true", help="print the means of each class, too")
     add_settings(options, settings_of("evaluate"))

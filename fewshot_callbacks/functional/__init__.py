@@ -47,6 +47,7 @@ from fewshot_callbacks.functional.retrieval import (
     grouped_recall,
     label_groups,
     plan_evaluation,
+    revisited_protocol,
 )
 from fewshot_callbacks.functional.statistics import (
     Difference,
@@ -99,6 +100,7 @@ __all__ = [
     "nearest",
     "paired_difference_interval",
     "plan_evaluation",
+    "revisited_protocol",
     "sample_episodes",
     "split_episode",
     "split_episodes",

@@ -60,7 +60,7 @@ def test_settings_reach_the_evaluation() -> None:
         "similarity": "euclidean",
         "metrics": ("mAP", "map@5_found", "recall@2", "ir_recall@3", "precision@4", "ndcg@3_linear", "ndcg@7"),
         "ties": "pessimistic",
-        "memory_mb": 0.01,
+        "memory_mb": 2,
     }
     net = Tagger()
     logged = validated(RetrievalMonitor(label_groups=None, **settings), net, loader(tagged()))

@@ -15,6 +15,7 @@ from fewshot_callbacks.functional.retrieval.rank_metrics import Divisor, Ties
 from fewshot_callbacks.functional.retrieval.registry import DEFAULT_METRICS, METRICS, RELEVANCE_METRICS, asked_metric
 from fewshot_callbacks.functional.retrieval.relevance import Relevance
 from fewshot_callbacks.functional.retrieval.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval.revisited import revisited_protocol
 from fewshot_callbacks.functional.retrieval.settings import (
     RetrievalOptions,
     RetrievalSettings,
@@ -53,5 +54,6 @@ __all__ = [
     "grouped_recall",
     "label_groups",
     "plan_evaluation",
+    "revisited_protocol",
     "shows_settings",
 ]

@@ -427,7 +427,7 @@ class _PerQuery:
         index = ranks.queries.cpu()
         for name, metric in self.metrics.items():
             self.values[name][index] = metric(ranks).cpu()
-        if self.graded:
+        if self.graded and ranks.places is not None:  # there are relevant pairs
             self._add_graded(ranks, index)
         self.relevant[index] = ranks.relevant.cpu()
         self.tied[index] = depends_on_ties(ranks).cpu()

@@ -251,15 +251,20 @@ def recall_at_k(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tens
     found = (last < k).double()
     open_rows = (found > 0) & (negatives > 0) & (ranks.relevant > 0)
     if ties == "expected" and bool(open_rows.any()):
-        (drawn, n, r), back = _distinct((k - above)[open_rows], negatives[open_rows], relevant[open_rows])
-        # no relevant item among those drawn: C(n + r - drawn, r) / C(n + r, r), a product of min(drawn, r) factors
-        fewer, more = drawn.minimum(r), drawn.maximum(r)
-        missed = torch.ones_like(fewer, dtype=torch.float64)
-        for step in range(int(fewer.max())):
-            chance = (n + r - more - step).clamp(min=0).double() / (n + r - step).clamp(min=1)
-            missed = torch.where(step < fewer, missed * chance, missed)
-        found[open_rows] = (1 - missed)[back]
+        cases, back = _distinct((k - above)[open_rows], negatives[open_rows], relevant[open_rows])
+        found[open_rows] = (1 - _chance_of_none(*cases))[back]
     return found.masked_fill(ranks.relevant == 0, torch.nan)
+
+
+def _chance_of_none(drawn: Tensor, n: Tensor, r: Tensor) -> Float[Tensor, "cases"]:
+    """Probability that none of r relevant items is among those drawn of them and n negatives."""
+    # C(n + r - drawn, r) / C(n + r, r), a product of min(drawn, r) factors
+    fewer, more = drawn.minimum(r), drawn.maximum(r)
+    missed = torch.ones_like(fewer, dtype=torch.float64)
+    for step in range(int(fewer.max())):
+        chance = (n + r - more - step).clamp(min=0).double() / (n + r - step).clamp(min=1)
+        missed = torch.where(step < fewer, missed * chance, missed)
+    return missed
 
 
 def reciprocal_rank(ranks: RankBlock, ties: Ties = "expected", k: int | None = None) -> Float[Tensor, "queries"]:
@@ -401,6 +406,41 @@ def inverse_penalty(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, 
         (a, n, r), back = _distinct(before[open_rows], negatives[open_rows], ranks.relevant_tied[:, 0][open_rows])
         value[open_rows] = _sum_of_reciprocals(a.double(), n.double(), r.double(), last=True)[back]
     return value * _or_nan(ranks.relevant)
+
+
+def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> Float[Tensor, "queries"]:
+    """Precision among the first k, or up to the last relevant item if that comes sooner.
+
+    So the program of the revisited Oxford and Paris benchmarks computes precision@k (Radenović, Iscen, Tolias, Avrithis
+    and Chum, "Revisiting Oxford and Paris: large-scale image retrieval benchmarking", CVPR 2018).
+
+    Args:
+        ranks: The ranks of some queries.
+        k: How far to look, at least 1.
+        ties: The rule for equal keys.
+
+    Returns:
+        One value in [0, 1] for each query; NaN for a query without a relevant candidate.
+    """
+    value = precision_at_k(ranks, k, ties)
+    if ranks.valid.shape[1] == 0:
+        return value
+    negatives, r = ranks.negatives_tied[:, 0], ranks.relevant_tied[:, 0]
+    before = ranks.negatives_above[:, 0] + ranks.relevant_above[:, 0]
+    tied = torch.zeros_like(negatives) if ties == "optimistic" else negatives
+    is_open = (
+        (negatives > 0) & (ranks.relevant > 0) if ties == "expected" else torch.zeros_like(negatives, dtype=torch.bool)
+    )
+    soon = (before + r + tied <= k) & (ranks.relevant > 0) & ~is_open
+    value = torch.where(soon, ranks.relevant / (before + r + tied).clamp(min=1), value)
+    open_rows = is_open & (before + r <= k)
+    if bool(open_rows.any()):
+        # the mean of hits / k, and of what R / rank of the last has more where that rank is at most k
+        (a, n, r), back = _distinct(before[open_rows], negatives[open_rows], r[open_rows])
+        inside = _sum_of_reciprocals(a.double(), n.double(), r.double(), last=True, within=k)
+        more = inside - _chance_of_none((a + n + r - k).clamp(min=0), n, r) / k
+        value[open_rows] += ranks.relevant[open_rows] * more[back]
+    return value
 
 
 def trapezoid_average_precision(ranks: RankBlock, ties: Ties = "expected") -> Float[Tensor, "queries"]:

@@ -79,6 +79,12 @@ METRICS = (
     Metric("recall@{k}", "ranks", rank_metrics.recall_at_k, "Queries with a relevant item among the first {k}."),
     Metric("ir_recall@{k}", "ranks", rank_metrics.ir_recall_at_k, "Share of the relevant items among the first {k}."),
     Metric("precision@{k}", "ranks", rank_metrics.precision_at_k, "Share of the first {k} that is relevant."),
+    Metric(
+        "precision@{k}_last",
+        "ranks",
+        rank_metrics.precision_up_to_last,
+        "The same, up to the last relevant item if that is sooner, as the revisited Oxford and Paris measure it.",
+    ),
     Metric("ndcg@{k}", "ranks", rank_metrics.ndcg, "Discounted gain of the first {k}, over the best possible."),
     # With one label for each item the relevance is 0 or 1, and both gains are the same.
     Metric("ndcg@{k}_linear", "ranks", rank_metrics.ndcg, "The same as ndcg@{k}; n shared labels gain n, not 2^n - 1."),

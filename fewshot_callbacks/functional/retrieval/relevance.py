@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ class Relevance:
     @classmethod
     def from_judgements(
         cls,
-        judgements: Mapping[Any, Any] | tuple[Any, ...],
+        judgements: Mapping[Any, Any] | tuple[Any, ...] | str | Path,
         query_ids: Sequence[Any],
         gallery_ids: Sequence[Any] | None = None,
         *,
@@ -116,8 +117,10 @@ class Relevance:
         """Take judgements by ids, as TREC, BEIR and MS MARCO give them.
 
         Args:
-            judgements: `{query: {item: grade}}`, `{query: [items]}`, or a tuple of two or three equally long sequences
-                (queries, items) or (queries, items, grades). A grade of 0 is judged irrelevant, as is what is not judged.
+            judgements: `{query: {item: grade}}`, `{query: [items]}`, a tuple of two or three equally long sequences
+                (queries, items) or (queries, items, grades), or the path of a file with the four columns of TREC, or with
+                query, item and grade between tabs below a heading, as BEIR has them. A grade of 0 is judged irrelevant, as
+                is what is not judged.
             query_ids: Id of each row of the queries: integers or words, each once.
             gallery_ids: Id of each row of the gallery; by default queries and gallery are one set.
             at_least: The smallest relevant grade (`rel` of trec_eval). Lower grades are irrelevant.
@@ -138,6 +141,9 @@ class Relevance:
             Relevance(2 queries, 3 gallery items, 2 relevant pairs, 0 ignored)
         """
         call, one_set = "Relevance.from_judgements", gallery_ids is None
+        if isinstance(judgements, str | Path):  # its ids are words
+            query_ids = [*map(str, _listed(query_ids))]
+            gallery_ids = None if gallery_ids is None else [*map(str, _listed(gallery_ids))]
         rows, columns, grades = read_judgements(call, judgements)
         items = query_ids if gallery_ids is None else gallery_ids
         of_query, of_item = _places(call, "query_ids", query_ids, rows), _places(call, "gallery_ids", items, columns)
@@ -307,6 +313,8 @@ def _graded(call: str, grades: Float[np.ndarray, "pairs"], least: float = math.u
 
 def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], Float[np.ndarray, "pairs"]]:
     """Return queries, items and grades of all judgements."""
+    if isinstance(judgements, str | Path):
+        judgements = _read_file(call, Path(judgements))
     if not isinstance(judgements, Mapping):
         sides = [list(np.asarray(side).tolist()) for side in judgements]
         if len(sides) not in (2, 3) or len({*map(len, sides)}) > 1:
@@ -325,14 +333,42 @@ def read_judgements(call: str, judgements: Any) -> tuple[list[Any], list[Any], F
     try:
         return rows, columns, np.array(values, np.float64)
     except (TypeError, ValueError):
-        wrong = next(value for value in values if isinstance(value, str) or not hasattr(value, "__float__"))
+        wrong = next(value for value in values if not _is_number(value))
         raise ValueError(f"{call}: the grade {wrong!r} is no number. Pass numbers such as 0, 1, 2.") from None
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _read_file(call: str, file: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return the queries, items and grades of a file of judgements, as words."""
+    lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    is_trec = bool(lines) and len(lines[0].split("\t")) != 3
+    rows = [line.split() if is_trec else line.split("\t") for line in (lines if is_trec else lines[1:])]
+    for number, row in enumerate(rows, 1 if is_trec else 2):
+        if len(row) != (4 if is_trec else 3):
+            raise ValueError(
+                f"{call}: line {number} of {file} has {len(row)} columns: {' '.join(row)[:60]!r}. A file of judgements has "
+                "TREC's four (query, 0, item, grade), or query, item and grade between tabs below a heading."
+            )
+    queries, items, grades = zip(*((row[0], row[-2], row[-1]) for row in rows), strict=True) if rows else ((), (), ())
+    return list(queries), list(items), list(grades)
+
+
+def _listed(ids: Any) -> list[Any]:
+    listed: list[Any] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    return listed
 
 
 def _places(call: str, name: str, ids: Iterable[Any], wanted: Iterable[Any]) -> dict[Any, int]:
     """Return the row of each id that is judged."""
     wanted, found = set(wanted), dict[Any, int]()
-    for row, one in enumerate(ids.tolist() if hasattr(ids, "tolist") else ids):
+    for row, one in enumerate(_listed(ids)):
         if one not in wanted:
             continue
         if one in found:

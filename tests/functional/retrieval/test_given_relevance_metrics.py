@@ -3,15 +3,18 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fewshot_callbacks import revisited_protocol
 from fewshot_callbacks.engine.ranks import RankBlock
 from fewshot_callbacks.functional.retrieval.rank_metrics import (
     graded_ndcg,
     inverse_penalty,
+    precision_up_to_last,
     reciprocal_rank,
     trapezoid_average_precision,
 )
@@ -63,6 +66,12 @@ def trapezoids(gains):
     return area / hits
 
 
+def up_to_last(gains, k):
+    """The authors' program: kq = min(largest rank of a relevant item, k)."""
+    within = min(k, 1 + max(rank for rank, gain in enumerate(gains) if gain))
+    return sum(gain > 0 for gain in gains[:within]) / within
+
+
 def mrr(gains, k):
     first = next(rank for rank, gain in enumerate(gains) if gain)
     return 1 / (first + 1) if first < k else 0.0
@@ -84,6 +93,7 @@ def test_are_means_over_all_orders_of_ties(candidates, k, ties):
         (inverse_penalty(ranks, ties), inp),
         (trapezoid_average_precision(ranks, ties), trapezoids),
         (reciprocal_rank(ranks, ties, k), lambda order: mrr(order, k)),
+        (precision_up_to_last(ranks, k, ties), lambda order: up_to_last(order, k)),
     ):
         assert float(found) == pytest.approx(of_orders(metric, scores, gains, ties), abs=1e-12)
 
@@ -111,7 +121,43 @@ def test_queries_without_a_relevant_item_have_no_value():
     ranks = RankBlock.of_scores(torch.arange(2), torch.zeros(2, 0, dtype=torch.float64), empty, empty)
     for values in (
         inverse_penalty(ranks),
+        precision_up_to_last(ranks, 5),
         trapezoid_average_precision(ranks),
         graded_ndcg(ranks, ranks.valid.double(), 5),
     ):
         assert values.isnan().all()
+
+
+def test_the_revisited_protocol_is_that_of_its_authors_program():
+    """Loops: junk leaves the ranking, a query without a relevant image leaves the means."""
+    rng = np.random.default_rng(0)
+    queries, gallery = (torch.from_numpy(rng.normal(size=(n, 6))) for n in (12, 90))
+    truth = []
+    for query in range(12):
+        some = rng.permutation(90)
+        easy, hard, junk = np.split(some[: 9 + query], [4, 9])
+        truth.append({"bbx": None, "easy": easy.tolist() if query else [], "hard": hard, "junk": junk.tolist()})
+    reports = revisited_protocol(queries, gallery, truth, similarity="dot")
+    setups = {
+        "easy": (("easy",), ("hard", "junk")),
+        "medium": (("easy", "hard"), ("junk",)),
+        "hard": (("hard",), ("easy", "junk")),
+    }
+    assert reports.keys() == setups.keys()
+    for name, (relevant, ignored) in setups.items():
+        values = []
+        for query, lists in enumerate(truth):
+            good, bad = ([int(i) for part in parts for i in lists[part]] for parts in (relevant, ignored))
+            order = [int(i) for i in (gallery @ queries[query]).argsort(descending=True) if int(i) not in bad]
+            gains = [int(i in good) for i in order]
+            if good:
+                values.append([trapezoids(gains), *(up_to_last(gains, k) for k in (1, 5, 10))])
+        assert reports[name].queries_without_match == 12 - len(values)
+        assert [*reports[name].metrics().values()] == pytest.approx(np.mean(values, axis=0).tolist(), abs=1e-12)
+
+
+def test_what_the_revisited_protocol_lacks_is_said():
+    with pytest.raises(ValueError, match=r"ground_truth\[0\] has no 'junk'. Pass for each query its lists"):
+        revisited_protocol(torch.ones(1, 2), torch.ones(2, 2), [{"easy": [0], "hard": [1]}])
+    with pytest.raises(ValueError, match="1 pairs are both relevant and ignored"):
+        revisited_protocol(torch.ones(1, 2), torch.ones(2, 2), [{"easy": [0], "hard": [1], "junk": [0]}])

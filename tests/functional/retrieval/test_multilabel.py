@@ -70,7 +70,7 @@ def by_loops(scores, grades, ties):
 
 @st.composite
 def cases(draw):
-    n, m, labels = draw(st.integers(2, 6)), draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    n, m, labels = draw(st.integers(2, 6)), draw(st.integers(1, 5)), draw(st.integers(2, 4))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     similarity = draw(st.sampled_from(["hamming", "cosine", "dot", "euclidean"]))
     dim = draw(st.integers(1, 4))

@@ -214,8 +214,8 @@ def test_what_is_wrong_is_said(make, words):
             "3 gallery items.* but there are 3 queries in one",
         ),
         ({"relevance": Relevance.from_lists([[], [], []])}, "none of the 3 queries has a relevant candidate"),
-        ({"metrics": ("mAP", "macro_mAP")}, "macro_mAP needs classes, and relevance says none"),
-        ({"metrics": "prototype_accuracy"}, "prototype_accuracy needs classes"),
+        ({"metrics": ("mAP", "macro_mAP")}, "macro_mAP cannot be computed where .* relevance is given"),
+        ({"metrics": "prototype_accuracy"}, "prototype_accuracy cannot be computed"),
     ],
 )
 def test_what_does_not_fit_an_evaluation_is_said(arguments, words):

@@ -1,0 +1,73 @@
+"""`revisited_protocol`: the easy, medium and hard setups of the revisited Oxford and Paris benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
+
+from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval.relevance import Relevance
+from fewshot_callbacks.functional.retrieval.report import RetrievalReport
+from fewshot_callbacks.functional.retrieval.settings import RetrievalOptions, shows_settings
+
+# What is relevant and what is ignored in each setup.
+SETUPS = {
+    "easy": (("easy",), ("hard", "junk")),
+    "medium": (("easy", "hard"), ("junk",)),
+    "hard": (("hard",), ("easy", "junk")),
+}
+METRICS = ("ap_trapezoid", "precision@1_last", "precision@5_last", "precision@10_last")
+
+
+@shows_settings(metrics=METRICS, label_groups=None)
+def revisited_protocol(
+    queries: Any, gallery: Any, ground_truth: Sequence[Mapping[str, Any]], **settings: Unpack[RetrievalOptions]
+) -> dict[str, RetrievalReport]:
+    """Evaluate the easy, medium and hard setups of the revisited Oxford and Paris benchmarks, exactly.
+
+    Radenović, Iscen, Tolias, Avrithis and Chum, "Revisiting Oxford and Paris: large-scale image retrieval benchmarking",
+    CVPR 2018. `ap_trapezoid` and `precision@10_last` are the numbers of the authors' program, mAP and mP@10 of the tables.
+
+    Args:
+        queries: (queries, dim) vectors.
+        gallery: (gallery, dim) vectors.
+        ground_truth: For each query a mapping with the indices of the gallery images that are `easy`, `hard` and `junk`:
+            the list `gnd` of the authors' file. Other entries, such as `bbx`, are not read.
+        **settings: See `RetrievalSettings`.
+
+    Returns:
+        The report of each setup: `easy`, `medium` and `hard`. Queries without a relevant image are left out of its means
+        and counted in `queries_without_match`.
+
+    Raises:
+        ValueError: If an entry is missing, an index is no image or is in two lists of a query, or as `evaluate_retrieval`
+            does.
+
+    Examples:
+        >>> import torch
+        >>> gallery, lists = torch.eye(4), [{"easy": [0], "hard": [1], "junk": [2]}]
+        >>> reports = revisited_protocol(torch.tensor([[0.9, 0.5, 0.7, 0.6]]), gallery, lists)
+        >>> {name: report["ap_trapezoid"] for name, report in reports.items()}
+        {'easy': 1.0, 'medium': 0.7916666666666666, 'hard': 0.25}
+    """
+    for query, lists in enumerate(ground_truth):
+        missing = [name for name in ("easy", "hard", "junk") if name not in lists]
+        if missing:
+            raise ValueError(
+                f"revisited_protocol: ground_truth[{query}] has no {missing[0]!r}. Pass for each query its lists 'easy', "
+                "'hard' and 'junk', as those of gnd in the authors' file."
+            )
+
+    def joined(names: Sequence[str]) -> list[list[int]]:
+        return [[int(index) for name in names for index in lists[name]] for lists in ground_truth]
+
+    options: RetrievalOptions = {"metrics": METRICS, "label_groups": None, **settings}
+    return {
+        name: evaluate_retrieval(
+            queries,
+            gallery=gallery,
+            relevance=Relevance.from_lists(joined(relevant), joined(ignored), gallery=len(gallery)),
+            **options,
+        )
+        for name, (relevant, ignored) in SETUPS.items()
+    }
