@@ -69,14 +69,12 @@ class Evaluation:
     def __post_init__(self) -> None:
         pairs, relevance, processes = self.vectors.pairs, self.relevance, self.vectors.processes
         self.device = torch.device("cpu") if current_options().plain and self.device is None else self.device
-        there = self.device is not None
-        own = self.vectors.layout(self.memory, int(relevance.relevant.sizes.sum()), on_device=there)
-        batches = own.batches(relevance.relevant.sizes)
-        shared = processes.gather((len(batches), own.kept, own.stored, own.knots, own.collected))
-        number, kept, stored, knots, collected = zip(*shared, strict=True)
-        # what steers collective calls is the same for all; a process without more queries has empty batches
-        self._batches = batches + [slice(len(pairs.queries), len(pairs.queries))] * (max(number) - len(batches))
-        self.layout = own._replace(kept=all(kept), stored=all(stored), knots=min(knots), collected=min(collected))
+        sizes = relevance.relevant.sizes
+        self.layout = self.vectors.layout(self.memory, int(sizes.sum()), on_device=self.device is not None)
+        batches = self.layout.batches(sizes)
+        # a process without more queries has empty batches
+        missing = max(processes.gather(len(batches))) - len(batches)
+        self._batches = batches + [slice(len(pairs.queries), len(pairs.queries))] * missing
         self._mutual = relevance.mutual and len(self._batches) == 1
         self.sample = Sample(np.empty(0), 0.0)
         self._stored: list[Any] | None = None
@@ -98,9 +96,8 @@ class Evaluation:
         if not self.layout.stored:
             return relevant_scores(self._estimates, batch, placed=self.placed)[:3]
         if self._stored is None:
-            *self._stored, made = relevant_scores(
-                self._estimates, slice(0, self._estimates.shape[0]), placed=self.placed
-            )
+            every = slice(0, self._estimates.shape[0])
+            *self._stored, made = relevant_scores(self._estimates, every, placed=self.placed)
             self._ascending = np.sort(made)
         start, scores, places = self._stored
         own = start[batch.start : batch.stop + 1]
@@ -186,7 +183,7 @@ class Evaluation:
         if named is None and estimates.pairs >= SAMPLED_FROM:
             start, scores, _ = self._thresholds(batch)
             named = fastest(estimates, start, scores, rows, sampled)
-        named = self.vectors.possible(named, kept=estimates.layout.kept, on=self.device)
+        named = self.vectors.possible(named, kept=estimates.layout.coded, on=self.device)
         self.precision: Precision = "float32" if self.device else named  # of what else is ranked, on the processor
         self._estimates = estimates.in_precision(named)
         if self.foresee is None:
@@ -217,11 +214,7 @@ def rank_of_best(
     scores, tied = best
     some = np.isfinite(scores)
     layout = vectors.layout(memory, len(scores))
-    if vectors.processes.count > 1:
-        layout = layout._replace(kept=all(vectors.processes.gather(layout.kept)))
-    if precision == "bytes" and not layout.kept:
-        precision = "float32"
-    estimates = Estimates(vectors, relevance, precision, layout, relevance.mutual)
+    estimates = Estimates(vectors, relevance, vectors.possible(precision, kept=layout.coded), layout, relevance.mutual)
     counter = RankCounter(estimates, np.append(0, np.cumsum(some)), scores[some])
     estimates.show(counter)
     ranks, tables = counter.ranks(), np.zeros((2, len(scores)), np.int64)

@@ -234,9 +234,9 @@ def _all_pairs(vectors: Vectors, relevance: Relevance, memory: float, *, mutual:
     queries, items = len(vectors.pairs.queries), len(vectors.pairs.gallery)
     options, layout = current_options(), vectors.layout(memory, 0)
     tried: list[Precision] = [*vectors.precisions(), "float32"] if queries * items >= 2**22 else ["float32"]
-    tried = [precision for precision in tried if precision != "bytes" or layout.kept]
+    tried = [precision for precision in tried if precision != "bytes" or layout.coded]
     quickest = min(tried, key=lambda some: seconds_of_a_pair(some, vectors.columns))
-    precision = vectors.possible(options.precision or quickest, kept=layout.kept)
+    precision = vectors.possible(options.precision or quickest, kept=layout.coded)
     return Estimates(vectors, relevance, precision, layout, mutual)
 
 

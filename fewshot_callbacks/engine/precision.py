@@ -63,7 +63,7 @@ def fastest(
     vectors = estimates.vectors
     sides = 2 if estimates.mutual else 1
     tried: list[Precision] = [*vectors.precisions(estimates.on), "float32", "float64"]
-    if not estimates.layout.kept:  # bytes and their scales are made once, not for each tile
+    if not estimates.layout.coded:  # bytes and their scales are made once, not for each tile
         tried = [precision for precision in tried if precision != "bytes"]
     able = vectors.processes.gather(tried)  # processors may differ
     tried = [precision for precision in tried if all(precision in others for others in able)]

@@ -114,9 +114,8 @@ class Ranks(NamedTuple):
             valid = np.arange(width) < sizes[some][:, None]
             tables = (np.where(valid, values[at], fill) for values, fill in zip(self[1:4], (np.inf, 0, 0), strict=True))
             block = RankBlock.of_scores(torch.from_numpy(first + some), *map(torch.from_numpy, tables))
-            yield (
-                replace(block, places=torch.from_numpy(self.places[at].astype(np.int64))) if len(self.places) else block
-            )
+            places = torch.from_numpy(self.places[at].astype(np.int64)) if len(self.places) else None
+            yield replace(block, places=places)
 
     def best(self) -> tuple[Floats, Ints]:
         """Return of each query the highest score of its relevant items, -inf of none, and how many have it."""

@@ -83,9 +83,10 @@ class Estimates:
         queries, items = np.sum(self.processes.gather(self.shape), axis=0).tolist()
         self.items, self.pairs = items, queries * items // (2 if self.mutual else 1)
         self.height, self.width = self.layout.height, self.layout.width
-        if self.precision == "float64" and not self.layout.kept:
+        self.keeps = self.layout.coded if self.precision == "bytes" else self.layout.kept
+        if self.precision == "float64" and not self.keeps:
             self.width = max(1, self.width // 2)
-        sides = (0, -1)[: self.vectors.sides] if self.layout.kept else ()
+        sides = (0, -1)[: self.vectors.sides] if self.keeps else ()
         self._kept = {side: self._there(self.vectors.operand(side, self.precision)) for side in sides}
         if len(sides) == 1:
             self._kept[-1] = self._kept[0]
@@ -172,13 +173,13 @@ class Estimates:
         """Show the tiles of one part; threads take the `spaces` of the part before, and add missing ones."""
         vectors, idle = part.vectors, list(spaces)
         columns = self._kept.get(-1) if vectors is self.vectors else None
-        if columns is None and self.layout.kept:
+        if columns is None and self.keeps:
             columns = self._there(vectors.operand(-1, self.precision))
 
         def space() -> Any:
             if idle:
                 return idle.pop()
-            room = () if self.layout.kept else tuple(map(self._room, (self.height, self.width)))
+            room = () if self.keeps else tuple(map(self._room, (self.height, self.width)))
             spaces.append((np.zeros(1, np.int64), self._buffers(), room, [observer.space() for observer in observers]))
             return spaces[-1]
 

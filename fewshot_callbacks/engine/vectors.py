@@ -58,6 +58,10 @@ class Operand(NamedTuple):
         return Operand(rows, self.scale[some], self.offset[some])
 
 
+# What steers collective calls has to be the same in all processes.
+STEERING = ("kept", "coded", "stored", "knots", "collected")
+
+
 class Vectors:
     """Queries and gallery; with one set both are the same.
 
@@ -175,7 +179,9 @@ class Vectors:
     def layout(self, memory: float, relevant: int, *, on_device: bool = False) -> Layout:
         """Return the sizes that keep to a budget in bytes with so many relevant pairs."""
         sizes, threads = (len(self.pairs.queries), len(self.pairs.gallery), self.columns), self.threads
-        return plan_layout(memory, *sizes, relevant, sides=self.sides, threads=threads, on_device=on_device)
+        own = plan_layout(memory, *sizes, relevant, sides=self.sides, threads=threads, on_device=on_device)
+        everyone = [one._asdict() for one in self.processes.gather(own)]
+        return own._replace(**{name: min(one[name] for one in everyone) for name in STEERING})
 
     def precisions(self, on: torch.device | None = None) -> list[Precision]:
         """Return what products can be made in, beside float32 and float64: sums of bytes have to fit 32 bits."""

@@ -432,7 +432,7 @@ def precision_up_to_last(ranks: RankBlock, k: int, ties: Ties = "expected") -> F
         (negatives > 0) & (ranks.relevant > 0) if ties == "expected" else torch.zeros_like(negatives, dtype=torch.bool)
     )
     soon = (before + r + tied <= k) & (ranks.relevant > 0) & ~is_open
-    value = torch.where(soon, ranks.relevant / (before + r + tied).clamp(min=1), value)
+    value = torch.where(soon, ranks.relevant.double() / (before + r + tied).clamp(min=1), value)
     open_rows = is_open & (before + r <= k)
     if bool(open_rows.any()):
         # the mean of hits / k, and of what R / rank of the last has more where that rank is at most k
