@@ -239,13 +239,13 @@ class EmbeddingReader:
             source = EmbeddingSource(_checked_source(source, owner))
         self.shared, self.owner = source, owner
         self.source = source.where
+        self.keys = self.source if isinstance(self.source, tuple) else STEP_KEYS  # in outputs, and of labels in batches
         self.labels = source.labels if labels is None else labels
-        # reads the labels of a step; the owner has a function of its own where it takes multi-label targets, too
+        # an owner that takes multi-label targets, too, has a function of its own
         self.read_labels: Callable[[Any, str], Labels] = lambda labels, step: as_labels(labels, "labels", owner)
-        # what the owner can do where a training step gives no embeddings or labels
-        self.without_training = ""
+        self.without_training = ""  # what the owner can do where a training step gives no embeddings or labels
         self._is_compiled, self._may_skip = False, False
-        self._worked: set[str] = set()
+        self._worked: set[str] = set()  # steps that have given embeddings
 
     def attach(self, module: LightningModule) -> None:
         """Get ready: where the source is a submodule, listen to it.
@@ -253,8 +253,8 @@ class EmbeddingReader:
         Raises:
             ValueError: If there is no submodule of that name.
         """
-        self._worked, self._may_skip = set(), module.automatic_optimization
-        self._is_compiled = _is_compiled(module)
+        self._worked.clear()
+        self._is_compiled, self._may_skip = _is_compiled(module), module.automatic_optimization
         self.shared.attach(id(self), module, self.owner)
 
     def detach(self) -> None:
@@ -315,31 +315,28 @@ class EmbeddingReader:
                     "(embeddings, labels)."
                 )
             return result[0], result[1]
-        if isinstance(self.source, str):
-            labels = self._labels(outputs, batch, step, STEP_KEYS[1])
-            return self.shared.output(len(labels), step, self.owner, COMPILED if self._is_compiled else ""), labels
-        embeddings = self._step_embeddings(outputs, step, *self.source)
-        return embeddings, self._labels(outputs, batch, step, self.source[1])
+        if isinstance(self.source, tuple):
+            return self._step_embeddings(outputs, step), self.labels_of(outputs, batch, step)
+        labels = self.labels_of(outputs, batch, step)
+        return self.shared.output(len(labels), step, self.owner, COMPILED if self._is_compiled else ""), labels
 
-    def _step_embeddings(self, outputs: Any, step: str, key: str, labels_key: str) -> Any:
+    def _step_embeddings(self, outputs: Any, step: str) -> Any:
+        key, labels_key = self.keys
         if isinstance(outputs, Mapping) and key in outputs:
             return outputs[key]
         near, given = _near_key(key, outputs), _near_key(labels_key, outputs) or labels_key
-        fix = (
-            f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
-            "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
-            "whose output is the embedding." + (self.without_training if step == TRAINING_STEP else "")
-        )
-        raise UsageError(
-            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. "
-            + (fix if near is None else f"Did you mean source=({near!r}, {given!r})?")
-        )
+        fix = f"Did you mean source=({near!r}, {given!r})?"
+        if near is None:
+            fix = (
+                f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
+                "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or "
+                "source='name.of.a.submodule' whose output is the embedding."
+            ) + (self.without_training if step == TRAINING_STEP else "")
+        raise UsageError(f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. {fix}")
 
-    def labels_of(self, batch: Any, step: str) -> Any:
-        """Find the labels of a batch that no step has processed."""
-        return self._labels(None, batch, step, self.source[1] if isinstance(self.source, tuple) else STEP_KEYS[1])
-
-    def _labels(self, outputs: Any, batch: Any, step: str, key: str) -> Any:
+    def labels_of(self, outputs: Any, batch: Any, step: str) -> Any:
+        """Find the labels of a batch; `outputs` is None if no step has processed it."""
+        key = self.keys[1]
         # What the user has said comes first, then what the step has returned, whose labels need not be those of the
         # batch (views of items, mixed images), and only then the batch.
         if callable(self.labels):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -171,8 +171,6 @@ class RetrievalMonitor(EvaluationMonitor):
     def _prefix(self, stage: str) -> str:
         return stage if self.name is None else f"{stage}/{self.name}"
 
-    # ----------------------------------------------------------------------------------------------------------- collecting
-
     def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         if self.embed is None:
             return super()._embeddings(trainer, outputs, batch, step)
@@ -196,8 +194,6 @@ class RetrievalMonitor(EvaluationMonitor):
     def _forget(self) -> None:
         self._stores: dict[tuple[int, bool], EmbeddingStore] = {}
         self._shards: dict[tuple[int, bool], Shard] = {}
-
-    # ------------------------------------------------------------------------------------------------------------ measuring
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         self.reports, prefix, gallery = {}, self._prefix(stage), None
@@ -267,10 +263,9 @@ class RetrievalMonitor(EvaluationMonitor):
         return values | {unmatched: float(report.queries_without_match)}
 
     def _prepare(self, trainer: Trainer) -> None:
-        if trainer.sanity_checking:
-            _gallery_index(trainer, self.gallery_loader)
+        _gallery_index(trainer, self.gallery_loader)
 
-    def _keys(self, trainer: Trainer) -> set[str]:
+    def _keys(self, trainer: Trainer) -> Collection[str]:
         gallery = None if self.gallery_loader is None else loader_index(trainer, self.gallery_loader)
         sets = _query_sets(trainer, gallery).values()
         names = {*self._settings.keys(), *target_metrics(self._settings), UNMATCHED}
