@@ -237,8 +237,7 @@ class EmbeddingReader:
     def __init__(self, source: Source | EmbeddingSource, labels: LabelSource | None, owner: str) -> None:
         if not isinstance(source, EmbeddingSource):
             source = EmbeddingSource(_checked_source(source, owner))
-        self.shared, self.owner = source, owner
-        self.source = source.where
+        self.shared, self.source, self.owner = source, source.where, owner
         self.keys = self.source if isinstance(self.source, tuple) else STEP_KEYS  # in outputs, and of labels in batches
         self.labels = source.labels if labels is None else labels
         # an owner that takes multi-label targets, too, has a function of its own
@@ -332,7 +331,9 @@ class EmbeddingReader:
                 "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or "
                 "source='name.of.a.submodule' whose output is the embedding."
             ) + (self.without_training if step == TRAINING_STEP else "")
-        raise UsageError(f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. {fix}")
+        raise UsageError(
+            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. {fix}"
+        )
 
     def labels_of(self, outputs: Any, batch: Any, step: str) -> Any:
         """Find the labels of a batch; `outputs` is None if no step has processed it."""
@@ -349,10 +350,9 @@ class EmbeddingReader:
                     f"{self.owner}(labels={self.labels!r}): the batch is {describe(batch)} and has no such entry. "
                     "Pass a key or a position that it has, or a function of the batch."
                 ) from error
-        if isinstance(outputs, Mapping) and key in outputs:
-            return outputs[key]
-        if isinstance(batch, Mapping) and key in batch:
-            return batch[key]
+        for part in (outputs, batch):
+            if isinstance(part, Mapping) and key in part:
+                return part[key]
         is_pair = isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2
         if is_pair and not _are_views(*batch):
             return batch[1]
