@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_type_hints
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.distributed.processes import Processes
-from fewshot_callbacks.functional._labels import Labels, as_labels
+from fewshot_callbacks.functional._labels import Labels, as_labels, word_code
 from fewshot_callbacks.functional.retrieval import (
     DEFAULT_METRICS,
     MULTILABEL_METRICS,
@@ -88,9 +87,7 @@ class TargetBook:
         return Labels(torch.tensor(numbers, dtype=torch.int64, device="cpu")[row])
 
     def _enter(self, row: bytes) -> int:
-        # A hash, not a count: processes give one row the same number without a word to each other. Eight bytes fit an
-        # integer label.
-        number = int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
+        number = word_code(row.hex())  # a hash, not a count: processes agree on it without a word to each other
         if self._rows.setdefault(number, row) != row:
             raise ValueError(f"{self.owner}: two different targets have the same number of 64 bits, by chance.")
         return number

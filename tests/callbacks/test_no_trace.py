@@ -53,7 +53,7 @@ def test_a_fit_with_all_monitors_is_bit_identical_to_one_without(accumulate: int
     net, without = run(accumulate_grad_batches=accumulate)
     monitors = all_monitors()
     other, with_them = run(*monitors, accumulate_grad_batches=accumulate)
-    assert len(without) == len(with_them) == 16 * 2 + 5 + 4
+    assert len(without) == len(with_them) == 16 * 2 + 5 + 5
     for one, two in zip(without, with_them, strict=True):
         assert same(one, two)
     assert set(monitors[0].reports) == {"/dataloader_idx_0", "/dataloader_idx_1"}  # all of them did measure
