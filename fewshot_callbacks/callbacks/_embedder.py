@@ -12,7 +12,6 @@ from torch import Tensor
 from fewshot_callbacks._trainer import evaluating
 from fewshot_callbacks.callbacks._failures import UsageError
 from fewshot_callbacks.callbacks.embeddings import (
-    STEP_KEYS,
     EmbeddingReader,
     check_submodule,
     follow,
@@ -48,13 +47,13 @@ class Embedder:
         # In the precision of a step, whose embeddings these are compared with.
         with trainer.precision_plugin.val_step_context():
             result: Any = self.embed(module, batch) if callable(self.embed) else self._called(module, batch)
-        key = self.reader.source[0] if isinstance(self.reader.source, tuple) else STEP_KEYS[0]
+        key = self.reader.keys[0]
         # A forward method or a function may return what the step returns.
         if isinstance(result, Mapping) and key in result:
             result = result[key]
         if isinstance(result, tuple) and len(result) == 2:
             return self.reader.checked(*result, "embed")
-        return self.reader.checked(result, self.reader.labels_of(batch, "embed"), "embed")
+        return self.reader.checked(result, self.reader.labels_of(None, batch, "embed"), "embed")
 
     def in_evaluation(self, trainer: Trainer, module: LightningModule, batch: Any) -> tuple[Tensor, Labels]:
         """Embed a batch in evaluation mode, beside the step: callbacks that listen to a submodule do not hear it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,8 +16,6 @@ from fewshot_callbacks.callbacks._watched import look_for_misspelt_keys
 from fewshot_callbacks.callbacks.embeddings import EmbeddingReader, EmbeddingSource, LabelSource, Source
 from fewshot_callbacks.distributed.torch_distributed import gather_objects, process_count
 from fewshot_callbacks.functional._labels import Labels
-
-STAGES = ("val", "test")
 
 
 class EvaluationMonitor(Callback, ABC):
@@ -40,7 +39,6 @@ class EvaluationMonitor(Callback, ABC):
         owner = type(self).__name__
         self._reader = EmbeddingReader(source, labels, owner)
         self._policy = FailurePolicy(owner, strict)
-        self._logged_in_sanity_check: set[str] | None = None
 
     @abstractmethod
     def _collect(
@@ -57,7 +55,7 @@ class EvaluationMonitor(Callback, ABC):
         """Drop the collected set."""
 
     @abstractmethod
-    def _keys(self, trainer: Trainer) -> set[str]:
+    def _keys(self, trainer: Trainer) -> Collection[str]:
         """Return the keys of a validation whose loaders are known."""
 
     def _prefix(self, stage: str) -> str:
@@ -82,12 +80,12 @@ class EvaluationMonitor(Callback, ABC):
             ValueError: If another monitor of this kind would log under the same keys: Lightning would log their mean.
         """
         for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-            if other is not self and isinstance(other, type(self)) and self._prefixes() & other._prefixes():
+            if other is not self and isinstance(other, type(self)) and self._prefix("val") == other._prefix("val"):
                 raise ValueError(
                     f"Two {self._policy.owner}s in one Trainer would log under the same keys, and Lightning would log "
                     f"their mean. {self._remedy_for_two}"
                 )
-        self._logged_in_sanity_check = None
+        self._logged_in_sanity_check: set[str] | None = None
         self._begin()
         self._policy.begin()
         self._reader.attach(pl_module)
@@ -137,21 +135,18 @@ class EvaluationMonitor(Callback, ABC):
         everywhere = gather_objects({loader: portable(error) for loader, error in self._failed.items()})
         # the lowest rank's error, the same one everywhere
         failed = {loader: error for errors in reversed(everywhere) for loader, error in errors.items()}
-        try:
-            if trainer.sanity_checking:
-                for failure in failed.values():
-                    self._policy.handle(failure, "The sanity check shows that validation cannot be measured.")
-            else:
-                self._measure(trainer, pl_module, stage_of(trainer), failed)
-                if self._seen and not failed:
-                    self._reader.note_success(_step(trainer))
-        finally:
-            self._begin()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note what others have logged in the sanity check."""
         if trainer.sanity_checking:
-            self._logged_in_sanity_check = set(trainer.callback_metrics)
+            for failure in failed.values():
+                self._policy.handle(failure, "The sanity check shows that validation cannot be measured.")
+        else:
+            self._measure(trainer, pl_module, stage_of(trainer), failed)
+            if self._seen and not failed:
+                self._reader.note_success(_step(trainer))
+        self._begin()
+
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note what others have logged in the sanity check."""
+        self._logged_in_sanity_check = set(trainer.callback_metrics)
 
     on_test_epoch_start, on_test_epoch_end = on_validation_epoch_start, on_validation_epoch_end
     on_test_batch_start, on_test_batch_end = on_validation_batch_start, on_validation_batch_end
@@ -167,9 +162,6 @@ class EvaluationMonitor(Callback, ABC):
         if monitors[0] is self:
             known = set().union(*(each._keys(trainer) for each in monitors))
             look_for_misspelt_keys(trainer, known, self._logged_in_sanity_check, self._policy)
-
-    def _prefixes(self) -> set[str]:
-        return {self._prefix(stage) for stage in STAGES}
 
     def _begin(self) -> None:
         self._failed: dict[int, Exception] = {}

@@ -74,7 +74,7 @@ class PictureCallback(Viewer):
                 f"{owner} draws what a RetrievalMonitor has evaluated, but this Trainer has none. Add one: "
                 f"Trainer(callbacks=[RetrievalMonitor(), {owner}()])."
             )
-        known = sorted({prefix for each in monitors for prefix in each._prefixes()})
+        known = sorted({each._prefix(stage) for each in monitors for stage in ("val", "test")})
         if not any(_begins(prefix, self.prefix) for prefix in known):
             raise UsageError(
                 f"{owner}(prefix={self.prefix!r}): no RetrievalMonitor has this prefix; there are "

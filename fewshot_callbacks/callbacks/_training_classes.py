@@ -58,13 +58,12 @@ class TrainingClasses:
     ) -> None:
         self.data, self.owner = data, owner
         self.classes, self.items_per_class, self.seed = classes, items_per_class, seed
-        # number of items of all ranks; known once there is a loader
-        self.items = 0
-        self._loader: DataLoader[Any] | None = None
+        self.begin()
 
-    def forget(self) -> None:
-        """Drop the loader: a run begins or ends."""
-        self._loader = None
+    def begin(self) -> None:
+        """Begin a run: there is no loader yet."""
+        self._loader: DataLoader[Any] | None = None
+        self.items = 0  # of all ranks; known once there is a loader
 
     def embedded(self, trainer: Trainer, embed: Embedder) -> EmbeddingStore:
         """Embed this rank's share of the items in evaluation mode."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -204,8 +205,8 @@ class DiscriminantRatioMonitor(EvaluationMonitor):
                         self._policy.warn(f"{keys[1]} is NaN. {found.undefined} (Shown once.)", kind=keys[1])
             log_of_all(pl_module, values)
 
-    def _keys(self, trainer: Trainer) -> set[str]:
-        return {key for suffix in suffixes(trainer) for key in _keys_of("val", suffix)}
+    def _keys(self, trainer: Trainer) -> Collection[str]:
+        return [key for suffix in suffixes(trainer) for key in _keys_of("val", suffix)]
 
     def _forget(self) -> None:
         self._moments: dict[int, ClassMoments] = {}

@@ -242,15 +242,14 @@ class EmbeddingReader:
     ) -> None:
         if not isinstance(source, EmbeddingSource):
             source = EmbeddingSource(_checked_source(source, owner))
-        self.shared, self.owner = source, owner
-        self.source = source.where
+        self.shared, self.source, self.owner = source, source.where, owner
+        self.keys = self.source if isinstance(self.source, tuple) else STEP_KEYS  # in outputs, and of labels in batches
         self.labels: Any = source.labels if labels is None else labels
-        # reads the labels of a step; the owner has a function of its own where it takes multi-label targets, too
+        # an owner that takes multi-label targets, too, has a function of its own
         self.read_labels: Callable[[Any, str], Labels] = lambda labels, step: as_labels(labels, "labels", owner)
-        # what the owner can do where a training step gives no embeddings or labels
-        self.without_training = ""
+        self.without_training = ""  # what the owner can do where a training step gives no embeddings or labels
         self._is_compiled, self._may_skip = False, False
-        self._worked: set[str] = set()
+        self._worked: set[str] = set()  # steps that have given embeddings
 
     def attach(self, module: LightningModule) -> None:
         """Get ready: where the source is a submodule, listen to it.
@@ -258,8 +257,8 @@ class EmbeddingReader:
         Raises:
             ValueError: If there is no submodule of that name.
         """
-        self._worked, self._may_skip = set(), module.automatic_optimization
-        self._is_compiled = _is_compiled(module)
+        self._worked.clear()
+        self._is_compiled, self._may_skip = _is_compiled(module), module.automatic_optimization
         self.shared.attach(id(self), module, self.owner)
 
     def detach(self) -> None:
@@ -320,24 +319,25 @@ class EmbeddingReader:
                     "(embeddings, labels)."
                 )
             return result[0], result[1]
-        if isinstance(self.source, str):
-            labels = self._labels(outputs, batch, step, STEP_KEYS[1])
-            return self.shared.output(len(labels), step, self.owner, COMPILED if self._is_compiled else ""), labels
-        embeddings = self._step_embeddings(outputs, step, *self.source)
-        return embeddings, self._labels(outputs, batch, step, self.source[1])
+        if isinstance(self.source, tuple):
+            return self._step_embeddings(outputs, step), self.labels_of(outputs, batch, step)
+        labels = self.labels_of(outputs, batch, step)
+        return self.shared.output(len(labels), step, self.owner, COMPILED if self._is_compiled else ""), labels
 
-    def _step_embeddings(self, outputs: Any, step: str, key: str, labels_key: str) -> Any:
+    def _step_embeddings(self, outputs: Any, step: str) -> Any:
+        key, labels_key = self.keys
         if isinstance(outputs, Mapping) and key in outputs:
             return outputs[key]
         near, given = _near_key(key, outputs), _near_key(labels_key, outputs) or labels_key
-        fix = (
-            f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
-            "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or source='name.of.a.submodule' "
-            "whose output is the embedding." + (self.without_training if step == TRAINING_STEP else "")
-        )
+        fix = f"Did you mean source=({near!r}, {given!r})?"
+        if near is None:
+            fix = (
+                f'Return {{"loss": loss, "{key}": embeddings, "{labels_key}": labels}} from it, or say where they are: '
+                "source=('other', 'keys'), source=lambda outputs, batch: (embeddings, labels), or "
+                "source='name.of.a.submodule' whose output is the embedding."
+            ) + (self.without_training if step == TRAINING_STEP else "")
         raise UsageError(
-            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. "
-            + (fix if near is None else f"Did you mean source=({near!r}, {given!r})?")
+            f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. {fix}"
         )
 
     def read_pair(self, outputs: Any, batch: Any, step: str) -> list[tuple[Tensor, Labels | None]] | None:
@@ -362,19 +362,19 @@ class EmbeddingReader:
         if sides[0].shape[1] != sides[1].shape[1] or _are_zeros_and_ones(sides[1]):
             return None
         self.dismiss()
-        if isinstance(self.labels, tuple):
+        if isinstance(self.labels, tuple | list):
             labels = [read_entry("labels", where, outputs, batch, self.owner) for where in self.labels]
-        elif self.labels is None and STEP_KEYS[1] not in outputs:
-            return [(side.detach(), None) for side in sides]
+        elif self.labels is not None:
+            labels = [self.labels_of(None, batch, step)] * 2
+        elif STEP_KEYS[1] in outputs:
+            labels = [outputs[STEP_KEYS[1]]] * 2
         else:
-            labels = [self._labels(outputs, batch, step, STEP_KEYS[1])] * 2
+            return [(side.detach(), None) for side in sides]
         return [self.checked(side, of_side, step) for side, of_side in zip(sides, labels, strict=True)]
 
-    def labels_of(self, batch: Any, step: str) -> Any:
-        """Find the labels of a batch that no step has processed."""
-        return self._labels(None, batch, step, self.source[1] if isinstance(self.source, tuple) else STEP_KEYS[1])
-
-    def _labels(self, outputs: Any, batch: Any, step: str, key: str) -> Any:
+    def labels_of(self, outputs: Any, batch: Any, step: str) -> Any:
+        """Find the labels of a batch; `outputs` is None if no step has processed it."""
+        key = self.keys[1]
         # What the user has said comes first, then what the step has returned, whose labels need not be those of the
         # batch (views of items, mixed images), and only then the batch.
         if callable(self.labels):
@@ -387,10 +387,9 @@ class EmbeddingReader:
                     f"{self.owner}(labels={self.labels!r}): the batch is {describe(batch)} and has no such entry. "
                     "Pass a key or a position that it has, or a function of the batch."
                 ) from error
-        if isinstance(outputs, Mapping) and key in outputs:
-            return outputs[key]
-        if isinstance(batch, Mapping) and key in batch:
-            return batch[key]
+        for part in (outputs, batch):
+            if isinstance(part, Mapping) and key in part:
+                return part[key]
         is_pair = isinstance(batch, Sequence) and not isinstance(batch, str) and len(batch) == 2
         if is_pair and not _are_views(*batch):
             return batch[1]

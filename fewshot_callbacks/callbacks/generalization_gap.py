@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -132,30 +132,15 @@ class GeneralizationGapMonitor(EvaluationMonitor):
         if not prefix:
             raise ValueError(f"{call}(prefix={prefix!r}): the keys need a first part, such as 'gap'.")
         given = RetrievalSettings.checked(GeneralizationGapMonitor, {"metrics": METRICS} | settings, GapOptions)
-        ranks, groups = given.grouped_k, given.label_groups
-        both = [f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in ranks]
-        if not ranks or not set(given.metrics) <= set(both):
-            raise ValueError(
-                f"{call}(metrics={given.metrics!r}): a gap is one of Grouped Recall@k, with Recall@k of the same k beside "
-                "it. Pass keys such as ('grouped_recall@1', 'recall@1')."
-            )
-        if not isinstance(groups, int):
-            raise ValueError(
-                f"{call}: label_groups={groups!r} cannot hold the classes of both sets, which differ. Pass the number of "
-                "classes in a random group, such as 10."
-            )
-        if classes is not None and classes < 2 * groups:
-            raise ValueError(
-                f"{call}: classes={classes} make fewer than two groups of label_groups={groups}, so the gap has no "
-                f"interval. Use classes >= {2 * groups} or a smaller label_groups."
-            )
+        _check(given, classes)
+        both = [f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in given.grouped_k]
         self._names, self._settings = given.metrics, replace(given, metrics=both)
         self.embed = Embedder(embed, self._reader, call)
         self.training = TrainingClasses(training_data, classes, items_per_class, given.seed, call)
         self.val_loader, self.prefix = val_loader, prefix
         self.schedule = Schedule(every_n_epochs, max_share, call)
         self.gap = None
-        self._is_due = self._checked = False
+        self._is_due = False
         self._was_overfitting: bool | None = None
 
     def _prefix(self, stage: str) -> str:
@@ -166,13 +151,8 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prepare for a run."""
         super().setup(trainer, pl_module, stage)
-        self._checked = False
+        self.training.begin()
         self.schedule.begin()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Remove hooks, loader and embeddings."""
-        super().teardown(trainer, pl_module, stage)
-        self.training.forget()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a new set, if it is time to measure."""
@@ -188,11 +168,10 @@ class GeneralizationGapMonitor(EvaluationMonitor):
     def _collect(
         self, trainer: Trainer, loader: int, embeddings: Tensor, labels: Labels, first: int, outputs: Any, batch: Any
     ) -> None:
-        """Keep a batch; check once that training batches will be embedded in the same way."""
-        self._store.append(embeddings, labels)
-        if not self._checked:
+        """Keep a batch; check by the first one that training batches will be embedded in the same way."""
+        if not first:
             self.embed.check(trainer, trainer.lightning_module, batch, embeddings, self._settings.similarity)
-            self._checked = True
+        self._store.append(embeddings, labels)
 
     def _forget(self) -> None:
         self._store, self._seen_classes = EmbeddingStore(), EmbeddingStore()
@@ -210,28 +189,24 @@ class GeneralizationGapMonitor(EvaluationMonitor):
 
     # ------------------------------------------------------------------------------------------------------------ measuring
 
-    def _keys(self, trainer: Trainer) -> set[str]:
-        return {*self._keys_of_gap(), f"{self.prefix}/share_of_time"}
-
-    def _keys_of_gap(self) -> list[str]:
-        """List the keys of a gap, the most important first."""
-        names = [(name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}") for name in self._names]
-        return [f"{self.prefix}/{name}" for some in names for name in some]
+    def _keys(self, trainer: Trainer) -> Collection[str]:
+        ends = [(name, f"{name}_low", f"{name}_high", f"train_{name}", f"val_{name}") for name in self._names]
+        return [f"{self.prefix}/{name}" for names in (*ends, ("share_of_time",)) for name in names]
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         if trainer.testing or not self._is_due:  # a test is not compared with anything
             return
-        values = dict.fromkeys(self._keys_of_gap(), math.nan)
+        values = dict.fromkeys(self._keys(trainer), math.nan)
         with (
             self.schedule.watch.running(),
             self._policy.handling(f"{next(iter(values))} and the other values of the gap are NaN."),
         ):
             if failed:
                 raise failed[min(failed)]
-            gap = self.gap = self._gap(trainer)
-            found = {f"{self.prefix}/{name}": value for name, value in gap.metrics().items()}
-            values = {key: found[key] for key in values}
-            self._log_verdict(trainer, gap)
+            self.gap = self._gap(trainer)
+            found = {f"{self.prefix}/{name}": value for name, value in self.gap.metrics().items()}
+            values |= {key: found[key] for key in values if key in found}
+            self._log_verdict(trainer, self.gap)
         log_of_all(pl_module, values | {f"{self.prefix}/share_of_time": self.schedule.watch.share})
 
     def _gap(self, trainer: Trainer) -> GeneralizationGap:
@@ -269,3 +244,24 @@ class GeneralizationGapMonitor(EvaluationMonitor):
                 f"items_per_class={max(2, math.floor(min(one, other)))} to make the sets comparable. (Shown once.)",
                 kind="uneven classes",
             )
+
+
+def _check(given: RetrievalSettings, classes: int | None) -> None:
+    """Refuse settings of which no gap can be made."""
+    call, ranks, groups = "GeneralizationGapMonitor", given.grouped_k, given.label_groups
+    both = {f"{metric}@{rank}" for metric in ("grouped_recall", "recall") for rank in ranks}
+    if not ranks or not set(given.metrics) <= both:
+        raise ValueError(
+            f"{call}(metrics={given.metrics!r}): a gap is one of Grouped Recall@k, with Recall@k of the same k beside "
+            "it. Pass keys such as ('grouped_recall@1', 'recall@1')."
+        )
+    if not isinstance(groups, int):
+        raise ValueError(
+            f"{call}: label_groups={groups!r} cannot hold the classes of both sets, which differ. Pass the number of "
+            "classes in a random group, such as 10."
+        )
+    if classes is not None and classes < 2 * groups:
+        raise ValueError(
+            f"{call}: classes={classes} make fewer than two groups of label_groups={groups}, so the gap has no "
+            f"interval. Use classes >= {2 * groups} or a smaller label_groups."
+        )

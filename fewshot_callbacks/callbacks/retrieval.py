@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -179,8 +179,6 @@ class RetrievalMonitor(EvaluationMonitor):
     def _prefix(self, stage: str) -> str:
         return stage if self.name is None else f"{stage}/{self.name}"
 
-    # ----------------------------------------------------------------------------------------------------------- collecting
-
     def _embeddings(self, trainer: Trainer, outputs: Any, batch: Any, step: str) -> tuple[Tensor, Labels]:
         if self.embed is not None:
             self._reader.dismiss()
@@ -257,8 +255,6 @@ class RetrievalMonitor(EvaluationMonitor):
         self._other: list[tuple[Tensor, Labels]] = []  # what a second encoder made of the batch
         self._stores: dict[tuple[int, bool], EmbeddingStore] = {}
         self._shards: dict[tuple[int, bool], Shard] = {}
-
-    # ------------------------------------------------------------------------------------------------------------ measuring
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, stage: str, failed: dict[int, Exception]) -> None:
         self.reports, gallery = {}, None
@@ -347,8 +343,7 @@ class RetrievalMonitor(EvaluationMonitor):
         return values | {unmatched: float(report.queries_without_match)}
 
     def _prepare(self, trainer: Trainer) -> None:
-        if trainer.sanity_checking:
-            _gallery_index(trainer, self.gallery_loader)
+        _gallery_index(trainer, self.gallery_loader)
 
     @property
     def _metrics(self) -> Sequence[str]:
@@ -362,7 +357,7 @@ class RetrievalMonitor(EvaluationMonitor):
         one, other = (re.sub(r"_(emb|embeds?|embeddings?|features?)$", "", key) for key in keys)
         return f"{one}_to_{other}", f"{other}_to_{one}"
 
-    def _keys(self, trainer: Trainer) -> set[str]:
+    def _keys(self, trainer: Trainer) -> Collection[str]:
         gallery = None if self.gallery_loader is None else loader_index(trainer, self.gallery_loader)
         sets = _query_sets(trainer, gallery).values()
         names = {*self._metrics, UNMATCHED}

@@ -36,6 +36,105 @@ FILE = "training_dynamics.json"
 LOGGED = ("alpha", "norm_ratio", "psi_con", "psi_div", "con_alpha", "div_alpha", "con_div")
 
 
+class StepMeter:
+    """Embeds the episode of a batch before and after its optimiser steps, and measures what these have moved.
+
+    Args:
+        embedder: Embeds a batch.
+        given: Shots and episodes in a batch by the names of these settings; None where the module has them.
+        centering: See `training_dynamics`.
+        policy: Warns.
+    """
+
+    def __init__(
+        self, embedder: Embedder, given: Mapping[str, int | None], centering: Centering, policy: FailurePolicy
+    ) -> None:
+        self.embedder, self.given, self.centering, self.policy = embedder, given, centering, policy
+        self.is_compared = False  # with what a step returns
+        self.expect(None)
+
+    def expect(self, batch: Any) -> None:
+        """Keep the batch that comes; drop the one before."""
+        self._batch = batch
+        self._before: tuple[Tensor, Labels] | None = None  # embeddings and labels
+
+    def before(self, trainer: Trainer, module: LightningModule, seed: int) -> None:
+        """Embed the batch; the seed is that of its dropout, before and after."""
+        self._seed = seed
+        self._before = self._embedded(trainer, module, seed)
+
+    def after(self, trainer: Trainer, module: LightningModule, outputs: Any) -> StepDynamics | None:
+        """Embed the batch again, and measure; None if it was not embedded before. Warn of what is undefined."""
+        if self._before is None:
+            return None
+        (before, labels), (after, _) = self._before, self._embedded(trainer, module, self._seed)
+        if not self.is_compared:
+            self._check(trainer, module, outputs, before, after)
+            self.is_compared = True
+        shots, episodes = self.sizes(module)
+        if episodes == 1:
+            chosen, size, classes = episode_in(labels.codes.cpu(), shots)
+            left_out = len(labels) - len(chosen)
+            if left_out:
+                before, after, labels = before[chosen], after[chosen], labels[chosen]
+                self.policy.warn(
+                    f"TrainingDynamicsMonitor: the batch is not an episode. Measured are {size} items of each of the "
+                    f"{classes} classes that have more than shots={shots}; {left_out} of {left_out + len(chosen)} items are "
+                    "left out. An EpisodicBatchSampler gives episodes. (Shown once.)",
+                    kind="no episode",
+                )
+        measured = training_dynamics(before, after, labels, shots=shots, episodes=episodes, centering=self.centering)
+        for reason in measured.undefined:
+            fact = f"{reason[0].upper()}{reason[1:]}; step {trainer.global_step}."
+            self.policy.handle(ValueError(fact), "dynamics are NaN.")
+        return measured
+
+    def _embedded(self, trainer: Trainer, module: LightningModule, seed: int) -> tuple[Tensor, Labels]:
+        """Embed the batch as training does, without side effects."""
+        with hooks_ignored(), without_side_effects(module, seed):
+            embeddings, labels = self.embedder(trainer, module, self._batch)
+            return embeddings.clone(), labels
+
+    def _check(self, trainer: Trainer, module: LightningModule, outputs: Any, before: Tensor, after: Tensor) -> None:
+        """Check that the embeddings that the step returns, if any, are those of the monitor.
+
+        Raises:
+            ValueError: If they are not. Where the forward pass draws random numbers, or weights may have changed before the
+                step embedded, only their shapes are compared.
+        """
+        source = self.embedder.reader.source
+        returned = outputs.get(source[0]) if isinstance(outputs, Mapping) and isinstance(source, tuple) else None
+        if isinstance(returned, Tensor):
+            given = returned.detach()
+            if before.shape == given.shape:
+                # Another draw of dropout: where it changes the embeddings, those of the step, of a third draw, cannot
+                # be compared.
+                again, _ = self._embedded(trainer, module, self._seed + 1)
+                if not (module.automatic_optimization and after.equal(again)):
+                    given = before
+            self.embedder.compare(before, given, module, "training_step", "the dynamics would mean nothing")
+        elif self.embedder.embed is None:
+            self.policy.warn(
+                f"TrainingDynamicsMonitor takes what {type(module).__name__}.forward returns for the embeddings; "
+                "training_step returned none to compare with. If forward returns something else, such as class scores, pass "
+                "embed='name.of.a.submodule'; if not, pass embed=lambda module, batch: module(batch[0]) to say so."
+            )
+
+    def sizes(self, module: LightningModule) -> tuple[int, int]:
+        """Read the shots, and the episodes in a batch, of the settings or of the module."""
+        sizes = []
+        for name, default in (("shots", None), ("episodes_per_batch", 1)):
+            size: Any = getattr(module, name, default) if self.given[name] is None else self.given[name]
+            try:
+                sizes.append(index(size))
+            except TypeError:
+                raise UsageError(
+                    f"TrainingDynamicsMonitor needs the {name.replace('_', ' ')}: {type(module).__name__} has no "
+                    f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
+                ) from None
+        return sizes[0], sizes[1]
+
+
 class TrainingDynamicsMonitor(Callback):
     """Measures the effect of one in `every_n_steps` optimiser steps on the embeddings of its episode.
 
@@ -107,25 +206,18 @@ class TrainingDynamicsMonitor(Callback):
         strict: bool | None = None,
     ) -> None:
         owner = type(self).__name__
-        if every_n_steps < 1:
-            raise ValueError(f"{owner}(every_n_steps={every_n_steps}) must be at least 1.")
-        for name, size in {"shots": shots, "episodes_per_batch": episodes_per_batch}.items():
+        sizes = {"shots": shots, "episodes_per_batch": episodes_per_batch}
+        for name, size in {"every_n_steps": every_n_steps, **sizes}.items():
             if size is not None and size < 1:
                 raise ValueError(f"{owner}({name}={size}) must be at least 1.")
         check_centering(centering, owner)
-        self.every_n_steps, self.centering, self.file = every_n_steps, centering, file
-        self.shots, self.episodes_per_batch, self.prefix = shots, episodes_per_batch, prefix
+        self.every_n_steps, self.centering, self.prefix, self.file = every_n_steps, centering, prefix, file
         self._reader = EmbeddingReader(source, labels, owner)
-        self._embedder = Embedder(embed, self._reader, owner)
         self._policy = FailurePolicy(owner, strict)
+        self._meter = StepMeter(Embedder(embed, self._reader, owner), sizes, centering, self._policy)
         self._history: dict[int, StepDynamics] = {}
-        self._path: Path | None = None
-        self._is_checked = self._is_new = False
         self._batches = self._stepping_batches = 0  # of this epoch
         self._updates = 0  # batches of all epochs after which weights had changed
-        self._batch: Any = None
-        self._before: tuple[Tensor, Labels] | None = None  # embeddings and labels of the batch, before its first step
-        self._is_due, self._steps = False, 0
 
     @property
     def state_key(self) -> str:
@@ -138,8 +230,6 @@ class TrainingDynamicsMonitor(Callback):
         steps = sorted(self._history)
         return DynamicsHistory(tuple(steps), tuple(self._history[step] for step in steps), self.centering)
 
-    # -------------------------------------------------------------------------------------------------------------- hooks
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a new history, unless a fit is resumed.
 
@@ -147,19 +237,18 @@ class TrainingDynamicsMonitor(Callback):
             ValueError: If another monitor has the same keys or the same file, or there is no submodule to embed with.
         """
         self._policy.begin()
-        callbacks = trainer.callbacks  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-        for other in callbacks:
+        for other in trainer.callbacks:  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
             alike = isinstance(other, TrainingDynamicsMonitor) and other is not self
             if alike and (other.prefix == self.prefix or (self.file is not None and other.file == self.file)):
                 raise ValueError(
                     "Two TrainingDynamicsMonitors in one Trainer would log under the same keys or write the same file. Give "
                     "one of them another prefix=... and another file=...."
                 )
-        self._embedder.check_name(pl_module)
+        self._meter.embedder.check_name(pl_module)
         # A checkpoint is read after this hook. A second fit with the same Trainer counts its steps on, and keeps the
         # history.
         if stage == "fit" and trainer.global_step == 0:
-            self._history, self._is_checked, self._updates = {}, False, 0
+            self._history, self._updates, self._meter.is_compared = {}, 0, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the sizes of the episodes are known.
@@ -167,16 +256,8 @@ class TrainingDynamicsMonitor(Callback):
         Raises:
             UsageError: If not.
         """
-        try:
-            self._sizes(pl_module)
-        except UsageError as error:
-            self._policy.handle(error, "dynamics are NaN.")
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the file of the history, on the first rank: in the folder of the first logger, or at an absolute path."""
-        fast: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
-        has_place = self.file is not None and (Path(self.file).is_absolute() or (trainer.loggers and not fast))
-        self._path = Path(run_folder(trainer)) / str(self.file) if has_place and trainer.is_global_zero else None
+        with self._policy.handling("dynamics are NaN."):
+            self._meter.sizes(pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset the counts of the epoch."""
@@ -184,8 +265,8 @@ class TrainingDynamicsMonitor(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Keep the batch until it is known whether weights are updated after it."""
-        self._forget()
-        self._batch = batch
+        self._is_due, self._steps = False, 0
+        self._meter.expect(batch)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Embed the episode with the weights as they are, before the first step of this batch."""
@@ -193,10 +274,9 @@ class TrainingDynamicsMonitor(Callback):
         self._is_due = (self._updates + 1) % self.every_n_steps == 0
         # Before the first step alone: several steps of one batch are measured together.
         if self._is_due and self._steps == 1:
-            try:
-                self._before = self._embedded(trainer, pl_module)
-            except Exception as error:  # a metric must not end a training
-                self._policy.handle(error, "dynamics are NaN.")
+            with self._policy.handling("dynamics are NaN."):
+                # Two seeds for each update, of which the meter takes the second one for another draw.
+                self._meter.before(trainer, pl_module, seed=2 * self._updates)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -204,27 +284,20 @@ class TrainingDynamicsMonitor(Callback):
         """Embed the episode with the new weights, measure, log."""
         self._batches += 1
         self._stepping_batches += self._steps > 0
-        measured, items = None, 1
-        try:
-            if self._before is not None:
-                items = len(self._before[0])
-                measured = self._measured(trainer, pl_module, outputs, *self._before)
-        except Exception as error:  # a metric must not end a training
-            self._policy.handle(error, "dynamics are NaN.")
         self._updates += self._steps > 0
+        measured = None
+        with self._policy.handling("dynamics are NaN."):
+            measured = self._meter.after(trainer, pl_module, outputs)
+        self._meter.expect(None)
         if measured is not None:
-            for reason in measured.undefined:
-                fact = f"{reason[0].upper()}{reason[1:]}; step {trainer.global_step}."
-                self._policy.handle(ValueError(fact), "dynamics are NaN.")
-            self._history[trainer.global_step], self._is_new = measured, True
+            self._history[trainer.global_step] = measured
         for name in LOGGED if self._is_due else ():
             value = float("nan") if measured is None else getattr(measured, name)
-            pl_module.log(f"{self.prefix}/{name}", value, on_step=True, on_epoch=False, batch_size=items)
-        self._forget()
+            pl_module.log(f"{self.prefix}/{name}", value, on_step=True, on_epoch=False, batch_size=1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what is new; warn if the optimiser stepped outside Lightning's hooks, or may have."""
-        self._write()
+        self._write(trainer)
         # Fewer batches than are accumulated may be without a step.
         if self._batches >= max(1, trainer.accumulate_grad_batches) and self._stepping_batches == 0:
             fact = (
@@ -234,14 +307,13 @@ class TrainingDynamicsMonitor(Callback):
             self._policy.handle(ValueError(fact), "There are no dynamics.")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write what is new, also when the run was stopped."""
-        self._forget()
-        self._write()
+        """Drop the batch, and write what is new, also when the run was stopped."""
+        self.teardown(trainer, pl_module, "")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Drop the batch, and write what is new of an epoch that was not finished."""
-        self._forget()
-        self._write()
+        self._meter.expect(None)
+        self._write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history and the number of updates."""
@@ -259,86 +331,12 @@ class TrainingDynamicsMonitor(Callback):
             return
         self._history = dict(history)
 
-    # ------------------------------------------------------------------------------------------------------------- measure
-
-    def _forget(self) -> None:
-        self._batch = self._before = None
-        self._is_due, self._steps = False, 0
-
-    def _embedded(self, trainer: Trainer, module: LightningModule, draw: int = 0) -> tuple[Tensor, Labels]:
-        """Embed the batch as training does, without side effects; the same `draw` has the same dropout."""
-        # Two seeds for each update, as `draw` is 0 or 1: before and after the step dropout is the same, and no other
-        # update has it.
-        with hooks_ignored(), without_side_effects(module, seed=2 * self._updates + draw):
-            embeddings, labels = self._embedder(trainer, module, self._batch)
-            return embeddings.clone(), labels
-
-    def _measured(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, before: Tensor, labels: Labels
-    ) -> StepDynamics:
-        """Measure what the steps of this batch have moved."""
-        after, _ = self._embedded(trainer, module)
-        if not self._is_checked:
-            self._check(trainer, module, outputs, before, after)
-            self._is_checked = True
-        shots, episodes = self._sizes(module)
-        if episodes == 1:
-            chosen, size, classes = episode_in(labels.codes.cpu(), shots)
-            left_out = len(labels) - len(chosen)
-            if left_out:
-                before, after, labels = before[chosen], after[chosen], labels[chosen]
-                self._policy.warn(
-                    f"TrainingDynamicsMonitor: the batch is not an episode. Measured are {size} items of each of the "
-                    f"{classes} classes that have more than shots={shots}; {left_out} of {left_out + len(chosen)} items are "
-                    "left out. An EpisodicBatchSampler gives episodes. (Shown once.)",
-                    kind="no episode",
-                )
-        return training_dynamics(before, after, labels, shots=shots, episodes=episodes, centering=self.centering)
-
-    def _check(self, trainer: Trainer, module: LightningModule, outputs: Any, before: Tensor, after: Tensor) -> None:
-        """Check that the embeddings that the step returns, if any, are those of the monitor.
-
-        Raises:
-            ValueError: If they are not. Where the forward pass draws random numbers, or weights may have changed before the
-                step embedded, only their shapes are compared.
-        """
-        source = self._reader.source
-        returned = outputs.get(source[0]) if isinstance(outputs, Mapping) and isinstance(source, tuple) else None
-        if isinstance(returned, Tensor):
-            given = returned.detach()
-            if before.shape == given.shape:
-                # Another draw of dropout: where it changes the embeddings, those of the step, of a third draw, cannot
-                # be compared.
-                again, _ = self._embedded(trainer, module, draw=1)
-                if not (module.automatic_optimization and after.equal(again)):
-                    given = before
-            self._embedder.compare(before, given, module, "training_step", "the dynamics would mean nothing")
-        elif self._embedder.embed is None:
-            self._policy.warn(
-                f"TrainingDynamicsMonitor takes what {type(module).__name__}.forward returns for the embeddings; "
-                "training_step returned none to compare with. If forward returns something else, such as class scores, pass "
-                "embed='name.of.a.submodule'; if not, pass embed=lambda module, batch: module(batch[0]) to say so."
-            )
-
-    def _sizes(self, module: LightningModule) -> tuple[int, int]:
-        """Read the shots, and the episodes in a batch, of the settings or of the module."""
-        sizes = []
-        for name, given, default in (("shots", self.shots, None), ("episodes_per_batch", self.episodes_per_batch, 1)):
-            size: Any = getattr(module, name, default) if given is None else given
-            try:
-                sizes.append(index(size))
-            except TypeError:
-                raise UsageError(
-                    f"TrainingDynamicsMonitor needs the {name.replace('_', ' ')}: {type(module).__name__} has no "
-                    f"attribute {name!r} that is a whole number. Pass {name}=..., as the episodes of training have it."
-                ) from None
-        return sizes[0], sizes[1]
-
-    def _write(self) -> None:
-        if self._path is None or not self._is_new:
+    def _write(self, trainer: Trainer) -> None:
+        """Write the history, on the first rank: in the folder of the first logger, or at an absolute path."""
+        fast: Any = trainer.fast_dev_run  # type: ignore[attr-defined] # Lightning assigns it where mypy does not look
+        has_place = self.file is not None and (Path(self.file).is_absolute() or (trainer.loggers and not fast))
+        if not (has_place and self._history and trainer.is_global_zero and trainer.state.fn == "fit"):
             return
-        self._is_new = False
-        try:
-            self.history.save(self._path)
-        except OSError as error:
-            self._policy.handle(error, f"The training dynamics could not be written to {self._path}.")
+        path = Path(run_folder(trainer)) / str(self.file)
+        with self._policy.handling(f"The training dynamics could not be written to {path}."):
+            self.history.save(path)

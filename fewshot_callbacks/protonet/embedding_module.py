@@ -160,13 +160,7 @@ class EmbeddingModule(LightningModule):
         images, labels = batch
         return {"embeddings": self(images), "labels": labels}
 
-    def test_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Embed one batch, as `validation_step` does."""
-        return self.validation_step(batch, batch_idx, dataloader_idx)
-
-    def predict_step(self, batch: Sequence[Any], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Embed one batch, as `validation_step` does."""
-        return self.validation_step(batch, batch_idx, dataloader_idx)
+    test_step = predict_step = validation_step
 
     def configure_optimizers(self) -> Any:
         """Make the optimiser over the parameters of backbone and loss, and the scheduler if there is one."""

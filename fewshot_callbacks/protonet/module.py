@@ -177,9 +177,7 @@ class ProtoNet(LightningModule):
             self._exponent_watch.see(self.global_step, self.head, wait=True)
         self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
 
-    def on_test_epoch_start(self) -> None:
-        """Drop what an aborted epoch may have left."""
-        self._stores = [EmbeddingStore() for _ in evaluation_loaders(self.trainer)]
+    on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> StepOutput:
         """Embed one batch; return `embeddings` and `labels`, for callbacks.
@@ -199,9 +197,7 @@ class ProtoNet(LightningModule):
         store.append(accuracy.reshape(1, 1), torch.tensor([batch_idx]))  # an episode is a row, its accuracy the column
         return None
 
-    def test_step(self, batch: Sequence[Tensor], batch_idx: int, dataloader_idx: int = 0) -> StepOutput:
-        """Embed one batch, as `validation_step` does."""
-        return self.validation_step(batch, batch_idx, dataloader_idx)
+    test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
         """Score the episodes and log the result."""

@@ -62,11 +62,6 @@ def values_of(seen: dict[str, Any]) -> dict[str, float]:
     return {key: value for key, value in seen.items() if key != "said"}
 
 
-def test_the_number_of_items_is_uneven() -> None:
-    assert len(uneven()) == ITEMS
-    assert ITEMS % 2 == 1
-
-
 def test_several_processes_give_what_one_gives(several: list[dict[str, Any]]) -> None:
     expected = expected_of(uneven()) | ratios_of(uneven())
     for seen in several:

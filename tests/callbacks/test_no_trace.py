@@ -36,7 +36,8 @@ def hooks_on(net: nn.Module) -> int:
 def holds_tensors(monitor: Any) -> list[str]:
     """Attributes of a monitor, or of what collects for it, that hold embeddings; keys of metrics are none."""
     found = []
-    for owner in (monitor, monitor._reader):
+    parts = [part for part in vars(monitor).values() if type(part).__module__.startswith("fewshot_callbacks.callbacks")]
+    for owner in (monitor, *parts):
         for name, value in vars(owner).items():
             held = isinstance(value, dict | list | tuple) and len(value) and name != "_history"
             words = isinstance(value, list | tuple) and all(isinstance(entry, str) for entry in value)
@@ -44,7 +45,7 @@ def holds_tensors(monitor: Any) -> list[str]:
                 found.append(name)
     if len(getattr(monitor, "_store", ())):
         found.append("_store")
-    return [name for name in found if name not in ("reports", "_said", "source")]
+    return [name for name in found if name not in ("reports", "source", "given")]
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -52,7 +53,7 @@ def test_a_fit_with_all_monitors_is_bit_identical_to_one_without(accumulate: int
     net, without = run(accumulate_grad_batches=accumulate)
     monitors = all_monitors()
     other, with_them = run(*monitors, accumulate_grad_batches=accumulate)
-    assert len(without) == len(with_them) == 16 * 2 + 5 + 4
+    assert len(without) == len(with_them) == 16 * 2 + 5 + 5
     for one, two in zip(without, with_them, strict=True):
         assert same(one, two)
     assert set(monitors[0].reports) == {"/dataloader_idx_0", "/dataloader_idx_1"}  # all of them did measure

@@ -26,8 +26,8 @@ DATA = items()
 class Shown(Dataset[Any]):
     """Images of one channel whose pixels are the points."""
 
-    def __init__(self, data: TensorDataset = DATA, broken: tuple[int, ...] = ()) -> None:
-        self.data, self.broken = data, broken
+    def __init__(self, data: TensorDataset = DATA) -> None:
+        self.data = data
 
     def __len__(self) -> int:
         return len(self.data)

@@ -115,6 +115,7 @@ def monitors(**settings: Any) -> tuple[Callback, ...]:
         ({"overfit_batches": 0.5}, 22, 2),
         ({"check_val_every_n_epoch": 2}, 36, 1),
         ({"accumulate_grad_batches": 3}, 36, 2),
+        ({"fast_dev_run": True}, 11, 1),
         ({"fast_dev_run": 2}, 22, 1),
         ({"inference_mode": False}, 36, 2),
     ],
@@ -151,17 +152,6 @@ def test_a_validation_inside_an_epoch_measures_the_weights_of_that_moment(
     assert len({expected["val/J"] for expected in by_hand.expected}) == validations
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_j_of_a_batch_is_that_of_each_batch_whatever_is_accumulated(accumulate: int) -> None:
-    batches = EveryBatch()
-    run = trainer(DiscriminantRatioMonitor(), batches, max_epochs=2, accumulate_grad_batches=accumulate)
-    run.fit(Net(), loader(), loader())
-    assert run.global_step == {1: 8, 3: 4}[accumulate]
-    assert batches.logged == pytest.approx(
-        [float(discriminant_ratio(step["embeddings"], step["labels"])) for step in batches.outputs]
-    )
-
-
 # --------------------------------------------------------------------------------------------------- what is validated
 
 
@@ -196,14 +186,6 @@ def test_a_combined_loader_that_draws_from_several_is_one_set(mode: str) -> None
     points, labels = (part[:seen] for part in VALIDATION.tensors)
     expected = of_set(*net.by_hand(TensorDataset(points, labels)))
     assert logged_by(run) == close({f"val/{name}": value for name, value in expected.items()})
-
-
-@pytest.mark.parametrize("which", [1, "hard"])
-def test_the_gap_of_a_named_loader(which: int | str) -> None:
-    net = Embeds()
-    run = trainer(gap_monitor(val_loader=which))
-    run.validate(net, {"easy": loader(items(seed=9)), "hard": loader(VALIDATION)}, verbose=False)
-    assert logged_by(run) == close(gap_of(lambda points: net.by_hand(TensorDataset(points, points))[0]))
 
 
 # ------------------------------------------------------------------------------------------------ precision and modules
@@ -487,14 +469,6 @@ def test_batches_of_any_kind(make: Any, points_of: Any, labels_of: Any, labels: 
     assert logged_by(run) == close(everything(lambda points: net.by_hand(TensorDataset(points, points))[0]))
     expected = zip((step["embeddings"] for step in batches.outputs), TRAINING.tensors[1].split(11), strict=True)
     assert batches.logged == pytest.approx([float(discriminant_ratio(*pair)) for pair in expected])
-
-
-def test_a_last_batch_of_one_item() -> None:
-    net = Embeds()
-    gap = gap_monitor(training_data=DataLoader(Labelled(TRAINING), batch_size=47))
-    run = trainer(retrieval(), DiscriminantRatioMonitor(), gap)
-    run.validate(net, loader(VALIDATION, batch_size=35), verbose=False)
-    assert logged_by(run) == close(everything(lambda points: net.by_hand(TensorDataset(points, points))[0]))
 
 
 class Stream(IterableDataset[Any]):

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from fewshot_callbacks.callbacks import DiscriminantRatioMonitor
 from tests.callbacks.models import EveryBatch, Net, items, loader, said, trainer
-from tests.functional.variance import by_definition, logged_by_definition
+from tests.functional.variance import by_definition
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`|.*defined a `validation_step`")
 WORDS = "of the first measured batch have one item"
@@ -131,17 +131,6 @@ def test_a_ratio_that_is_undefined_is_nan_and_one_warning_in_every_fit() -> None
 
 
 # ------------------------------------------------------------------------------------------------ validation and test
-@pytest.mark.parametrize("batch_size", [1, 7, 36])
-def test_a_set_has_the_value_and_the_interval_of_all_its_items(batch_size: int) -> None:
-    points, labels = items().tensors
-    data = TensorDataset(torch.cat([points, points[:1]]), torch.cat([labels, torch.tensor([1])]))  # one lone class
-    net = Net()
-    [logged] = trainer(DiscriminantRatioMonitor()).validate(net, loader(data, batch_size), verbose=False)
-    expected = logged_by_definition(*net.by_hand(data))
-    assert {name: logged[f"val/{name}"] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    assert logged["val/variance_ratio_low"] < logged["val/variance_ratio"] < logged["val/variance_ratio_high"]
-
-
 def test_a_set_of_one_class_is_nan_and_one_warning_and_strict_goes_on_for_j_is_defined() -> None:
     points, _ = items().tensors
     data = loader(TensorDataset(points, torch.full((36,), 3)))

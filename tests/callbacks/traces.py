@@ -100,5 +100,6 @@ def run(*monitors: Callback, **settings: Any) -> tuple[Drawing, list[Any]]:
         [optimizer.state_dict() for optimizer in made.optimizers],
         random_states(),
         modes_of(net),
+        [torch.get_float32_matmul_precision(), torch.get_num_threads()],
     ]
     return net, [*traces.seen, *state]

@@ -151,11 +151,6 @@ def test_prototypes_are_means_over_the_shots() -> None:
     assert prototypes(support.double()).dtype == torch.float64
 
 
-def test_prototypes_of_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"support of shape \(3, 0, 2\) has 0 shots\. Give .* shot >= 1"):
-        prototypes(torch.empty(3, 0, 2))
-
-
 def test_heads_by_name() -> None:
     module = nn.Identity()
     assert isinstance(make_head("softmax"), SoftmaxHead)
