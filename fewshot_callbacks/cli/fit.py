@@ -253,6 +253,7 @@ def command(arguments: Sequence[str]) -> FewshotCLI:
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Keep Lightning's remarks about hardware and workers off the screen."""
+    before = logging.root.manager.disable  # one of these blocks may stand inside another
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         for words in ("does not have many workers", "Checkpoint directory", "LeafSpec", "GPU available but not used"):
@@ -264,7 +265,7 @@ def quiet_lightning() -> Iterator[None]:
         try:
             yield
         finally:
-            logging.disable(logging.NOTSET)
+            logging.disable(before)
 
 
 def signal_behind(stop: SystemExit, text: str = "") -> BaseException:

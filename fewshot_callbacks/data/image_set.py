@@ -203,6 +203,16 @@ def required(path: Path, fix: str) -> Path:
     raise FileNotFoundError(f"{nearest} holds no {path.relative_to(nearest).as_posix()!r}. {fix}")
 
 
+def refuse_any(faulty: Sequence[object], what: str, fix: str, error: type[Exception] = FileNotFoundError) -> None:
+    """Refuse a set that lacks something, or in which something cannot be used; the message names the first and the fix.
+
+    Raises:
+        Exception: There is any; of the class `error`.
+    """
+    if faulty:
+        raise error(f"{what}; the first is {str(faulty[0])!r}. {fix}")
+
+
 def in_splits(
     listed: Sequence[tuple[Split, ImageItem]],
     folder: Path,
@@ -234,11 +244,9 @@ def in_splits(
         lambda place: set(os.listdir(place)) if place.is_dir() else set()
     )  # quicker than each file
     missing = [item.file for _, item in listed if Path(item.file).name not in inside(Path(item.file).parent)]
-    if missing and not partial:
-        raise FileNotFoundError(
-            f"{len(missing):,} of the {len(listed):,} images of {lists} are not in {folder}; the first is "
-            f"{Path(missing[0]).relative_to(folder).as_posix()!r}. {or_partial}"
-        )
+    if not partial:
+        names = [Path(file).relative_to(folder).as_posix() for file in missing]
+        refuse_any(names, f"{len(names):,} of the {len(listed):,} images of {lists} are not in {folder}", or_partial)
     gone = set(missing)
     items = {name: [item for of, item in listed if of == name and item.file not in gone] for name in published}
     found = {name: len({item.class_name for item in of_split}) for name, of_split in items.items()}

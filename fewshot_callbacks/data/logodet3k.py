@@ -20,6 +20,7 @@ from fewshot_callbacks.data.image_set import (
     check_no_split_is_empty,
     check_shares,
     counted,
+    refuse_any,
     required,
 )
 from fewshot_callbacks.data.photo_transform import PhotoTransform
@@ -266,24 +267,19 @@ def _annotated(folder: Path, fix: str, *, partial: bool) -> _Found:
     categories = folders_in(required(folder, fix))
     there = {category.name.casefold() for category in categories}
     absent = [category for category in CATEGORIES if category.casefold() not in there]
-    if absent and not partial:
-        raise FileNotFoundError(
-            f"{len(absent)} of the {len(CATEGORIES)} categories are not in {folder}; the first is {absent[0]!r}. {fix}"
-        )
+    if not partial:
+        refuse_any(absent, f"{len(absent)} of the {len(CATEGORIES)} categories are not in {folder}", fix)
     found = _Found([], 0, [], [])
     for category in categories:
         for brand in folders_in(category):
             _read_brand(brand, found)
-    if found.missing and not partial:
-        raise FileNotFoundError(
-            f"{folder} holds {counted(len(found.missing), 'annotation')} without its image; the first is "
-            f"{found.missing[0]}. {fix}"
+    if not partial:
+        missing, unreadable = (
+            counted(len(found.missing), "annotation"),
+            counted(len(found.unreadable), "unreadable file"),
         )
-    if found.unreadable and not partial:
-        raise ValueError(
-            f"{folder} holds {counted(len(found.unreadable), 'unreadable file')}; the first is "
-            f"{found.unreadable[0]}. {fix}"
-        )
+        refuse_any(found.missing, f"{folder} holds {missing} without its image", fix)
+        refuse_any(found.unreadable, f"{folder} holds {unreadable}", fix, ValueError)
     return found
 
 

@@ -162,15 +162,13 @@ def find(
     notes: list[str] = []
     precision = model.report.per_query["mAP"].numpy()
     labels = model.report.query_labels.numpy()
-    worst = _spread(np.argsort(precision, kind="stable"), precision, labels, settings.worst, MOST_OF_A_CLASS)
+    worst = _spread(precision, labels, settings.worst, MOST_OF_A_CLASS)
     searchable = list(dict.fromkeys([*worst, *sample_of_classes(labels, settings.searchable)]))
     changed: tuple[list[int], list[int]] = [], []
     if other is not None:
-        gain = precision - other.report.per_query["mAP"].numpy()
-        changed = (
-            _spread(np.argsort(-gain, kind="stable"), np.where(gain > 0, gain, np.nan), labels, CHANGED, 2),
-            _spread(np.argsort(gain, kind="stable"), np.where(gain < 0, gain, np.nan), labels, CHANGED, 2),
-        )
+        loss = other.report.per_query["mAP"].numpy() - precision
+        better, weaker = (_spread(np.where(each < 0, each, np.nan), labels, CHANGED, 2) for each in (loss, -loss))
+        changed = better, weaker
     shown = list(dict.fromkeys([*searchable, *changed[0], *changed[1]]))
     asked = sample_of_classes(labels, settings.confusion_queries)
     both = np.unique(np.concatenate([np.array(shown, np.int64), np.array(asked, np.int64)]))
@@ -197,19 +195,15 @@ def find(
 
 
 def _spread(
-    order: Int[np.ndarray, "queries"],
-    values: Float[np.ndarray, "queries"],
-    labels: Int[np.ndarray, "queries"],
-    count: int,
-    most: int,
+    values: Float[np.ndarray, "queries"], labels: Int[np.ndarray, "queries"], count: int, most: int
 ) -> list[int]:
-    """Take the first queries that have a value, at most some of each class."""
+    """Take the queries of the lowest values, at most some of each class; those without a value never."""
     chosen: list[int] = []
     taken: Counter[int] = Counter()
-    for query in order.tolist():
-        if len(chosen) >= count:
+    for query in np.argsort(values, kind="stable").tolist():  # NaN comes last
+        if len(chosen) >= count or np.isnan(values[query]):
             break
-        if not np.isnan(values[query]) and taken[int(labels[query])] < most:
+        if taken[int(labels[query])] < most:
             taken[int(labels[query])] += 1
             chosen.append(query)
     return chosen

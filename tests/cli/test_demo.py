@@ -90,7 +90,7 @@ def values(folder):
     return rows
 
 
-def test_what_ctrl_c_leaves_is_replaced_by_a_demo_with_the_results_of_its_seed(finished, tmp_path, monkeypatch):
+def test_what_ctrl_c_leaves_is_replaced_by_a_demo_with_the_results_of_its_seed(finished, tmp_path, monkeypatch, caplog):
     words, before = ["demo", "--output", str(tmp_path / "demo"), *QUICK], signal.getsignal(signal.SIGINT)
 
     def interrupted(*_):
@@ -103,6 +103,7 @@ def test_what_ctrl_c_leaves_is_replaced_by_a_demo_with_the_results_of_its_seed(f
         finally:
             signal.signal(signal.SIGINT, before)  # which Lightning ignores from then on
     assert main(words) == 0
+    assert "GPU available" not in caplog.text  # nor any other remark of Lightning
     assert values(tmp_path / "demo") == values(finished)
     names = [sorted(file.name for file in folder.iterdir()) for folder in (tmp_path / "demo", finished)]
     assert names[0] == names[1]

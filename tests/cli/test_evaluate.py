@@ -232,17 +232,6 @@ def with_member(path, embeddings: bytes) -> None:
         archive.writestr("labels.npy", labels.getvalue())
 
 
-def in_every_head(path, local: int, central: int, value: int) -> None:
-    """Change two bytes of the heads of all members: at `local` in front of each, at `central` in the directory."""
-    content = bytearray(path.read_bytes())
-    for mark, offset in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
-        at = content.find(mark)
-        while at != -1:
-            struct.pack_into("<H", content, at + offset, value)
-            at = content.find(mark, at + 4)
-    path.write_bytes(content)
-
-
 def broken_stream(path) -> None:
     content = bytearray(path.read_bytes())
     start = content.index(b"embeddings.npy") + 60
@@ -252,7 +241,6 @@ def broken_stream(path) -> None:
 
 DAMAGES = {
     "a broken stream": (broken_stream, "embeddings: Error -3 while decompressing"),
-    "encrypted": (lambda path: in_every_head(path, 6, 8, 1), "is encrypted"),
     "petabytes": (lambda path: with_member(path, described("(1000000000000, 1000)")),
                   "embeddings: Unable to allocate"),
     "an unknown type": (lambda path: with_member(path, described("(3,)", "'zz'")), "not a valid dtype"),

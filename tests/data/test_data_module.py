@@ -144,12 +144,19 @@ class Probe(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(data: FewShotDataModule, epochs: int = 2, folder: Path | None = None, resume: Path | None = None) -> Probe:
+def fit(
+    data: FewShotDataModule,
+    epochs: int = 2,
+    folder: Path | None = None,
+    resume: Path | None = None,
+    validated: bool = False,
+) -> Probe:
     probe = Probe()
     Trainer(
         **QUIET,
         max_epochs=epochs,
         logger=False,
+        limit_val_batches=1.0 if validated else 0,
         callbacks=[] if folder is None else [ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)],
         enable_checkpointing=folder is not None,
     ).fit(probe, data, ckpt_path=None if resume is None else str(resume))
@@ -159,7 +166,7 @@ def fit(data: FewShotDataModule, epochs: int = 2, folder: Path | None = None, re
 @pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")  # that is the intention
 @pytest.mark.parametrize(("val_folder", "validated"), [("val", 8), (None, 0), ("test", 8)])
 def test_validation_follows_the_folder(root: Path, val_folder: str | None, validated: int) -> None:
-    probe = fit(module(root, {"val_folder": val_folder}), epochs=1)
+    probe = fit(module(root, {"val_folder": val_folder}), epochs=1, validated=True)
     sanity_check = 6 if validated else 0  # two batches
     assert sum(map(len, probe.val_batches)) == sanity_check + validated
 
@@ -171,7 +178,7 @@ def glyphs(**settings) -> FewShotDataModule:
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # the resumed run keeps no checkpoint
 def test_only_training_batches_of_glyphs_are_augmented_and_runs_repeat(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    one = fit(glyphs(), folder=tmp_path)
+    one = fit(glyphs(), folder=tmp_path, validated=True)
     torch.manual_seed(2)
     two = fit(glyphs(num_workers=1))
     assert [tuple(batch.shape) for batch in one.train_batches] == [(16, 1, 32, 32)] * 6

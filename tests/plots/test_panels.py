@@ -28,7 +28,7 @@ def row(count: int, names=NAMES, caption: str = "AP 0.31, first hit at rank 4") 
     return PanelRow(item(0, names[count % len(names)]), neighbours, caption)
 
 
-@pytest.mark.parametrize(("rows", "count"), [(1, 1), (2, 6), (3, 7), (1, 20), (1, 100), (2, 0)])
+@pytest.mark.parametrize(("rows", "count"), [(1, 1), (2, 6), (2, 7), (1, 20), (2, 0)])
 def test_all_text_can_be_read(rows, count):
     figure = retrieval_panels([row(count) for _ in range(rows)], "val, epoch 3")
     assert_legible(figure)

@@ -165,17 +165,6 @@ def test_a_missing_package_is_named(monkeypatch, method, module, package):
         project(vectors(), LABELS, method=method)
 
 
-def test_what_makes_no_sense_is_refused(as_users_run_it):
-    with pytest.raises(ValueError, match="no embedding"):
-        project(np.zeros((0, 3)), [])
-    with pytest.raises(ValueError, match="40 embeddings and 3 labels"):
-        project(vectors(), [1, 2, 3])
-    with pytest.raises(ValueError, match="40 embeddings and 2 ids"):
-        project(vectors(), LABELS, ids=[1, 2])
-    with pytest.raises(ValueError, match="no method 'lda'"):
-        project(vectors(), LABELS, method="lda")
-
-
 def test_axes_are_named_with_their_variance():
     first = project(vectors(), LABELS)
     share = round(100 * first.shares[0])
@@ -183,3 +172,17 @@ def test_axes_are_named_with_their_variance():
     both = project(vectors(), LABELS, first).axes[0]
     assert both == f"plane of the first two principal components, {100 * sum(first.shares):.0f} % of the variance"
     assert project(np.ones((3, 3)), list("abc")).axes == ("first principal component", "second principal component")
+
+
+@pytest.mark.parametrize(
+    ("given_vectors", "settings", "words"),
+    [
+        (np.zeros((0, 3)), {"labels": []}, "no embedding"),
+        (vectors(), {"labels": [1, 2, 3]}, "40 embeddings and 3 labels"),
+        (vectors(), {"labels": LABELS, "ids": [1, 2]}, "40 embeddings and 2 ids"),
+        (vectors(), {"labels": LABELS, "method": "lda"}, "no method 'lda'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(as_users_run_it, given_vectors, settings, words):
+    with pytest.raises(ValueError, match=words):
+        project(given_vectors, **settings)

@@ -67,14 +67,13 @@ def figures(marks):
     yield error_tradeoff_curve(COUNTS.false_match_rate, COUNTS.false_non_match_rate, marks, LONG)
 
 
-@pytest.mark.parametrize("count", [0, 1, 6])
+@pytest.mark.parametrize("count", [0, 6])
 def test_all_text_of_the_score_plots_can_be_read(count):
     for figure in figures(MARKS[:count]):
         assert_legible(figure)
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 100])
-@pytest.mark.parametrize("value", [None, 0.0, 1.0])
+@pytest.mark.parametrize(("count", "value"), [(1, None), (2, 1.0), (15, 0.0), (100, None)])
 def test_all_text_of_the_bars_can_be_read(count, value):
     assert_legible(weakest_classes(classes(count, value), LONG, overall=0.7))
     names = [NAMES[n % len(NAMES)] + str(n) for n in range(count + 1)]
@@ -83,7 +82,7 @@ def test_all_text_of_the_bars_can_be_read(count, value):
 
 
 @pytest.mark.parametrize("ks", [(1,), (1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50, 100, 1000, 10_000), (5, 7)])
-@pytest.mark.parametrize("least", [0.0, 0.98, 1.0])
+@pytest.mark.parametrize("least", [0.0, 0.98])
 def test_all_text_of_recall_at_k_can_be_read(ks, least):
     series = {name: {k: min(1.0, least + 0.001 * k) for k in ks} for name in NAMES}
     assert_legible(recall_at_k_curve(series, LONG))

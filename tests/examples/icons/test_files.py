@@ -42,9 +42,7 @@ def test_themes_are_found_with_sizes_contexts_and_inheritance(tmp_path: Path) ->
     )
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff\xfe\x00", b"no section", b"[Other]\nName=x\n", b"[Icon Theme]\nName=x\n", b"[Icon Theme\n"]
-)
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"[Icon Theme]\nName=x\n"])
 def test_a_broken_index_is_left_out(tmp_path: Path, content: bytes) -> None:
     theme(tmp_path, "Whole", {"32": {"Size": 32}})
     (tmp_path / "Broken").mkdir()
@@ -116,15 +114,6 @@ def test_the_nearest_size_counts_and_pixels_come_before_vectors(tmp_path: Path) 
     assert chosen(28)["tie"] == "32/tie.png"  # equally near: the larger one
     assert chosen(64)["both"] == "any/both.svg"
     assert icon_files(themes, 32, vectors=True, symbolic=False)["both"].context == "Emblems"
-
-
-def test_symbolic_icons_are_left_out_unless_asked_for(tmp_path: Path) -> None:
-    home = theme(tmp_path, "Art", {"icons": {"Size": 16}, "symbolic/icons": {"Size": 16}})
-    for file in ("icons/cut.png", "icons/cut-symbolic.png", "icons/cut-symbolic-rtl.png", "symbolic/icons/copy.png"):
-        draw(home / file, 0)
-    themes = find_themes([tmp_path])
-    assert list(icon_files(themes, 16, vectors=True, symbolic=False)) == ["cut"]
-    assert len(icon_files(themes, 16, vectors=True, symbolic=True)) == 4
 
 
 def test_a_link_names_the_icon_that_it_leads_to(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_vector_is_drawn_at_any_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.svg"])
-@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n", b"<svg", None])
+@pytest.mark.parametrize("content", [b"no image", None])
 def test_a_broken_file_is_no_picture(tmp_path: Path, name: str, content: bytes | None) -> None:
     if name.endswith("svg"):
         pytest.importorskip("resvg_py")
@@ -112,33 +112,6 @@ def test_a_link_and_equal_pixels_are_no_classes_of_their_own(tmp_path: Path) -> 
     assert drawn.contexts == ("Actions", "Actions")
 
 
-@pytest.mark.parametrize(("links", "is_a_class"), [(1, True), (2, False)])
-def test_half_of_the_families_make_a_name_an_alias(tmp_path: Path, links: int, is_a_class: bool) -> None:
-    for i, folder in enumerate(artists(tmp_path, 4)):
-        draw(folder / "home.png", i, 8)
-        draw(folder / "house.png", i if i < links else 10 + i, 8)
-    assert ("house" in of_rules(tmp_path).names) == is_a_class
-
-
-def test_a_link_to_another_size_is_an_alias_although_the_pixels_differ(tmp_path: Path) -> None:
-    for i in range(2):
-        home = theme(tmp_path, f"A{i}", {"8": {"Size": 8}, "16": {"Size": 16}})
-        draw(home / "8" / "cut.png", i, 8)
-        draw(home / "16" / "cut.png", 10 + i, 16)
-        (home / "16" / "scissors.png").symlink_to("cut.png")
-    assert pictures_of(of_rules(tmp_path)) == {"cut": ["A0", "A1"]}
-
-
-def test_equal_pixels_in_a_class_count_once_and_small_classes_go(tmp_path: Path) -> None:
-    folders = artists(tmp_path, 4)
-    for i, folder in enumerate(folders):
-        draw(folder / "cut.png", 0 if i < 2 else i, 8)
-        draw(folder / "copy.png", 20 if i < 3 else 30, 8)
-    drawn = of_rules(tmp_path, min_families=3)
-    assert pictures_of(drawn) == {"cut": ["A0", "A2", "A3"]}
-    assert (drawn.counts["repeated"], drawn.counts["small"]) == (3, 1)
-
-
 def test_broken_empty_and_one_coloured_pictures_are_counted_and_left_out(tmp_path: Path) -> None:
     folders = artists(tmp_path, 5)
     for i, folder in enumerate(folders):
@@ -152,18 +125,6 @@ def test_broken_empty_and_one_coloured_pictures_are_counted_and_left_out(tmp_pat
     counted = {rule: drawn.counts[rule] for rule in ("names", "rare", "candidates", "broken", "empty", "one_colour")}
     assert counted == {"names": 2, "rare": 1, "candidates": 5, "broken": 1, "empty": 1, "one_colour": 1}
     assert pictures_of(draw_icons(find_themes([tmp_path]), 8, 2, symbolic=True)) == {"cut": ["A2", "A3", "A4"]}
-
-
-def test_without_the_library_vectors_are_left_out_and_that_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for i, folder in enumerate(artists(tmp_path, 3)):
-        draw(folder / "cut.png", i, 8)
-        (folder / "copy.svg").write_text(SVG.format(side=8, content=""))
-    monkeypatch.setattr(icons.drawing, "svg_version", lambda: None)
-    with pytest.warns(UserWarning, match="3 icons are there as SVG alone .* pip install resvg_py") as said:
-        assert of_rules(tmp_path).names == ("cut",)
-    assert len(said) == 1
 
 
 # --------------------------------------------------------------------------------------------------------- near-copies
@@ -201,15 +162,6 @@ def test_splits_by_class_share_no_name_and_hold_all_pictures(tree: Path, cache: 
         assert all(split_of(name, 0, 0.2, 0.25) == split for name in of.class_names)
         assert of.labels.bincount().tolist() == [8] * len(of.class_names)
         assert torch.equal(of.labels, of.labels.sort().values)
-
-
-def test_a_name_is_in_the_same_split_on_a_machine_with_other_themes(tree: Path, cache: Path, tmp_path: Path) -> None:
-    other = many(tmp_path / "other", names=25, families=3)
-    here, there = load_splits(**SMALL, roots=[tree]), load_splits(**SMALL, roots=[other])
-    for split in here:
-        assert set(there[split].class_names) <= set(here[split].class_names)
-    moved = load_splits(**SMALL, roots=[tree], split_seed=1)
-    assert moved["test"].class_names != here["test"].class_names
 
 
 @pytest.mark.parametrize("by", ["themes", "both"])
@@ -257,45 +209,17 @@ def test_wrong_settings_are_refused(options: dict, words: str) -> None:
         IconThemes(**options)
 
 
-def test_a_split_without_a_class_is_refused_with_the_options(tmp_path: Path, cache: Path) -> None:
-    many(tmp_path / "t", names=2, families=3)
-    with pytest.raises(ValueError, match=r"split by themes has no class: 2 classes of 3 families .* min_images < 3"):
-        load_splits(**SMALL, by="themes", roots=[tmp_path / "t"])
-
-
 # ----------------------------------------------------------------------------------------------------------- the cache
-class Pen:
-    """Counts how often the icons are drawn."""
-
-    def __init__(self) -> None:
-        self.drawn = 0
-
-    def __call__(self, *arguments: object, **named: object) -> DrawnIcons:
-        self.drawn += 1
-        return draw_icons(*arguments, **named)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def pen(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Pen:
-    pen = Pen()
-    monkeypatch.setattr(icons.cache, "draw_icons", pen)
-    return pen
-
-
-def test_a_replaced_file_a_new_size_and_a_new_version_are_drawn_anew(
-    pen: Pen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_icons_are_kept_until_a_file_is_replaced(tmp_path: Path, cache: Path) -> None:
     root = many(tmp_path / "t", names=3, families=2)
-    first = load_drawing(**SMALL, roots=[root])
+    first, again = (load_drawing(**SMALL, roots=[root]) for _ in range(2))
+    (file,) = cache.iterdir()
+    assert file == cache_file(installed_themes([root]), 8, 2)
+    assert first.hash == again.hash
     draw(tmp_path / "new.png", 77)
     (tmp_path / "new.png").replace(root / "Artist0" / "icons" / "name-1.png")
     assert load_drawing(**SMALL, roots=[root]).hash != first.hash
-    load_drawing(size=10, min_families=2, roots=[root])
-    themes = installed_themes([root])
-    before = cache_file(themes)
-    monkeypatch.setattr(icons.cache, "VERSION", 99)
-    assert cache_file(themes) != before
-    assert pen.drawn == 3
+    assert len(list(cache.iterdir())) == 2
 
 
 # ----------------------------------------------------------------------------------------------- what is said is missing
