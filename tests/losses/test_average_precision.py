@@ -208,6 +208,20 @@ def test_embeddings_alike_and_of_length_zero_have_finite_gradients():
         assert embeddings.grad.isfinite().all()
 
 
+def test_a_few_steps_raise_the_exact_average_precision():
+    torch.manual_seed(0)
+    labels = torch.arange(60) % 6
+    inputs = torch.randn(6, 20)[labels] + 2 * torch.randn(60, 20)
+    layer = torch.nn.Linear(20, 8)
+    before = evaluate_retrieval(layer(inputs).detach(), labels, label_groups=None)["mAP"]
+    optimizer = torch.optim.Adam(layer.parameters(), 0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        SoftAveragePrecisionLoss()(layer(inputs), labels).backward()
+        optimizer.step()
+    assert evaluate_retrieval(layer(inputs).detach(), labels, label_groups=None)["mAP"] > before + 0.3
+
+
 def test_a_batch_without_a_relevant_pair():
     embeddings, labels = torch.randn(4, 3, requires_grad=True), torch.arange(4)
     with pytest.raises(ValueError, match=r"none of the 4 items of the batch has another item of its class.*on_empty"):
