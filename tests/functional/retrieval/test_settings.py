@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
 from fewshot_callbacks import DEFAULT_METRICS, GeneralizationGapMonitor, RetrievalEvaluation, RetrievalMonitor
 from fewshot_callbacks.functional import (
@@ -58,10 +57,9 @@ def test_one_value_and_numpys_numbers_are_what_they_mean(name, given, meant):
     RetrievalMonitor(**options | {name: given})
 
 
-def test_one_rank_of_the_gap():
+def test_one_rank_is_a_rank_of_any_whole_number():
     for k in (2, np.int64(2), (2,)):
-        keys = GeneralizationGapMonitor(k=k)._keys(Trainer(logger=False, accelerator="cpu"))
-        assert {"gap/grouped_recall@2", "gap/recall@2"} < keys
+        GeneralizationGapMonitor(k=k)
         assert grouped_recall(*made(), k=k, label_groups=4).at.keys() == {2}
 
 
