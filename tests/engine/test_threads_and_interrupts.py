@@ -172,7 +172,6 @@ def test_torch_is_set_as_before(threads, products, raised, road):
 
 
 AROUND = {
-    "device": lambda: torch.device("meta"),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "inference": torch.inference_mode,
 }
