@@ -61,21 +61,6 @@ def test_addresses_of_the_project_belong_together():
     assert (field("repository-code"), field("url")) == (REPOSITORY, urls["Documentation"])
 
 
-def test_one_command_moves_the_repository_and_its_site(tool):
-    old, new = ("first", "work"), ("some-one", "exact")
-    text = (
-        "git+https://github.com/first/work.git, https://github.com/first/work/issues, "
-        "https://colab.research.google.com/github/first/work/blob/main/examples/colab.ipynb, "
-        "https://first.github.io/work/; not first, github.com/first/work2 or github.com/other/work"
-    )
-    assert tool.moved(text, old, new) == (
-        "git+https://github.com/some-one/exact.git, https://github.com/some-one/exact/issues, "
-        "https://colab.research.google.com/github/some-one/exact/blob/main/examples/colab.ipynb, "
-        "https://some-one.github.io/exact/; not first, github.com/first/work2 or github.com/other/work"
-    )
-    assert tool.moved(tool.moved(text, old, new), new, old) == text
-
-
 @pytest.mark.parametrize(
     "address", ["someone/exact", "https://example.org/someone/exact", "https://github.com/someone"]
 )
@@ -99,16 +84,21 @@ def test_the_notebook_installs_from_the_repository():
 
 
 @needs_git
-def test_the_command_rewrites_a_checkout(tmp_path):
+def test_one_command_moves_the_repository_and_its_site(tmp_path):
+    page = (
+        "git+https://github.com/{0}/{1}.git, https://github.com/{0}/{1}/issues, https://{0}.github.io/{1}/, "
+        "https://colab.research.google.com/github/{0}/{1}/blob/main/examples/colab.ipynb; "
+        f"not {OWNER}, github.com/{OWNER}/{NAME}2 or github.com/other/{NAME}"
+    )
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/set_address.py").write_bytes((ROOT / "tools/set_address.py").read_bytes())
     (tmp_path / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{REPOSITORY}"\n', encoding="utf-8")
+    (tmp_path / "page.md").write_text(page.format(OWNER, NAME), encoding="utf-8")
     (tmp_path / "picture.png").write_bytes(b"\0" + REPOSITORY.encode())
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    command = [sys.executable, "tools/set_address.py", "https://github.com/someone/exact"]
+    command = [sys.executable, "tools/set_address.py", "https://github.com/some-one/exact"]
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert done.stdout.split() == ["pyproject.toml"]
-    assert 'Repository = "https://github.com/someone/exact"' in (tmp_path / "pyproject.toml").read_text(
-        encoding="utf-8"
-    )
+    assert set(done.stdout.split()) == {"page.md", "pyproject.toml"}
+    assert "https://github.com/some-one/exact" in (tmp_path / "pyproject.toml").read_text(encoding="utf-8")
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == page.format("some-one", "exact")
     assert REPOSITORY.encode() in (tmp_path / "picture.png").read_bytes()

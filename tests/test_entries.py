@@ -28,13 +28,6 @@ def wrong(docstring: str) -> list[str]:
     return [entry for entry in entries(docstring) if re.match("[a-z]", entry) or not re.search(r"[.!?][`\")]?$", entry)]
 
 
-def test_what_is_no_sentence_is_found():
-    said = "Do it.\n\nArgs:\n    one: first.\n    two: Second\n        line.\n    three: Third\n    four: `int`.\n\n"
-    assert wrong(said + "Returns:\n    it: all of it.\n\nRaises:\n    ValueError: If not.\n") == [
-        "first.", "Third", "it: all of it.",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_entries_are_sentences(file):
     nodes = [

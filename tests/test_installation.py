@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -88,6 +89,23 @@ def test_the_extras_of_tests_and_checks_have_nothing_in_common():
     assert set(asked("check")) == CHECKERS
     assert not CHECKERS & set(asked("test"))
     assert PROJECT["optional-dependencies"]["dev"] == [f"{PROJECT['name']}[test,check]"]
+
+
+@pytest.mark.parametrize(
+    ("repository", "tool", "hooks"),
+    [
+        ("astral-sh/ruff-pre-commit", "ruff", {"ruff-check": "ruff check .", "ruff-format": "ruff format"}),
+        ("crate-ci/typos", "typos", {"typos": "typos"}),
+    ],
+)
+def test_hooks_before_a_commit_check_what_make_check_does_with_the_same_tools(repository, tool, hooks):
+    held = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    [entry] = [entry for entry in held if entry["repo"] == f"https://github.com/{repository}"]
+    assert entry["rev"].removeprefix("v") in asked("check")[tool][0].specifier
+    assert [hook["id"] for hook in entry["hooks"]] == list(hooks)
+    recipe = re.search(r"^check: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert recipe is not None
+    assert all(f"$(BIN)/{command}" in recipe[1] for command in hooks.values())
 
 
 def commands(target: str) -> str:

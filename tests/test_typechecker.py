@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, TypeCheckError
 from torch import Tensor
 
-from tests.typechecker import LIVES, has_sizes, jaxtyped
+from tests.typechecker import LIVES, jaxtyped
 
 
 @jaxtyped()
@@ -58,10 +58,3 @@ def test_a_function_inside_another_is_checked_in_its_first_lives():
 def test_users_are_not_checked(as_users_run_it):
     assert product(torch.ones(0, 3), torch.ones(5, 3)).shape == (0, 3)
     assert Share("1").value == "1"
-
-
-def test_sizes_are_found_inside_other_types():
-    sized = Float[Tensor, "rows dim"]
-    assert [has_sizes(of) for of in (sized, sized | None, dict[str, list[sized]], Tensor, int | None)] == [
-        True, True, True, False, False,
-    ]  # fmt: skip

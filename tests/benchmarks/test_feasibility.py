@@ -1,27 +1,16 @@
 """The benchmark runs, counts operations as they are counted by hand, and its slow ways give our values."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from fewshot_callbacks import discriminant_ratio, evaluate_retrieval
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests.scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def feasibility():
-    sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("benchmark_feasibility", BENCHMARKS / "feasibility.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmark_feasibility"] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(BENCHMARKS))
-    del sys.modules["benchmark_feasibility"]
+    with loaded("benchmarks/feasibility.py") as module:
+        yield module
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,16 @@
 """The benchmark runs, and counts the pairs and groups that it names."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests.scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def growth():
-    sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("benchmark_grouped_growth", BENCHMARKS / "grouped_growth.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmark_grouped_growth"] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(BENCHMARKS))
-    del sys.modules["benchmark_grouped_growth"]
+    with loaded("benchmarks/grouped_growth.py") as module:
+        yield module
 
 
 def test_columns_are_multiples_of_the_first_row(growth):

@@ -1,26 +1,18 @@
 """The benchmark runs, and its own method of sorting agrees with ours."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from tests.scripts import loaded
 
 
 @pytest.fixture(scope="module")
 def retrieval():
-    sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("benchmark_retrieval", BENCHMARKS / "retrieval.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmark_retrieval"] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(BENCHMARKS))
-    del sys.modules["benchmark_retrieval"]
+    with loaded("benchmarks/retrieval.py") as module:
+        yield module
 
 
 def small(retrieval, tmp_path, *more):

@@ -49,16 +49,7 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_every_language_is_checked() -> None:
     """A block of a language that nobody runs would be a promise that nobody holds."""
-    known = {
-        "python",
-        "bash",
-        "",
-        "text",
-        "mermaid",
-        "yaml",
-        "toml",
-        "console",
-    }  # and recipes, which `test_recipes.py` runs
+    known = {"python", "bash", "", "text", "mermaid", "yaml", "toml", "console"}
     for page in pages.PAGES:
         fences = [line.strip() for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("```")]
         for opening in fences[::2]:

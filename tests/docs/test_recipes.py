@@ -33,15 +33,8 @@ def test_runs(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_
 def test_several_processes_print_the_same(tmp_path: Path) -> None:
     [recipe] = [recipe for recipe in RECIPES if recipe.stem == OF_SEVERAL_PROCESSES]
     environment = os.environ | {"PYTHONPATH": str(pages.ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(recipe)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([sys.executable, str(recipe)], **options, check=True)
     printed = dict(re.findall(r"rank (\d): mAP (0\.\d+)", done.stdout))
     assert set(printed) == {"0", "1"}
     assert len(set(printed.values())) == 1

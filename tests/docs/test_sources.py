@@ -187,13 +187,8 @@ def test_soft_average_precision_is_called_better_where_both_intervals_say_so() -
 
 
 KINDS = (
-    "AVX2 alone",
-    "half-precision products",
-    "simulated",
-    "kind not recorded",
-    "kind of processor",
-    "not measured:",
-)
+    "AVX2 alone", "half-precision products", "simulated", "kind not recorded", "kind of processor", "not measured:",
+)  # fmt: skip
 
 
 def test_measured_tables_name_the_kind_of_processor() -> None:

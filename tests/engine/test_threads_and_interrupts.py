@@ -13,7 +13,7 @@ import torch
 
 from fewshot_callbacks import DEFAULT_METRICS
 from fewshot_callbacks.engine.options import engine_options
-from fewshot_callbacks.engine.threads import split, work_off
+from fewshot_callbacks.engine.threads import work_off
 from fewshot_callbacks.functional import nearest
 from fewshot_callbacks.functional.retrieval.evaluate import evaluate_retrieval
 from tests.cases import made, sampled_product
@@ -142,13 +142,6 @@ def test_an_interrupt_before_all_threads_have_started_stays_one(monkeypatch):
     assert not started[0].is_alive()
 
 
-def test_slices_cover_a_range():
-    for number, most in ((0, 5), (1, 5), (5, 5), (11, 5)):
-        parts = split(number, most)
-        assert [n for part in parts for n in range(number)[part]] == list(range(number))
-        assert all(part.stop - part.start <= most for part in parts)
-
-
 # ------------------------------------------------------------------------------------------------- whole evaluations
 
 
@@ -179,7 +172,6 @@ def test_torch_is_set_as_before(threads, products, raised, road):
 
 
 AROUND = {
-    "device": lambda: torch.device("meta"),
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "inference": torch.inference_mode,
 }

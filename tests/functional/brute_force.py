@@ -126,12 +126,6 @@ class BruteForce:
     def ndcg_at(self, k: int) -> float:
         return self.mean(lambda r: ndcg_at(r, k))
 
-    def macro(self, of) -> float:
-        """The mean over classes of the mean over the queries of the class."""
-        value = {i: np.mean([of(order) for order in self.orders(i)]) for i in self.matched}
-        classes = {int(self.query_labels[i]) for i in value}
-        return float(np.mean([np.mean([v for i, v in value.items() if self.query_labels[i] == c]) for c in classes]))
-
     def pooled(self, threshold: float) -> tuple[int, int, int]:
         scores, relevant = np.concatenate(self.scores), np.concatenate(self.relevance)
         accepted = scores >= threshold

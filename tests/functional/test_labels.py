@@ -243,83 +243,74 @@ def test_objects_of_integers_are_integers():
 # ------------------------------------------------------------------------------------------------------ every other function
 
 
-def test_grouped_recall():
+EPISODES = sample_episodes(made()[2], ways=3, shots=1, queries=3, episodes=7)
+NAMED = {
+    "grouped_recall": lambda items, labels: grouped_recall(items, labels, label_groups=2, repeats=3).at[1],
+    "discriminant_ratio": discriminant_ratio,
+    "variance_ratio": variance_ratio,
+    "moments": lambda items, labels: (
+        ClassMoments.of(items[:20], labels[:20]).merge(ClassMoments.of(items[20:], labels[20:])).discriminant_ratio()
+    ),
+    "variance_ratio_of_set": lambda items, labels: variance_ratio_of_set(items, labels).interval,
+    "clustered_mean_interval": lambda items, labels: clustered_mean_interval(items[:, 0].abs() / 9, labels),
+    "paired_difference_interval": lambda items, labels: paired_difference_interval(items[:, 0] / 9, labels),
+    "class_subset": lambda items, labels: class_subset(labels, 3, 2),
+    "sample_episodes": lambda items, labels: sample_episodes(labels, ways=3, queries=3, episodes=7).indices.flatten(),
+    "EpisodicBatchSampler": lambda items, labels: torch.tensor(
+        list(EpisodicBatchSampler(labels, ways=3, shots=1, queries=3, episodes=7))
+    ).flatten(),
+    "evaluate_episodes": lambda items, labels: evaluate_episodes(items, labels, SoftmaxHead(), EPISODES).per_episode,
+    "split_episode": lambda items, labels: torch.cat(split_episode(items, labels, shots=2), dim=1).flatten(),
+    "training_dynamics": lambda items, labels: training_dynamics(items, items.sin(), labels, shots=2).alpha,
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_function_takes_words_and_numbers_in_any_form(name):
     embeddings, words, numbers = made()
-    expected = grouped_recall(embeddings, numbers, label_groups=2, repeats=3)
-    assert grouped_recall(embeddings, words, label_groups=2, repeats=3) == expected
-    alone = np.array(["a", "a", "b", "c", "d"])  # a group of two of b, c, d has no query with a match
-    with pytest.raises(ValueError, match=r"group \d \(labels \['[a-d]', '[a-d]'\]\) has a match"):
-        grouped_recall(np.eye(5), alone, label_groups=2)
+    items, call = torch.tensor(embeddings), NAMED[name]
+    expected = np.asarray(call(items, torch.tensor(numbers)))
+    assert np.isfinite(expected).all()
+    for labels in (words, words.tolist(), numbers, numbers.tolist()):
+        np.testing.assert_allclose(np.asarray(call(items, labels)), expected, rtol=1e-9)
 
 
-def test_ratios_of_batches_and_sets():
+@pytest.mark.parametrize("function", [discriminant_ratio, variance_ratio])
+def test_embeddings_of_ratios_are_lists_and_arrays_as_well(function):
     embeddings, words, numbers = made()
-    items, labels = torch.tensor(embeddings), torch.tensor(numbers)
-    for function in (discriminant_ratio, variance_ratio):
-        expected = function(items, labels)
-        for form in (words, words.tolist(), numbers, numbers.tolist(), labels[:, None]):
-            assert function(items, form).item() == pytest.approx(expected.item(), rel=1e-12)
-        assert function(embeddings, words).item() == pytest.approx(expected.item(), rel=1e-12)
-        assert function(embeddings.tolist(), words).item() == pytest.approx(expected.item(), rel=1e-5)
-    expected = ClassMoments.of(items, labels).discriminant_ratio()
-    parts = ClassMoments.of(embeddings[:20], words[:20]).merge(ClassMoments.of(embeddings[20:], words[20:].tolist()))
-    assert parts.discriminant_ratio().item() == pytest.approx(expected.item(), rel=1e-9)
-    expected = variance_ratio_of_set(items, labels)
-    for form in (words, numbers.tolist()):
-        found = variance_ratio_of_set(embeddings, form)
-        assert (found.value, *found.interval) == pytest.approx((expected.value, *expected.interval), rel=1e-9)
+    expected = function(torch.tensor(embeddings), torch.tensor(numbers)[:, None]).item()
+    assert function(embeddings, words).item() == pytest.approx(expected, rel=1e-12)
+    assert function(embeddings.tolist(), words).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_intervals_over_classes():
-    _, words, numbers = made()
-    values = np.random.default_rng(1).random(36)
-    for function in (clustered_mean_interval, paired_difference_interval):
-        expected = function(torch.tensor(values), torch.tensor(numbers))
-        assert function(torch.tensor(values), words.tolist()) == expected
-        assert function(values.tolist(), numbers.tolist()) == pytest.approx(expected, rel=1e-5)
-
-
-def test_subsets_and_groups():
-    _, words, numbers = made()
-    expected = class_subset(torch.tensor(numbers), 3, 2)
-    for form in (words, words.tolist(), numbers, numbers.tolist()):
-        assert class_subset(form, 3, 2).tolist() == expected.tolist()
-    assert label_groups(numbers.tolist(), 2).tolist() == label_groups(torch.tensor(numbers), 2).tolist()
-    with pytest.raises(ValueError, match=r"label_groups: labels are words.*np.unique\(labels, return_inverse=True\)"):
-        label_groups(words, 2)
-
-
-def test_episodes():
-    embeddings, words, numbers = made()
-    sizes = {"ways": 3, "shots": 1, "queries": 3}
-    expected = sample_episodes(torch.tensor(numbers), **sizes, episodes=7)
-    for form in (words, words.tolist(), numbers, numbers.tolist()):
-        found = sample_episodes(form, **sizes, episodes=7)
-        assert found.indices.tolist() == expected.indices.tolist()
-        sampler = EpisodicBatchSampler(form, **sizes, episodes=7, fixed=True)
-        assert sampler.episode_list.indices.tolist() == expected.indices.tolist()
-    with pytest.raises(ValueError, match=r"needs 9 images per class; class '' has 6"):
-        EpisodicBatchSampler(words, ways=3, shots=1, queries=8, episodes=1)
-    with pytest.raises(ValueError, match=r"EpisodicBatchSampler needs integer labels; got torch.float32"):
-        EpisodicBatchSampler([0.5, 1.5] * 5, ways=2, shots=1, queries=2, episodes=1)
-    accuracy = evaluate_episodes(torch.tensor(embeddings), torch.tensor(numbers), SoftmaxHead(), expected)
-    for form in (words.tolist(), numbers):
-        assert evaluate_episodes(embeddings, form, SoftmaxHead(), expected) == accuracy
-
-
-def test_the_parts_of_an_episode():
-    embeddings, words, numbers = made()
-    items = torch.tensor(embeddings)
-    expected = split_episode(items, torch.tensor(numbers), shots=2)
-    for form in (words, words.tolist(), numbers.tolist()):
-        for part, other in zip(split_episode(items, form, shots=2), expected, strict=True):
-            assert part.equal(other)
-    uneven = ["heron", "heron", "heron", "owl", "owl"]
-    with pytest.raises(ValueError, match=r"class 'owl' has 2 and class 'heron' has 3"):
-        split_episode(items[:5], uneven, shots=1)
-    before, after = items, items + 0.1 * torch.randn(items.shape, dtype=items.dtype)
-    measured = training_dynamics(before, after, torch.tensor(numbers), shots=2)
-    assert training_dynamics(before, after, words.tolist(), shots=2) == measured
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda words: grouped_recall(np.eye(5), ["a", "a", "b", "c", "d"], label_groups=2),
+            r"group \d \(labels \['[a-d]', '[a-d]'\]\) has a match",
+        ),
+        (
+            lambda words: label_groups(words, 2),
+            r"label_groups: labels are words.*np.unique\(labels, return_inverse=True\)",
+        ),
+        (
+            lambda words: EpisodicBatchSampler(words, ways=3, shots=1, queries=8, episodes=1),
+            "needs 9 images per class; class '' has 6",
+        ),
+        (
+            lambda words: EpisodicBatchSampler([0.5, 1.5] * 5, ways=2, shots=1, queries=2, episodes=1),
+            "EpisodicBatchSampler needs integer labels; got torch.float32",
+        ),
+        (
+            lambda words: split_episode(torch.eye(5), ["heron", "heron", "heron", "owl", "owl"], shots=1),
+            "class 'owl' has 2 and class 'heron' has 3",
+        ),
+    ],
+)
+def test_messages_of_other_functions_hold_the_words(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(made()[1])
 
 
 def test_a_classifier_answers_in_the_words_of_its_support():

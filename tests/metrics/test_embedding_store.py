@@ -30,16 +30,6 @@ def test_hands_out_what_came_in_in_order_and_in_the_dtype_of_the_model(sizes, dt
         assert torch.equal(found_labels, labels)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool])
-def test_labels_of_any_integer_dtype_become_int64(dtype):
-    store, labels = EmbeddingStore(), torch.tensor([0, 1, 1]).to(dtype)
-    store.append(torch.ones(3, 2), labels)
-    store.append(torch.ones(1, 2), torch.tensor([2**62 + 1]))
-    found = store.gather()[1]
-    assert found.dtype == torch.int64
-    assert found.tolist() == [0, 1, 1, 2**62 + 1]
-
-
 def test_holds_copies_not_views():
     embeddings, labels, positions = torch.randn(4, 3), torch.arange(4), torch.arange(4)
     store, expected = EmbeddingStore(), embeddings.clone()

@@ -45,23 +45,13 @@ def test_the_evaluation_of_any_cut_is_that_of_all_words(cuts):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: m.clone()])
-def test_a_copy_keeps_the_words(copied):
+def test_a_copy_keeps_the_words_and_a_reset_forgets_them(copied):
     embeddings, words = made()
     metric = copied(fill(RetrievalEvaluation(**SETTINGS), embeddings[:20], words[:20], (8, 12)))
     fill(metric, embeddings[20:], words[20:], (10,)).compute()
     assert metric.report == evaluate_retrieval(embeddings, words, **SETTINGS)
-
-
-def test_forward_gives_the_batch_and_keeps_the_whole():
-    embeddings, words = made()
-    metric = RetrievalEvaluation(**SETTINGS)
-    value = metric(embeddings[:15], words[:15])
-    assert value["mAP"] == evaluate_retrieval(embeddings[:15], words[:15], **SETTINGS).mAP
-    metric(embeddings[15:], words[15:])
-    metric.compute()
-    assert metric.report == evaluate_retrieval(embeddings, words, **SETTINGS)
     metric.reset()
-    metric.update(embeddings, torch.arange(30) % 5)  # no word is left
+    metric.update(embeddings, torch.arange(30) % 5)
     metric.compute()
     assert metric.report.label_names is None
 

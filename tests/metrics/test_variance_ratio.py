@@ -26,20 +26,6 @@ def test_equals_the_function_over_any_cut(case, normalize):
     assert tuple(metric.interval()) == pytest.approx(tuple(of_set.interval), rel=1e-4, abs=1e-5, nan_ok=True)
 
 
-@settings(max_examples=20, deadline=None)
-@given(cut_sets())
-def test_forward_gives_the_batch_and_keeps_the_whole(case):
-    embeddings, labels, cuts = case
-    metric = VarianceRatio()
-    for start, stop in cuts:
-        expected = variance_ratio(embeddings[start:stop].double(), labels[start:stop]).float()
-        torch.testing.assert_close(
-            metric(embeddings[start:stop], labels[start:stop]), expected, rtol=1e-5, atol=1e-5, equal_nan=True
-        )
-    expected = variance_ratio(embeddings.double(), labels).float()
-    torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
-
-
 def test_in_a_collection_each_batch_is_added_once_for_both(monkeypatch):
     embeddings, labels = made()
     both = MetricCollection([DiscriminantRatio(), VarianceRatio()])

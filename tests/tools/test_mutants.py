@@ -1,11 +1,11 @@
 """What counts as a mistake, and that a sample repeats itself."""
 
 import ast
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import loaded
 
 pytest.importorskip("cosmic_ray", reason="comes with the extra `mutants`")
 
@@ -29,12 +29,8 @@ def half(α: int | None = 4, *, names: list[int] = ()) -> int | None:
 
 @pytest.fixture(scope="module")
 def mutants():
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "tools/mutants/run.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with loaded("tools/mutants/run.py") as module:
+        yield module
 
 
 def test_annotations_texts_and_decorators_of_numba_are_left_alone(mutants):

@@ -74,14 +74,6 @@ def test_equals_the_definitions_step_by_step() -> None:
         assert measure.fisher_p == pytest.approx(slow_fisher(good, bad))  # type: ignore[arg-type]
 
 
-def test_exchanging_the_runs_exchanges_the_columns_alone() -> None:
-    a, b = drawn(40, 1, 0.9), drawn(50, 2, 1.2)
-    one, other = compare_dynamics(a, b), compare_dynamics(b, a)
-    for name, measure in one.measures.items():
-        assert other.measures[name].geometric_means == measure.geometric_means[::-1]
-        assert other.measures[name].mann_whitney_p == pytest.approx(measure.mann_whitney_p)
-
-
 def test_steps_without_a_value_are_left_out_and_counted() -> None:
     a = history([(1.0, math.nan, 0.9, 1.1), (1.0, 0.5, 0.9, 1.1), (-1.0, 0.7, 0.9, 1.1)])
     comparison = compare_dynamics(a, drawn(3, 0, 1.0))

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fewshot_callbacks.functional import DynamicsHistory, compare_dynamics, training_dynamics
+from fewshot_callbacks.functional import training_dynamics
 from fewshot_callbacks.functional.dynamics.step import Centering, check_centering
 from tests.functional.dynamics.slow_dynamics import slow_dynamics
 
@@ -35,6 +35,7 @@ def test_equals_the_definitions(
     step = training_dynamics(before, after, labels, shots=shots, centering=centering)
     for name, value in slow_dynamics(before, after, labels, shots, centering).items():
         assert getattr(step, name) == pytest.approx(value, rel=1e-9), name
+    assert 0 <= step.norm_ratio <= 1
     assert step.undefined == ()
 
 
@@ -49,28 +50,6 @@ def test_a_change_of_scale_alone_has_norm_ratio_zero_and_neutral_ratios(scale: f
     assert step.norm_ratio == pytest.approx(0.0, abs=1e-6)
     for ratio in (step.con_alpha, step.div_alpha, step.con_div):
         assert ratio == pytest.approx(1.0, rel=1e-6)
-
-
-@given(seed=st.integers(0, 2**16), size=st.floats(1e-6, 10.0))
-@settings(max_examples=40, deadline=None)
-def test_the_norm_ratio_lies_between_zero_and_one_and_turning_the_space_changes_nothing(seed: int, size: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    before = torch.randn(9, 4, generator=generator, dtype=torch.float64)
-    after = before + size * torch.randn(9, 4, generator=generator, dtype=torch.float64)
-    turn = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64)).Q
-    one = training_dynamics(before, after, LABELS, shots=2)
-    other = training_dynamics(before @ turn + 7, after @ turn + 7, LABELS, shots=2)
-    assert 0 <= one.norm_ratio <= 1
-    for name in ("alpha", "norm_ratio", "psi_con", "psi_div"):
-        assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-6), name
-
-
-def test_queries_that_come_closer_and_go_apart_are_good_steps() -> None:
-    centres = torch.eye(3)[torch.tensor([0, 1, 0, 1, 2, 2, 0, 1, 2])]
-    noise = torch.randn(9, 3, generator=torch.Generator().manual_seed(1))
-    step = training_dynamics(centres + 0.5 * noise, centres + 0.4 * noise, LABELS, shots=1)
-    assert step.con_alpha < 1 < step.div_alpha
-    assert step.con_div < 1
 
 
 def test_several_episodes_are_measured_together() -> None:
@@ -155,17 +134,6 @@ def test_one_collapsed_episode_of_two_leaves_no_ratio() -> None:
     assert step.undefined[0].startswith("all embeddings of 1 of 2 episodes were one point before the step (collapsed)")
 
 
-def test_a_collapsed_step_counts_for_nothing_in_a_comparison() -> None:
-    generator = torch.Generator().manual_seed(0)
-    steps = [training_dynamics(*torch.randn(2, 9, 4, generator=generator), LABELS, shots=1) for _ in range(6)]
-    collapsed = training_dynamics(torch.ones(9, 4), torch.randn(9, 4, generator=generator), LABELS, shots=1)
-    plain = DynamicsHistory(tuple(range(6)), tuple(steps))
-    with_it = DynamicsHistory(tuple(range(7)), (*steps, collapsed))
-    one, other = compare_dynamics(plain, plain), compare_dynamics(with_it, plain)
-    for name in ("norm_ratio", "con_alpha", "div_alpha", "con_div"):
-        assert repr(one.measures[name]) == repr(other.measures[name])
-
-
 def test_one_class_has_nothing_to_go_away_from() -> None:
     before = torch.randn(3, 4)
     step = training_dynamics(before, 1.1 * before + 0.1, torch.zeros(3, dtype=torch.int64), shots=1)
@@ -181,6 +149,3 @@ def test_bad_input_is_refused() -> None:
         training_dynamics(torch.zeros(9, 4), torch.zeros(9, 4), LABELS, shots=3)
     with pytest.raises(ValueError, match=r"x: there is no centering='median'\. Choose 'points'"):
         check_centering("median", "x")
-
-
-# ------------------------------------------------------------------------------------------------------------ the history

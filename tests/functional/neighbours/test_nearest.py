@@ -1,4 +1,4 @@
-"""`nearest` agrees with slow loops and with the ranks of `evaluate_retrieval`."""
+"""`nearest` agrees with sorted scores and with the ranks of `evaluate_retrieval`."""
 
 import math
 
@@ -11,72 +11,32 @@ from hypothesis import strategies as st
 from fewshot_callbacks import evaluate_retrieval, nearest
 from tests.cases import made
 from tests.engine.cases import cases
-from tests.functional.brute_force import BruteForce
-from tests.functional.neighbours.vectors import FOUR, whole_numbers
+from tests.engine.oracles import prepared, scores_of
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    similarity=st.sampled_from(FOUR),
-    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
-    n=st.integers(2, 60),
-    dim=st.sampled_from([1, 3, 8]),
-    two=st.booleans(),
-    grouped=st.booleans(),
-    k=st.sampled_from([1, 3, 10, 100]),
-    scale=st.sampled_from([0, -60, 60]),
-    seed=st.integers(0, 10**6),
-)
-def test_agrees_with_loops(similarity, dtype, n, dim, two, grouped, k, scale, seed):
-    wide = dtype in (torch.float32, torch.float64) and similarity != "hamming"
-    factor = 2.0**scale if wide else 1
-    queries = whole_numbers(n, dim, similarity, seed, dtype) * factor
-    gallery = whole_numbers(n + 3, dim, similarity, seed + 1, dtype) * factor if two else None
-    rng = np.random.default_rng(seed)
-    groups = {"query_groups": torch.from_numpy(rng.integers(0, n, n))} if grouped else {}
-    if grouped and two:
-        groups["gallery_groups"] = torch.from_numpy(rng.integers(0, n, n + 3))
-    everyone = queries if gallery is None else gallery
+def codes_in(case):
+    return {name: codes for name, codes in case.items() if "ids" in name or "groups" in name}
 
-    def close(score, other):  # a cosine of whole numbers has one of few values; loops round it in another place
-        return abs(score - other) <= (1e-12 if similarity == "cosine" else 0)
 
-    if grouped:
-        of_items = groups["gallery_groups"] if two else groups["query_groups"]
-        if bool((groups["query_groups"][:, None] == of_items[None, :]).all()):
-            return  # nobody has a candidate, which is refused
-    found = nearest(queries, gallery=gallery, k=k, similarity=similarity, **groups)
-    left, right = queries.double().numpy(), everyone.double().numpy()
-    of_items = groups.get("gallery_groups", groups.get("query_groups"))
-    for q in range(n):
-        allowed = [
-            j
-            for j in range(len(right))
-            if (two or j != q) and not (grouped and groups["query_groups"][q] == of_items[j])
-        ]
-        if similarity == "hamming":
-            scores = {j: -float((left[q] != right[j]).sum()) for j in allowed}
-        else:
-            oracle = BruteForce(left[q : q + 1], np.zeros(1), right, np.zeros(len(right)), similarity)
-            scores = {j: oracle.score(left[q], right[j]) for j in allowed}
-        order = sorted(allowed, key=lambda j: (-round(scores[j], 12) if similarity == "cosine" else -scores[j], j))
-        size = min(k, len(order))
-        assert found.indices[q, :size].tolist() == order[:size]
-        assert found.indices[q, size:].tolist() == [-1] * (k - size)
-        assert found.scores[q, size:].isnan().all()
-        np.testing.assert_allclose(
-            found.scores[q, :size],
-            [scores[j] for j in order[:size]],
-            rtol=1e-14,
-            atol=1e-14 if similarity == "cosine" else 0,
-        )
-        got = found.scores[q, :size]
-        last = got[-1] if size else math.nan
-        same = [j for j in order if size and close(scores[j], last)]
-        assert int(found.left_out[q]) == sum(j not in order[:size] for j in same)
-        for place, score in enumerate(got.tolist()):
-            others = [j for j in order if close(scores[j], score)]
-            assert bool(found.tied[q, place]) == (len(others) > 1)
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), k=st.sampled_from([1, 3, 10, 100]))
+def test_agrees_with_sorting_the_exact_scores(case, k):
+    truth, (vectors, _) = scores_of(case), prepared(case)
+    if not truth.candidate.any():
+        return  # nobody has a candidate, which is refused
+    found = nearest(
+        case["queries"], gallery=case.get("gallery"), k=k, similarity=case["similarity"], **codes_in(case)
+    )  # fmt: skip
+    for query, (scores, allowed) in enumerate(zip(truth.scores, truth.candidate, strict=True)):
+        order = np.lexsort((np.arange(len(scores)), -scores))
+        order = order[allowed[order]]
+        first, rest = order[:k], order[k:]
+        missing = k - len(first)
+        assert found.indices[query].tolist() == [*first, *[-1] * missing]
+        np.testing.assert_array_equal(found.scores[query], [*vectors.to_user(scores[first]), *[np.nan] * missing])
+        assert int(found.left_out[query]) == (scores[rest] == scores[first[-1:]]).sum()
+        tied = [(scores[order] == scores[item]).sum() > 1 for item in first]
+        assert found.tied[query].tolist() == [*tied, *[False] * missing]
 
 
 @settings(max_examples=25, deadline=None)
@@ -86,15 +46,13 @@ def test_agrees_with_the_ranks_of_evaluate_retrieval(case):
     try:
         report = evaluate_retrieval(
             case["queries"], case["query_labels"], case.get("gallery"), case.get("gallery_labels"),
-            **{name: value for name, value in case.items() if "ids" in name or "groups" in name},
-            similarity=case["similarity"], label_groups=None, ties="pessimistic", metrics="mrr",
+            **codes_in(case), similarity=case["similarity"], label_groups=None, ties="pessimistic", metrics="mrr",
         )  # fmt: skip
     except ValueError:
         return
     found = nearest(
         case["queries"], case["query_labels"], case.get("gallery"), case.get("gallery_labels"), k=200,
-        similarity=case["similarity"],
-        **{name: value for name, value in case.items() if "ids" in name or "groups" in name},
+        similarity=case["similarity"], **codes_in(case),
     )  # fmt: skip
     for query, first in enumerate(found.first_relevant.tolist()):
         rank = report.per_query["mrr"][query]

@@ -98,12 +98,6 @@ def test_a_single_class_has_no_irrelevant_pair():
     assert counts.irrelevant_counts.sum() == 0
 
 
-def test_collapsed_embeddings_have_one_score():
-    counts = evaluate_retrieval(torch.ones(20, 4), torch.arange(20) % 4).pair_counts
-    assert counts.true_positives[0] == counts.relevant
-    assert (np.diff(counts.edges) > 0).all()
-
-
 def test_rates_of_no_pairs_are_not_numbers():
     empty = np.array([0])
     counts = PairCounts(np.array([0.5]), empty, empty, 0, 0, np.array([0.0, 1.0]), empty, empty)
