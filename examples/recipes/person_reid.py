@@ -1,23 +1,48 @@
-"""Re-identification: gallery images of the query's person from the query's own camera are left out.
+"""Re-identification: images of the query's person from the query's own camera are ignored, while training and afterwards.
 
-Images of other persons from that camera stay. So the group of an image is its person and camera together: candidates of the
-query's own group are neither hit nor miss. The values are those of the usual evaluation loop, which sorts each row.
+Images of other persons from that camera stay. So a candidate is ignored where person *and* camera are the query's: it is
+neither hit nor miss. The values are those of the usual evaluation loop, which sorts each row.
 """
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
 
-from fewshot_callbacks import evaluate_retrieval
+from fewshot_callbacks import RetrievalMonitor, evaluate_retrieval
 
 torch.manual_seed(0)
-queries, gallery = 60, 400
 persons, cameras = 20, 4
-query_person, gallery_person = torch.randint(persons, (queries,)), torch.randint(persons, (gallery,))
-query_camera, gallery_camera = torch.randint(cameras, (queries,)), torch.randint(cameras, (gallery,))
 centres = torch.randn(persons, 32)
-query_embeddings = centres[query_person] + 1.5 * torch.randn(queries, 32)
-gallery_embeddings = centres[gallery_person] + 1.5 * torch.randn(gallery, 32)
 
+
+def images(count):
+    person, camera = torch.randint(persons, (count,)), torch.randint(cameras, (count,))
+    return TensorDataset(centres[person] + 1.5 * torch.randn(count, 32), person, camera)
+
+
+class ReId(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.backbone = torch.nn.Identity()  # your network
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        pixels, person, camera = batch
+        return {"embeddings": self.backbone(pixels), "labels": person, "person": person, "camera": camera}
+
+
+queries, gallery = images(60), images(400)
+monitor = RetrievalMonitor(
+    gallery_loader=1, exclude=("person", "camera"), metrics=("mAP", "minp", "recall@1", "recall@5", "recall@10")
+)
+trainer = Trainer(callbacks=[monitor], logger=False, accelerator="cpu", enable_progress_bar=False)
+trainer.validate(ReId(), [DataLoader(queries, batch_size=32), DataLoader(gallery, batch_size=32)])
+
+# the same without a Trainer: a group is a person and a camera together
+(query_embeddings, query_person, query_camera), (gallery_embeddings, gallery_person, gallery_camera) = (
+    queries.tensors,
+    gallery.tensors,
+)
 report = evaluate_retrieval(
     query_embeddings,
     query_person,
@@ -25,15 +50,15 @@ report = evaluate_retrieval(
     gallery_person,
     query_groups=query_person * cameras + query_camera,
     gallery_groups=gallery_person * cameras + gallery_camera,
-    metrics=("mAP", "recall@1", "recall@5", "recall@10"),
-    label_groups=None,
+    metrics=("mAP", "recall@1"),
 )
+assert report.mAP == monitor.report.mAP
 
 # the usual evaluation, query by query
 scores = torch.nn.functional.normalize(query_embeddings) @ torch.nn.functional.normalize(gallery_embeddings).T
 order = scores.argsort(dim=1, descending=True).numpy()
 precisions, hits = [], []
-for query in range(queries):
+for query in range(len(queries)):
     ranking = order[query]
     same_person = gallery_person.numpy()[ranking] == int(query_person[query])
     same_camera = gallery_camera.numpy()[ranking] == int(query_camera[query])

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MetricCollection
 
-from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.functional import Relevance, evaluate_retrieval
 from fewshot_callbacks.metrics import RetrievalEvaluation
 from tests.metrics import gloo_jobs
 
@@ -223,3 +224,82 @@ def test_what_a_sampler_repeats_is_found_by_ids(on_ranks):
     expected = evaluate_retrieval(*gloo_jobs.items(23), **SETTINGS).metrics()
     for answers in on_ranks:
         same(answers["retrieval"]["ids"], expected)
+
+
+def sides(count=40, queries=15):
+    embeddings, labels = made(count)
+    return embeddings, labels, torch.arange(count) >= queries, torch.arange(count) % 7, torch.arange(count) % 11
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_queries_and_a_gallery_with_ids_and_groups(collected):
+    embeddings, labels, in_gallery, groups, ids = sides()
+    metric = RetrievalEvaluation(**SETTINGS)
+    filled = MetricCollection({"retrieval": metric}) if collected else metric
+    for some in torch.arange(len(labels)).split(9):
+        filled.update(embeddings[some], labels[some], is_gallery=in_gallery[some], groups=groups[some])
+    parts = [~in_gallery, in_gallery]
+    named = dict(zip(("query_groups", "gallery_groups"), (groups[part] for part in parts), strict=True))
+    sets = [side[part] for part in parts for side in (embeddings, labels)]
+    expected = evaluate_retrieval(*sets, **named, **SETTINGS)
+    same(filled.compute(), expected.metrics())
+    copies = RetrievalEvaluation(**SETTINGS)
+    copies.update(embeddings, labels, ids=ids, is_gallery=in_gallery)  # one id, several items: the first of each side
+    first = [torch.tensor([row for row in rows if ids[row] not in ids[rows[: rows.index(row)]]])
+             for rows in (part.nonzero().flatten().tolist() for part in parts)]  # fmt: skip
+    sets = [side[some] for some in first for side in (embeddings, labels)]
+    with pytest.warns(UserWarning, match="ids are shared by items that differ"):
+        found = copies.compute()
+    same(found, evaluate_retrieval(*sets, query_ids=ids[first[0]], gallery_ids=ids[first[1]], **SETTINGS).metrics())
+
+
+def test_several_labels_an_item():
+    targets = torch.randint(0, 2, (30, 4), generator=torch.Generator().manual_seed(0))
+    embeddings = made()[0]
+    metric = fill(RetrievalEvaluation(), embeddings, targets, 8)
+    same(metric.compute(), evaluate_retrieval(embeddings, targets).metrics())
+    with pytest.raises(ValueError, match="labels so far are zeros and ones of 4 labels, those of this batch integers"):
+        metric.update(embeddings, torch.zeros(30, dtype=torch.long))
+
+
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("gallery", [False, True])
+def test_judgements_by_id(words, gallery):
+    embeddings, _, in_gallery, *_ = sides()
+    ids = [f"item {i}" if words else i for i in range(40)]
+    queries = 15 if gallery else 40
+    judged = {ids[i]: {ids[(i * 3 + step) % 25 + 15]: 1 + step % 2 for step in range(3)} for i in range(1, queries)}
+    metric = RetrievalEvaluation(judgements=judged, metrics=("mAP", "ndcg@5"))
+    for some in torch.randperm(40).split(9):
+        flag = {"is_gallery": in_gallery[some]} if gallery else {}
+        metric.update(embeddings[some], ids=[ids[i] for i in some.tolist()], **flag)
+    names = (ids[:15], ids[15:]) if gallery else (ids,)
+    relevance = Relevance.from_judgements(judged, *names)
+    sets = {"embeddings": embeddings[:15], "gallery": embeddings[15:]} if gallery else {"embeddings": embeddings}
+    same(metric.compute(), evaluate_retrieval(**sets, relevance=relevance, metrics=("mAP", "ndcg@5")).metrics())
+    unknown = RetrievalEvaluation(judgements={"nobody": ["item 3"]})
+    unknown.update(embeddings, ids=[f"item {i}" for i in range(40)])
+    with pytest.raises(ValueError, match="no query has the ids 'nobody'"):
+        unknown.compute()
+
+
+@pytest.mark.parametrize(
+    ("judgements", "batch", "words"),
+    [
+        (None, {}, "neither labels nor judgements say who is relevant"),
+        ({0: [1]}, {"labels": [0, 1]}, "labels and judgements both say who is relevant"),
+        ({0: [1]}, {}, "judgements name items by their ids. Pass the ids"),
+        (None, {"labels": [0, 1], "is_gallery": [0, 1]}, r"is_gallery of shape \(2,\) and type torch.int64 must"),
+    ],
+)  # fmt: skip
+def test_what_an_update_lacks_is_said(judgements, batch, words):
+    with pytest.raises(ValueError, match=words):
+        RetrievalEvaluation(judgements=judgements).update(torch.eye(2), **batch)
+
+
+@pytest.mark.parametrize("name", ["ids", "groups", "is_gallery"])
+def test_what_only_some_batches_have_is_refused(name):
+    metric = RetrievalEvaluation()
+    metric.update(torch.eye(2), [0, 1])
+    with pytest.raises(ValueError, match=f"some batches have {name}, others none. Pass them with each batch"):
+        metric.update(torch.eye(2), [0, 1], **{name: torch.tensor([True, False]) if name == "is_gallery" else [0, 1]})
