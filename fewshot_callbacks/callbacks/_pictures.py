@@ -37,11 +37,6 @@ class PictureCallback(Viewer):
         self._policy = FailurePolicy(owner, strict=False)
         self._is_due, self._logs_share = False, True
 
-    @property
-    def seconds(self) -> float:
-        """Seconds that the pictures of all such callbacks of the Trainer have taken in this run."""
-        return self.schedule.watch.seconds
-
     # ------------------------------------------------------------------------------------ to be implemented by subclasses
 
     @abstractmethod
