@@ -74,15 +74,17 @@ def beyond(*case):
 
 FEW_CASES = (
     ("evaluate", 12_000, 226, 128, 64, None),
-    ("evaluate", 6_000, 4, 128, 64, "float64"),
+    ("evaluate", 4_000, 4, 128, 32, "float64"),
     ("evaluate", 4_000, 75, 32, 8, None),
-    ("evaluate", 10_000, 20, 16, 32, None),  # classes of 500
+    ("evaluate", 5_000, 20, 16, 16, None),  # classes of 250
     ("nearest", 8_000, 1, 128, 24, None),
     ("near_duplicates", 8_000, 1, 32, 24, None),
 )
 MORE_CASES = (
     ("evaluate", 12_000, 226, 128, 256, None),
     ("evaluate", 6_000, 4, 128, 64, None),
+    ("evaluate", 6_000, 4, 128, 64, "float64"),
+    ("evaluate", 10_000, 20, 16, 32, None),  # classes of 500
     ("evaluate", 12_000, 226, 128, 64, "bytes"),
     ("evaluate", 4_000, 75, 32, 34, None),
     ("evaluate", 4_000, 75, 32, 16, None),

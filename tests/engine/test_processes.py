@@ -133,18 +133,18 @@ def test_larger_sets(items, memory_mb, noise):
 )
 def test_many_groups_of_labels(groups, two, max_queries, similarity):
     """Drawn, or given: groups of three to five labels, few or many; the other labels are in none."""
-    labels = torch.arange(900) % 450
-    sets = {"embeddings": torch.randn(900, 6) + 0.1 * labels[:, None], "labels": labels}
+    labels = torch.arange(600) % 300
+    sets = {"embeddings": torch.randn(600, 6) + 0.1 * labels[:, None], "labels": labels}
     if two:  # with labels that no query has
-        sets |= {"gallery": torch.randn(700, 6), "gallery_labels": torch.arange(700) % 460}
+        sets |= {"gallery": torch.randn(500, 6), "gallery_labels": torch.arange(500) % 310}
     if groups != 3:
-        names = iter(torch.randperm(450).tolist())
-        groups = [[next(names) for _ in range(3 + n % 3)] for n in range({"few": 7, "many": 100}[groups])]
+        names = iter(torch.randperm(300).tolist())
+        groups = [[next(names) for _ in range(3 + n % 3)] for n in range({"few": 7, "many": 70}[groups])]
     options = {"label_groups": groups, "metrics": ("mAP", "grouped_recall@1_miss", "grouped_recall@2_miss")}
     for count in (2, 3):
-        parts, gallery_parts = spread(900, count, 5), spread(700, count, 6)
+        parts, gallery_parts = spread(600, count, 5), spread(500, count, 6)
         alone = assert_like_one(parts, sets, gallery_parts, **options, max_queries=max_queries, similarity=similarity)
-        assert groups == 3 or alone.grouped.dropped_labels == 450 - sum(map(len, groups))
+        assert groups == 3 or alone.grouped.dropped_labels == 300 - sum(map(len, groups))
 
 
 def part_of(case, own, processes, threads=1):
