@@ -232,9 +232,11 @@ class Relevance:
         """Keep some queries, and number the items anew.
 
         Args:
-            queries: Which of them.
+            queries: Which of them, ascending.
             numbers: The item that has each new number; None if items keep theirs.
         """
+        if numbers is None and len(queries) == self.queries:  # each once, ascending
+            return self
         new = np.arange(self.gallery) if numbers is None else np.argsort(numbers)
         relevant, order = _renumbered(self.relevant, queries, new)
         ignored, _ = _renumbered(self.ignored, queries, new)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks.functional import Relevance, Share, evaluate_retrieval
-from tests.functional.retrieval.test_given_relevance_metrics import dcg
 from tests.thread_processes import in_threads
 
 METRICS = (
@@ -39,6 +38,10 @@ METRICS = (
         "auc_pr",
     ),
 )
+
+
+def dcg(gains, k):
+    return sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains[:k]))
 
 
 def assert_equal(one, other):

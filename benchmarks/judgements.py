@@ -1,0 +1,153 @@
+"""Time what given relevance costs: judgements beside the product, lists beside labels, several labels beside one.
+
+    python benchmarks/judgements.py                    # 1 % of MS MARCO's documents, sets of 8,000 items
+    python benchmarks/judgements.py --items 31730 --labelled 30000
+    python benchmarks/judgements.py --scale 1          # 8,841,823 documents: 14 GB
+
+The rows of each part take turns, and each shows the least processor time of its rounds, and the quotient. Memory is what the
+process held at most during an evaluation beyond what it held before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _embeddings import make
+
+from fewshot_callbacks import Relevance, evaluate_retrieval
+
+# Of MS MARCO's development set: queries, documents, components of a small model, judged pairs.
+QUERIES, DOCUMENTS, DIM, JUDGED = 6_980, 8_841_823, 384, 7_437
+METRICS = ("ndcg@10", "mrr@10", "ir_recall@100", "mAP")
+
+
+def held() -> int:
+    """Return the bytes that this process holds (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def measured(into: dict[str, float]) -> Iterator[None]:
+    """Write processor seconds and the largest memory in MB beyond that of the start."""
+    done = threading.Event()
+    before = most = held()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.01):
+            most = max(most, held())
+
+    watcher, started = threading.Thread(target=watch), time.process_time()
+    watcher.start()
+    try:
+        yield
+    finally:
+        seconds = time.process_time() - started
+        done.set()
+        watcher.join()
+        into["seconds"] = min(seconds, into.get("seconds", seconds))
+        into["memory"] = max((most - before) / 1e6, into.get("memory", 0.0))
+
+
+def compared(title: str, rows: dict[str, Callable[[], Any]], rounds: int) -> None:
+    """Run rows in turns, and print each beside the first."""
+    found: dict[str, dict[str, float]] = {name: {} for name in rows}
+    for _ in range(rounds):
+        for name, run in rows.items():
+            with measured(found[name]):
+                run()
+    first = next(iter(found.values()))["seconds"]
+    for name, row in found.items():
+        seconds, memory = row["seconds"], row["memory"]
+        print(f"| {title} | {name} | {seconds:.2f} | {seconds / first:.2f} | {memory:.0f} |", flush=True)
+
+
+def product(queries: torch.Tensor, documents: torch.Tensor, rows: int = 8_192) -> None:
+    """Multiply all pairs in float32, in tiles."""
+    wide = queries.float()
+    for part in documents.split(rows):
+        torch.mm(wide, part.float().T)
+
+
+def judgements(scale: float, rounds: int) -> None:
+    """Evaluate judgements of random vectors in float16."""
+    generator, documents = torch.Generator().manual_seed(0), round(DOCUMENTS * scale)
+    vectors = [torch.empty(n, DIM, dtype=torch.float16) for n in (QUERIES, documents)]
+    for side in vectors:
+        for part in side.split(65_536):
+            part.copy_(torch.randn(part.shape, generator=generator))
+    drawn = torch.randint(documents, (JUDGED,), generator=generator).tolist()
+    pairs = [query % QUERIES for query in range(JUDGED)], drawn
+    relevance = Relevance.from_judgements(pairs, range(QUERIES), range(documents))
+    queries, gallery = vectors
+    rows = {
+        "float32 product": lambda: product(queries, gallery),
+        "evaluation": lambda: evaluate_retrieval(queries, gallery=gallery, relevance=relevance, metrics=METRICS),
+    }
+    compared(f"{QUERIES:,} x {documents:,}, d = {DIM}", rows, rounds)
+
+
+def lists(items: int, rounds: int) -> None:
+    """Evaluate classes as labels and as lists."""
+    metrics = ("mAP", "recall@1", "f1", "recall@precision0.95")
+    for difficulty in ("well-trained", "hard"):
+        embeddings, labels = make(items, 512, difficulty)
+        numbers = labels.numpy()
+        order = np.argsort(numbers, kind="stable")
+        held = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+        of_label = {int(numbers[rows[0]]): rows for rows in held}
+        relevant = [rows[rows != i] for i, rows in enumerate(of_label[label] for label in numbers.tolist())]
+        relevance = Relevance.from_lists(relevant)
+        rows = {
+            "labels": lambda e=embeddings, y=labels: evaluate_retrieval(e, y, metrics=metrics),
+            "lists": lambda e=embeddings, r=relevance: evaluate_retrieval(e, relevance=r, metrics=metrics),
+        }
+        compared(f"{items:,}, 53 a class, {difficulty}", rows, rounds)
+
+
+def several_labels(items: int, rounds: int) -> None:
+    """Evaluate one label an item, and three of eighty."""
+    embeddings, labels = make(items, 512, "middling")
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.rand(items, 80, generator=generator).argsort(dim=1)[:, :3]
+    targets = torch.zeros(items, 80, dtype=torch.int8).scatter_(1, chosen, 1)
+    metrics = ("mAP", "recall@1", "ndcg@10")
+    rows = {
+        "one label": lambda: evaluate_retrieval(embeddings, labels, metrics=metrics),
+        "3 of 80 labels": lambda: evaluate_retrieval(embeddings, targets, metrics=metrics),
+    }
+    compared(f"{items:,}, several labels", rows, rounds)
+
+
+def main() -> None:
+    """Read the options and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--scale", type=float, default=0.01, help="share of MS MARCO's documents; 0 leaves this part out"
+    )
+    parser.add_argument("--items", type=int, default=8_000, help="items of the classes; 0 leaves this part out")
+    parser.add_argument("--labelled", type=int, default=8_000, help="items with several labels; 0 leaves this part out")
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    evaluate_retrieval(torch.randn(3_000, 8), torch.arange(3_000) % 50)  # compiles
+    print("| set | | s | beside the first | MB |\n| --- | --- | --- | --- | --- |")
+    for run, size in ((judgements, options.scale), (lists, options.items), (several_labels, options.labelled)):
+        if size:
+            run(size, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
