@@ -116,7 +116,7 @@ def test_the_report_is_that_of_one_process(case, options, road, count, seed, twi
         assert_like_one(spread(len(sets["labels"]), count, seed), sets, gallery_parts, **options)
 
 
-@pytest.mark.parametrize(("items", "memory_mb", "plain"), [(1500, 256, False), (120, 0.5, False), (120, 0.5, True)])
+@pytest.mark.parametrize(("items", "memory_mb", "plain"), [(1500, 256, False), (120, 0.5, False), (120, 256, True)])
 @pytest.mark.parametrize("noise", [0.3, 3.0])
 def test_larger_sets(items, memory_mb, plain, noise):
     """Enough pairs for a sample to choose how they are counted; or, with little memory, too many for one batch."""
