@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fewshot_callbacks import DEFAULT_METRICS
-from fewshot_callbacks.distributed.processes import Alone, RemoteError
+from fewshot_callbacks.distributed.processes import ALONE, Alone, RemoteError
 from fewshot_callbacks.engine.evaluation import Evaluation
 from fewshot_callbacks.engine.layout import plan_layout
 from fewshot_callbacks.engine.options import computing, engine_options
@@ -116,15 +116,16 @@ def test_the_report_is_that_of_one_process(case, options, road, count, seed, twi
         assert_like_one(spread(len(sets["labels"]), count, seed), sets, gallery_parts, **options)
 
 
-@pytest.mark.parametrize(("items", "memory_mb"), [(1500, 256), (120, 0.5)])
+@pytest.mark.parametrize(("items", "memory_mb", "plain"), [(1500, 256, False), (120, 0.5, False), (120, 256, True)])
 @pytest.mark.parametrize("noise", [0.3, 3.0])
-def test_larger_sets(items, memory_mb, noise):
+def test_larger_sets(items, memory_mb, plain, noise):
     """Enough pairs for a sample to choose how they are counted; or, with little memory, too many for one batch."""
     classes = items // 10
     labels = torch.arange(items) % classes
     sets = {"embeddings": torch.randn(classes, 24)[labels] + noise * torch.randn(items, 24), "labels": labels}
     for count in (2, 3):
-        assert_like_one(spread(items, count, 3), sets, **EVERYTHING | {"memory_mb": memory_mb, "label_groups": 5})
+        with engine_options(plain=plain):
+            assert_like_one(spread(items, count, 3), sets, **EVERYTHING | {"memory_mb": memory_mb, "label_groups": 5})
 
 
 @pytest.mark.parametrize(
@@ -428,3 +429,10 @@ def test_nothing_anywhere():
 def test_places_that_are_none_in_one_process(places):
     with pytest.raises(ValueError, match=r"places of embeddings must be 0 to 3|4 embeddings, but 3 places"):
         evaluate_retrieval(torch.randn(4, 2), torch.arange(4), share=Share(query_places=torch.tensor(places)))
+
+
+def test_alone():
+    assert [tensor.tolist() for tensor in ALONE.exchange([torch.ones(2)], 0, 0) or []] == [[1.0, 1.0]]
+    assert ALONE.placed(torch.tensor([5, 6]), torch.tensor([1, 0]), 2).tolist() == [6, 5]
+    with pytest.raises(KeyError), ALONE.together():
+        raise KeyError
