@@ -340,38 +340,6 @@ class EmbeddingReader:
             f"{self.owner} found no embeddings: {step} returned {describe(outputs)}; expected {key!r}. {fix}"
         )
 
-    def read_pair(self, outputs: Any, batch: Any, step: str) -> list[tuple[Tensor, Labels | None]] | None:
-        """Read the embeddings of two encoders, such as those of images and texts, and the labels of each, if it has any.
-
-        Args:
-            outputs: What the step returned.
-            batch: What it was given.
-            step: Name of the step, for messages.
-
-        Returns:
-            Both, detached; None unless each of the two keys of the source holds embeddings.
-
-        Raises:
-            UsageError: If the labels do not fit them.
-        """
-        if not (isinstance(self.source, tuple) and isinstance(outputs, Mapping)):
-            return None
-        sides = [side for key in self.source if isinstance(side := outputs.get(key), Tensor)]
-        if not all(side.ndim == 2 and side.is_floating_point() for side in sides) or len(sides) < 2:
-            return None
-        if sides[0].shape[1] != sides[1].shape[1] or _are_zeros_and_ones(sides[1]):
-            return None
-        self.dismiss()
-        if isinstance(self.labels, tuple | list):
-            labels = [read_entry("labels", where, outputs, batch, self.owner) for where in self.labels]
-        elif self.labels is not None:
-            labels = [self.labels_of(None, batch, step)] * 2
-        elif STEP_KEYS[1] in outputs:
-            labels = [outputs[STEP_KEYS[1]]] * 2
-        else:
-            return [(side.detach(), None) for side in sides]
-        return [self.checked(side, of_side, step) for side, of_side in zip(sides, labels, strict=True)]
-
     def labels_of(self, outputs: Any, batch: Any, step: str) -> Any:
         """Find the labels of a batch; `outputs` is None if no step has processed it."""
         key = self.keys[1]
@@ -528,10 +496,11 @@ def _are_views(one: Any, other: Any) -> bool:
     """Check whether the two parts of a batch are inputs of one shape, and the second no labels: no targets of 0 and 1."""
     if not (isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape and other.ndim > 1):
         return False
-    return other.is_floating_point() and not _are_zeros_and_ones(other)
+    return other.is_floating_point() and not are_zeros_and_ones(other)
 
 
-def _are_zeros_and_ones(values: Tensor) -> bool:
+def are_zeros_and_ones(values: Tensor) -> bool:
+    """Check whether a tensor holds nothing but 0 and 1."""
     return bool(((values == 0) | (values == 1)).all())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Unpack
 
@@ -22,6 +21,7 @@ from fewshot_callbacks.callbacks._evaluation import (
 )
 from fewshot_callbacks.callbacks._failures import UsageError, without_digits
 from fewshot_callbacks.callbacks._progress import evaluation_progress
+from fewshot_callbacks.callbacks._two_encoders import TwoEncoders
 from fewshot_callbacks.callbacks._viewers import show_batch, show_set
 from fewshot_callbacks.callbacks._watched import watched
 from fewshot_callbacks.callbacks.embeddings import (
@@ -33,7 +33,7 @@ from fewshot_callbacks.callbacks.embeddings import (
     read_codes,
     read_flag,
 )
-from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects, process_count
+from fewshot_callbacks.distributed.torch_distributed import all_processes, gather_objects
 from fewshot_callbacks.functional._labels import Labels, as_labels
 from fewshot_callbacks.functional.retrieval import (
     RetrievalOptions,
@@ -183,7 +183,7 @@ class RetrievalMonitor(EvaluationMonitor):
         if self.embed is not None:
             self._reader.dismiss()
             return self.embed.in_evaluation(trainer, trainer.lightning_module, batch)
-        pair = self._reader.read_pair(outputs, batch, step)
+        pair = self._two.read(outputs, batch, step)
         if pair is None:
             return super()._embeddings(trainer, outputs, batch, step)
         if self.gallery_loader is not None or self.gallery_flag is not None:
@@ -192,19 +192,8 @@ class RetrievalMonitor(EvaluationMonitor):
                 "Leave out gallery_flag and gallery_loader."
             )
         self._has_two = True
-        (one, of_one), (other, of_other) = pair
-        if of_one is None or of_other is None:
-            if len(one) != len(other):
-                raise UsageError(
-                    f"RetrievalMonitor(source={self._reader.source!r}): {step} gave {len(one)} and {len(other)} embeddings. "
-                    "Say which belong together: labels=('image_id', 'image_of_caption'), an entry for each side."
-                )
-            # other numbers than those of all other rows, in every process
-            rows = torch.arange(self._rows, self._rows + len(one), device="cpu")
-            of_one = of_other = Labels(rows * process_count() + all_processes().rank)
-            self._rows += len(one)
-        self._other.append((other, of_other))
-        return one, of_one
+        self._other.append(pair[1])
+        return pair[0]
 
     def _read_labels(self, labels: Any, step: str) -> Labels:
         read = as_labels(labels, "labels", self._policy.owner, sets=True)
@@ -251,7 +240,7 @@ class RetrievalMonitor(EvaluationMonitor):
         self._stores.setdefault(part, EmbeddingStore()).append(embeddings[some], labels[some], positions, ids, groups)
 
     def _forget(self) -> None:
-        self._rows = 0  # of two encoders, without labels
+        self._two = TwoEncoders(self._reader)
         self._other: list[tuple[Tensor, Labels]] = []  # what a second encoder made of the batch
         self._stores: dict[tuple[int, bool], EmbeddingStore] = {}
         self._shards: dict[tuple[int, bool], Shard] = {}
@@ -267,7 +256,7 @@ class RetrievalMonitor(EvaluationMonitor):
         for loader, suffix in _query_sets(trainer, gallery).items():
             queries, searched = (loader, False), (loader, True) if gallery is None else (gallery, False)
             if self._has_two:
-                one, other = self._directions
+                one, other = self._two.directions()
                 self._measure_set(trainer, pl_module, f"{stage}/{one}", suffix, [queries, searched], failed)
                 self._measure_set(trainer, pl_module, f"{stage}/{other}", suffix, [searched, queries], failed)
                 self._shards.pop(searched, None)
@@ -350,18 +339,11 @@ class RetrievalMonitor(EvaluationMonitor):
         """The keys of the metrics, also where nothing could be computed."""
         return self._settings.without_classes(self._policy.owner).keys() if self._has_sets else self._settings.keys()
 
-    @property
-    def _directions(self) -> tuple[str, str]:
-        """Name both directions of two encoders, `image_to_text` for `("image_embeds", "text_embeds")`."""
-        keys = self._reader.source if isinstance(self._reader.source, tuple) else STEP_KEYS
-        one, other = (re.sub(r"_(emb|embeds?|embeddings?|features?)$", "", key) for key in keys)
-        return f"{one}_to_{other}", f"{other}_to_{one}"
-
     def _keys(self, trainer: Trainer) -> Collection[str]:
         gallery = None if self.gallery_loader is None else loader_index(trainer, self.gallery_loader)
         sets = _query_sets(trainer, gallery).values()
         names = {*self._metrics, UNMATCHED}
-        ways = [""] if not self._has_two else [f"/{direction}" for direction in self._directions]
+        ways = [""] if not self._has_two else [f"/{direction}" for direction in self._two.directions()]
         return {f"{self._prefix('val')}{way}/{name}{suffix}" for way in ways for name in names for suffix in sets}
 
 
