@@ -109,6 +109,13 @@ class AsGiven(Net):
         return {"embeddings": batch[0], "labels": batch[1]}
 
 
+class TwoEncoders(AsGiven):
+    """Two embeddings of each item, and something that some items share."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        return {"a_embeds": batch[0], "b_embeds": batch[0].roll(1, dims=1), "camera": (batch[0][:, 0] > 0.3).long()}
+
+
 class TwoViews(AsGiven):
     """Each sample gives two embeddings."""
 
@@ -239,6 +246,10 @@ def answers(rank: int, folder: Path) -> dict[str, Any]:
     seen["targets"] = validate(AsGiven(), loader(tagged(ITEMS)), retrieval())
     seen["targets, gallery"] = validate(
         AsGiven(), [loader(tagged(5)), loader(tagged(ITEMS, seed=1))], retrieval(gallery_loader=1)
+    )
+    seen["two encoders"] = validate(TwoEncoders(), loader(uneven()), retrieval(source=("a_embeds", "b_embeds")))
+    seen["exclude"] = validate(
+        TwoEncoders(), loader(uneven()), retrieval(source=lambda outputs, batch: batch, exclude="camera")
     )
     seen["no targets"] = validate(AsGiven(), loader(spoilt(tagged(5))), retrieval())
     if two:

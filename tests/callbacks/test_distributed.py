@@ -81,6 +81,20 @@ def test_multi_label_targets(several: list[dict[str, Any]], name: str) -> None:
         assert all(math.isnan(value) for value in failed.values())
 
 
+def test_two_encoders_and_what_is_ignored(several: list[dict[str, Any]]) -> None:
+    points, labels = uneven().tensors
+    sides = (points, torch.arange(ITEMS)), (points.roll(1, dims=1), torch.arange(ITEMS))
+    both = {"a_to_b": measured(*sides[0], *sides[1]), "b_to_a": measured(*sides[1], *sides[0])}
+    expected = {f"val/{way}/{name}": value for way, values in both.items() for name, value in values.items()}
+    ignored = {
+        f"val/{name}": value
+        for name, value in measured(points, labels, query_groups=(points[:, 0] > 0.3).long()).items()
+    }
+    for seen in several:
+        assert values_of(seen["two encoders"]) == pytest.approx(expected, rel=1e-6)
+        assert values_of(seen["exclude"]) == pytest.approx(ignored, rel=1e-6)
+
+
 def test_processes_agree_on_labels_that_are_words(several: list[dict[str, Any]]) -> None:
     expected = expected_of(uneven()) | ratios_of(uneven())
     names = sorted({f"class {label:+d}" for label in uneven().tensors[1].tolist()})
