@@ -19,7 +19,6 @@ from fewshot_callbacks.callbacks._pictures import PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Label, Names
 from fewshot_callbacks.distributed.torch_distributed import all_processes
 from fewshot_callbacks.functional.neighbours import Neighbours
-from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.plots.panels import Item, Neighbour, PanelRow, retrieval_panels
 from fewshot_callbacks.plots.pictures import Scale
 
@@ -205,8 +204,7 @@ class Answers:
     @classmethod
     def of(cls, evaluated: EvaluatedSet, kept: Mapping[int, Any] | None) -> Answers:
         """Read a report's values, of all queries or of those whose images were kept."""
-        report = evaluated.report
-        drawn = report.drawn if isinstance(report, RetrievalReport) else None
+        report, drawn = evaluated.report, evaluated.report.drawn
         positions = evaluated.queries.positions.numpy()
         places = np.arange(len(positions)) if drawn is None else drawn.numpy()
         may = np.isin(positions[places], list(kept)) if kept is not None else np.ones(len(places), dtype=bool)

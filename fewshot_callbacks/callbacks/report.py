@@ -16,7 +16,6 @@ from fewshot_callbacks.callbacks._item_images import ImageReader, Images, has_in
 from fewshot_callbacks.callbacks._loggers import Drawing
 from fewshot_callbacks.callbacks._pictures import PictureCallback
 from fewshot_callbacks.callbacks._viewers import EvaluatedSet, ItemSet, Names
-from fewshot_callbacks.functional.retrieval import RetrievalReport
 from fewshot_callbacks.plots.pictures import Scale
 from fewshot_callbacks.report import Items, ReportSettings, write_report
 
@@ -93,7 +92,7 @@ class ReportWriter(PictureCallback):
     def _figures(self, trainer: Trainer, evaluated: EvaluatedSet) -> Mapping[str, Drawing]:
         """Write the report; there is no figure for the loggers."""
         report = evaluated.report
-        if not isinstance(report, RetrievalReport):
+        if not report.classes:
             raise ValueError("a report shows items with one label each, and these have several")
         names = ("items",) if evaluated.gallery is None else ("queries", "gallery")
         sets = [each for each in (evaluated.queries, evaluated.gallery) if each is not None]

@@ -103,10 +103,10 @@ class ScorePlots(PictureCallback):
         """Count confused classes; the figures are drawn when a logger wants them."""
         report, where = evaluated.report, evaluated.where
         drawings: dict[str, Callable[[], Figure]] = {
-            "recall_at_k": lambda: recall_at_k_curve(_recalls(report), f"{where}: recall@k")
+            "recall_at_k": lambda: recall_at_k_curve(_recalls(report), f"{where}: recall@k"),
+            **self._of_pairs(report, where),
         }
-        if isinstance(report, RetrievalReport):
-            drawings |= self._of_pairs(report, where)
+        if report.classes:
             if "weakest_classes" in self.figures:
                 drawings["weakest_classes"] = lambda: weakest_classes(
                     self._class_scores(report, evaluated), f"{where}: the weakest classes", overall=report.mAP
@@ -156,6 +156,5 @@ class ScorePlots(PictureCallback):
 def _recalls(report: RetrievalReport) -> dict[str, dict[int, float]]:
     """Collect recall@k of every kind that the report has."""
     series = {"recall@k": report.at("recall@{k}"), "share of relevant items found": report.at("ir_recall@{k}")}
-    if isinstance(report, RetrievalReport):
-        series["grouped recall@k"] = report.at("grouped_recall@{k}")
+    series["grouped recall@k"] = report.at("grouped_recall@{k}")
     return {name: values for name, values in series.items() if values}

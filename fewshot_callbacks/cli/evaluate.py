@@ -293,8 +293,9 @@ def _meaning(name: str, report: RetrievalReport) -> str:
 
 
 def _caption(report: RetrievalReport) -> str:
+    classes = f" of {report.classes:,} classes" if report.classes else ""
     return (
-        f"{report.queries:,} queries of {report.classes:,} classes against {report.gallery:,} items, {report.similarity}; "
+        f"{report.queries:,} queries{classes} against {report.gallery:,} items, {report.similarity}; "
         f"{report.queries_without_match:,} without a match, {report.queries_with_ties:,} with ties; "
         f"{report.seconds:.1f} s"
     )

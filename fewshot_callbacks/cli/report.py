@@ -37,6 +37,11 @@ def run(options: Namespace) -> None:
     # Before an evaluation that may take minutes.
     check_writable(options.output)
     arrays = load_arrays(options.file)
+    if arrays["labels"].ndim == 2 and arrays["labels"].shape[1] > 1:
+        raise ValueError(
+            f"a report shows items with one label each, and the labels of {options.file} have shape "
+            f"{arrays['labels'].shape}. For several labels an item there is fewshot evaluate."
+        )
     queries, gallery = items_of(arrays, options.file, options.images, options.gallery_images, settings)
     train = None
     if options.train is not None:

@@ -86,9 +86,9 @@ def test_the_figures_that_are_asked_for_arrive(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.filterwarnings("ignore:.*have no match")
-def test_multi_label_targets_have_recall_alone(drawn: dict[str, Any]) -> None:
+def test_multi_label_targets_have_pairs_but_no_classes(drawn: dict[str, Any]) -> None:
     trainer(retrieval(), ScorePlots()).validate(AsGiven(), loader(tagged()), verbose=False)
-    assert set(drawn) == {"recall_at_k_curve"}
+    assert set(drawn) == {"recall_at_k_curve", "score_histograms", "precision_recall_curve", "error_tradeoff_curve"}
 
 
 @pytest.mark.parametrize("settings", [{"figures": ["curve"]}, {"figures": "recall_at_k"}, {"k": 0}])

@@ -126,7 +126,7 @@ class RetrievalReport(Values):
     gallery: int
     """number of gallery items"""
     classes: int
-    """distinct labels of the queries"""
+    """distinct labels of the queries; 0 where relevance is no single label"""
     queries_without_match: int
     """queries that have no relevant candidate: left out of every mean"""
     queries_with_ties: int
@@ -163,7 +163,15 @@ class RetrievalReport(Values):
         """Average each metric over the queries of each class: metric -> label, as it was given -> mean.
 
         Classes without a query that has a match are left out.
+
+        Raises:
+            ValueError: If relevance is no single label, so that there are no classes.
         """
+        if not self.classes:
+            raise ValueError(
+                "RetrievalReport.per_class: relevance was given, or items have several labels each: there are no classes. "
+                "per_query holds the values of each query."
+            )
         tables = {}
         for name, values in self.per_query.items():
             present, means, _ = class_means(values, self.query_labels)
