@@ -107,19 +107,20 @@ def plan_layout(
         ranks += 8 * relevant if sizes.stored and sizes.batch < relevant else 0
         return fixed + tiles + (operands if sizes.kept else operands // 4 if sizes.coded else 0) + pooled + ranks
 
-    # everything has its least, and a share of what is left beside it: operands 0.4 and tiles 0.1, or tiles alone 0.3, the
-    # scores of relevant pairs 0.15, then 0.95 of the rest; so no share shrinks by much where more memory lets another begin
-    fewest = min(relevant, LEAST * of_a_query)
-    pairs = queries * items
+    # everything has its least, and a share of what is left beside it: operands 0.4 and tiles 0.1, or operands in bytes 0.2
+    # and tiles 0.2, or tiles alone 0.3, the scores of relevant pairs 0.15, then 0.95 of the rest; so no share shrinks by
+    # much where more memory lets another begin
+    fewest, pairs = min(relevant, LEAST * of_a_query), queries * items
     least = Layout(LEAST, LEAST, False, False, 2**12, 2**10, fewest, min(2**11, relevant), False, 0)
     free = max(0.0, min(memory, 2.0**60) - used(least))
-    kept, coded = operands <= 0.4 * free, operands // 4 <= 0.4 * free and not on_device
+    kept, coded = operands <= 0.4 * free, operands // 4 <= 0.2 * free and not on_device
     # operands that are made for each tile pay for a square one
     height, width = (DEVICE_SIDE,) * 2 if on_device else (HEIGHT, WIDTH) if kept or coded else (4 * HEIGHT, 4 * HEIGHT)
     while height > LEAST and each * (height * of_a_query - fewest) > 0.1 * free:  # a batch is a row of tiles at least
         height //= 2
     sizes = least._replace(height=height, width=width, kept=kept, coded=coded)
-    share = (0.3 if on_device else 0.1) * free + operands if kept else 0.3 * free + (operands // 4 if coded else 0)
+    held = operands if kept else operands // 4 if coded else 0
+    share = held + (0.3 if not coded else 0.1 if kept else 0.2) * free
     while used(sizes) - used(least) > share and sizes.height * sizes.width > LEAST**2:
         if sizes.width > sizes.height:
             sizes = sizes._replace(width=sizes.width // 2)

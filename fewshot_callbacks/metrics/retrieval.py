@@ -173,14 +173,14 @@ class RetrievalEvaluation(Metric):
             ValueError: As `evaluate_retrieval` does, for instance when nothing was collected.
         """
         states = {
-            name: state if isinstance(state, Tensor) else torch.cat(state) if state else torch.empty(0, 0)
+            name: state if isinstance(state, Tensor) else torch.cat(state) if state else torch.empty(0, 0, device="cpu")
             for name in ("embeddings", "labels", "ids", *OPTIONAL)
             for state in [getattr(self, name)]
         }
         items = len(states["embeddings"])
         if items == 0:
             raise ValueError("RetrievalEvaluation.compute: no batch was added. Call update(embeddings, labels) first.")
-        rows, in_gallery = torch.arange(items), states["is_gallery"].cpu().bool()
+        rows, in_gallery = torch.arange(items, device="cpu"), states["is_gallery"].cpu().bool()
         parts = [rows] if len(in_gallery) != items else [rows[~in_gallery], rows[in_gallery]]
         if len(states["ids"]) == items:
             parts = [part[self._kept(states, part)] for part in parts]

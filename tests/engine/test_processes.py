@@ -294,7 +294,7 @@ def test_work_is_shared_fairly(count, counting, both_directions):
             made = Estimates(vectors, relevance, "float32", layout, relevance.mutual and not both_directions)
             watcher, observers = Watcher(made, own, everyone(processes, own)), []
             if counting:
-                start, scores, _ = relevant_scores(made, slice(0, len(own)))
+                start, scores, *_ = relevant_scores(made, slice(0, len(own)))
                 observers = [RankCounter(made, start, scores)]
             return made.show(*observers, watcher), watcher
 

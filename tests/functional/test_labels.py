@@ -194,7 +194,7 @@ def evaluated(labels, **more):
         (np.array([b"\xff"] * 36), r"labels are bytes that are not UTF-8.*\.decode"),
         ("heron", r"labels is the single word 'heron'"),
         ({"heron": 1}, r"labels is a dict"),
-        (np.eye(36, 6, dtype=int), r"one label for each item.*argmax"),
+        (2 * np.eye(36, 6, dtype=int), r"6 entries are neither 0 nor 1"),
         (np.char.add(made()[1][:, None], ["a", "b"]), r"one label for each item; labels has shape \(36, 2\)"),
         (made()[1][:7], r"36 embeddings, but 7 labels"),
     ],
