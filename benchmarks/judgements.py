@@ -2,7 +2,7 @@
 
     python benchmarks/judgements.py                    # 1 % of MS MARCO's documents, sets of 8,000 items
     python benchmarks/judgements.py --items 31730 --labelled 30000
-    python benchmarks/judgements.py --scale 1          # 8,841,823 documents: 14 GB
+    python benchmarks/judgements.py --scale 1 --dtype float32 --rounds 1 --items 0 --labelled 0    # all documents: 14 GB
 
 The rows of each part take turns, and each shows the least processor time of its rounds, and the quotient. Memory is what the
 process held at most during an evaluation beyond what it held before it.
@@ -82,10 +82,10 @@ def product(queries: torch.Tensor, documents: torch.Tensor, rows: int = 8_192) -
         torch.mm(wide, part.float().T)
 
 
-def judgements(scale: float, rounds: int) -> None:
-    """Evaluate judgements of random vectors in float16."""
+def judgements(scale: float, rounds: int, dtype: torch.dtype) -> None:
+    """Evaluate judgements of random vectors."""
     generator, documents = torch.Generator().manual_seed(0), round(DOCUMENTS * scale)
-    vectors = [torch.empty(n, DIM, dtype=torch.float16) for n in (QUERIES, documents)]
+    vectors = [torch.empty(n, DIM, dtype=dtype) for n in (QUERIES, documents)]
     for side in vectors:
         for part in side.split(65_536):
             part.copy_(torch.randn(part.shape, generator=generator))
@@ -138,15 +138,21 @@ def main() -> None:
     parser.add_argument(
         "--scale", type=float, default=0.01, help="share of MS MARCO's documents; 0 leaves this part out"
     )
+    parser.add_argument(
+        "--dtype", default="float16", help="of the judged vectors; float16 is compared as a float32 copy"
+    )
     parser.add_argument("--items", type=int, default=8_000, help="items of the classes; 0 leaves this part out")
     parser.add_argument("--labelled", type=int, default=8_000, help="items with several labels; 0 leaves this part out")
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
     evaluate_retrieval(torch.randn(3_000, 8), torch.arange(3_000) % 50)  # compiles
     print("| set | | s | beside the first | MB |\n| --- | --- | --- | --- | --- |")
-    for run, size in ((judgements, options.scale), (lists, options.items), (several_labels, options.labelled)):
-        if size:
-            run(size, options.rounds)
+    if options.scale:
+        judgements(options.scale, options.rounds, getattr(torch, options.dtype))
+    if options.items:
+        lists(options.items, options.rounds)
+    if options.labelled:
+        several_labels(options.labelled, options.rounds)
 
 
 if __name__ == "__main__":

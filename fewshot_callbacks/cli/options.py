@@ -22,9 +22,9 @@ CONFIGURATIONS = (PACKAGE / "configs", PACKAGE.parent / "configs")  # of an inst
 EVALUATION = "functional/retrieval/settings.py"  # where the settings of an evaluation are declared
 
 ARRAYS = (
-    "The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,), or zeros and ones (items, labels); "
-    "optionally 'gallery' and 'gallery_labels'. Without a gallery each item is a query against all others. Optional "
-    "arrays: 'query_ids' and 'gallery_ids' (an item is not a candidate for itself), 'query_groups' and 'gallery_groups'."
+    "The .npz file holds the arrays 'embeddings' (items, dim) and 'labels' (items,); optionally 'gallery' and "
+    "'gallery_labels'. Without a gallery each item is a query against all others. Optional arrays: 'query_ids' and "
+    "'gallery_ids' (an item is not a candidate for itself), 'query_groups' and 'gallery_groups'."
 )
 SAME_ITEMS = (
     "embeddings of the same items in the same order, for instance by another model: shows which differences are "
@@ -271,7 +271,8 @@ def add_settings(options: Options, settings: Iterable[Declared]) -> None:
 
 def evaluate() -> Options:
     """Make the options of `fewshot evaluate`."""
-    options = Options("evaluate", f"Compute exact retrieval metrics of embeddings. {ARRAYS}")
+    several = "Labels of zeros and ones, (items, labels), are those of items with several labels each."
+    options = Options("evaluate", f"Compute exact retrieval metrics of embeddings. {ARRAYS} {several}")
     options.add_argument("file", type=Path, help="an .npz file, as numpy.savez writes it")
     options.add_argument("--against", type=Path, metavar="FILE", help=SAME_ITEMS)
     judged = (
