@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import struct
 import zipfile
 
@@ -12,7 +13,7 @@ import torch
 
 from fewshot_callbacks.cli.main import main
 from fewshot_callbacks.functional.discriminant_ratio import discriminant_ratio
-from fewshot_callbacks.functional.retrieval import evaluate_retrieval
+from fewshot_callbacks.functional.retrieval import Relevance, evaluate_retrieval
 
 
 @pytest.fixture
@@ -284,3 +285,74 @@ def test_arrays_of_the_other_byte_order_are_read(stored, tmp_path, capsys):
         results.append(json.loads(capsys.readouterr().out))
         del results[-1]["seconds"]
     assert results[0] == results[1]
+
+
+JUDGED = {
+    "trec": "a 0 3 2\na 0 5 1\nb 0 7 1\nc 0 39 0\n",
+    "tsv": "query-id\tcorpus-id\tscore\na\t3\t2\na\t5\t1\nb\t7\t1\nc\t39\t0\n",
+}
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """A file of embeddings with ids, and where to write judgements."""
+    queries, gallery = np.split(np.random.default_rng(0).normal(size=(43, 8)).astype(np.float32), [3])
+    arrays = {
+        "embeddings": queries,
+        "gallery": gallery,
+        "query_ids": np.array(["a", "b", "c"]),
+        "gallery_ids": np.arange(40),
+    }
+    np.savez(tmp_path / "ids.npz", **arrays)
+    return tmp_path, arrays
+
+
+@pytest.mark.parametrize("form", JUDGED)
+def test_judgements_of_trec_and_beir(judged, form, capsys):
+    folder, arrays = judged
+    (folder / form).write_text(JUDGED[form])
+    assert main(["evaluate", str(folder / "ids.npz"), "--judgements", str(folder / form), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    relevance = Relevance.from_lists([[3, 5], [7], []], grades=[[2, 1], [1], []], gallery=40)
+    expected = evaluate_retrieval(arrays["embeddings"], gallery=arrays["gallery"], relevance=relevance)
+    assert printed["metrics"] == pytest.approx(expected.metrics())
+    assert printed["J"] is None
+    assert "ndcg@10" in printed["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "missing", "said"),
+    [
+        ([], "a 0 3 2\nb 0 7\n", (), r"line 2 of .*judged has 3 columns: 'b 0 7'"),
+        ([], "a 0 3 2\nd 0 7 1\n", (), r"no query has the ids 'd' \(1 in all\) of the judgements"),
+        ([], "a 0 3 two\n", (), "the grade 'two' is no number"),
+        ([], JUDGED["trec"], ("gallery_ids",), "judgements name items by their ids, and the file has no 'gallery_ids'"),
+        (["--unknown", "skip"], JUDGED["trec"], (), "there is no unknown='skip'. Pass 'error' or 'ignore'"),
+        (["--per_class"], JUDGED["trec"], (), "relevance was given, or items have several labels each"),
+    ],
+)  # fmt: skip
+def test_judgements_that_cannot_be_read_take_a_line(judged, words, text, missing, said, capsys):
+    folder, arrays = judged
+    (folder / "judged").write_text(text)
+    np.savez(folder / "some.npz", **{name: array for name, array in arrays.items() if name not in missing})
+    assert main(["evaluate", str(folder / "some.npz"), "--judgements", str(folder / "judged"), *words]) == 1
+    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+
+
+def test_judgements_of_unknown_ids_can_be_left_out(judged, capsys):
+    folder, _ = judged
+    (folder / "judged").write_text(JUDGED["trec"] + "d 0 7 1\n")
+    words = ["--judgements", str(folder / "judged"), "--unknown", "ignore"]
+    assert main(["evaluate", str(folder / "ids.npz"), *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["queries"] == 3
+    assert main(["evaluate", str(folder / "ids.npz"), "--judgements", str(folder / "none")]) == 1
+    assert "does not exist, or is no file" in capsys.readouterr().err
+
+
+def test_labels_of_zeros_and_ones(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    embeddings, labels = rng.normal(size=(30, 4)), (rng.random((30, 5)) < 0.3).astype(int)
+    np.savez(tmp_path / "tags.npz", embeddings=embeddings, labels=labels)
+    assert main(["evaluate", str(tmp_path / "tags.npz"), "--json"]) == 0
+    expected = evaluate_retrieval(embeddings, labels)
+    assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(expected.metrics())
