@@ -119,8 +119,7 @@ def plan_layout(
     while height > LEAST and each * (height * of_a_query - fewest) > 0.1 * free:  # a batch is a row of tiles at least
         height //= 2
     sizes = least._replace(height=height, width=width, kept=kept, coded=coded)
-    held = operands if kept else operands // 4 if coded else 0
-    share = held + (0.3 if not coded else 0.1 if kept else 0.2) * free
+    share = (operands if kept else operands // 4 if coded else 0) + (0.3 if not coded else 0.1 if kept else 0.2) * free
     while used(sizes) - used(least) > share and sizes.height * sizes.width > LEAST**2:
         if sizes.width > sizes.height:
             sizes = sizes._replace(width=sizes.width // 2)
