@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from fewshot_callbacks.functional import evaluate_retrieval
+from fewshot_callbacks.functional import Share, evaluate_retrieval
 from fewshot_callbacks.metrics import all_processes
 
 
@@ -49,7 +49,7 @@ def work(rank: int, count: int, folder: str, options: argparse.Namespace) -> Non
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rectangle{count}", rank=rank, world_size=count
     )
-    settings: dict[str, Any] = {"processes": all_processes(), "memory_mb": options.memory_mb}
+    settings: dict[str, Any] = {"share": Share(all_processes()), "memory_mb": options.memory_mb}
     small, labels = make(600, options.dim, "middling")
     evaluate_retrieval(small[rank::count], labels[rank::count], **settings)
     before = status_mb("VmRSS")
