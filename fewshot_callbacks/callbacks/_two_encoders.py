@@ -61,9 +61,10 @@ class TwoEncoders:
         return one, other
 
     def _embeddings(self, outputs: Any) -> list[Tensor] | None:
-        if not (isinstance(self.reader.source, tuple) and isinstance(outputs, Mapping)):
+        named = isinstance(self.reader.source, tuple) and self.reader.source != STEP_KEYS
+        if not (named and isinstance(outputs, Mapping)):
             return None
-        sides = [side for key in self.reader.source if isinstance(side := outputs.get(key), Tensor)]
+        sides = [side for key in self.reader.keys if isinstance(side := outputs.get(key), Tensor)]
         if len(sides) < 2 or not all(side.ndim == 2 and side.is_floating_point() for side in sides):
             return None
         # zeros and ones are labels: those of items with several each

@@ -81,9 +81,10 @@ def check_same_items(arrays: Arrays, others: Arrays, options: Namespace) -> None
     """Refuse another file whose items are not those of the first.
 
     Raises:
-        ValueError: Their labels differ, or those of their galleries.
+        ValueError: Their labels differ, or those of their galleries; with judgements their ids.
     """
-    for name in ("labels", "gallery_labels"):
+    by_id = vars(options).get("judgements") is not None
+    for name in ("query_ids", "gallery_ids") if by_id else ("labels", "gallery_labels"):
         one, other = (np.asarray(each.get(name, ())) for each in (arrays, others))
         if not np.array_equal(one, other):
             raise ValueError(

@@ -27,6 +27,9 @@ HEIGHT, WIDTH = 256, 2032
 DEVICE_SIDE, DEVICE_BYTES = 2**14, 20
 # There another pass takes less than to bring many pairs to the CPU: about 0.1 us each.
 DEVICE_COLLECTED = 2**22
+# Where what is held of each item alone exceeds `LARGE` bytes, the rest has so many, whatever the budget: with the smallest
+# tiles an evaluation of millions of items would take many times as long, and save next to nothing.
+LARGE, SPARE = 2**29, 2**26
 # Smallest height and width: less takes longer to begin than to make.
 LEAST = 64
 # Share of all pairs that is collected, at most; of so few pairs all are.
@@ -112,7 +115,7 @@ def plan_layout(
     # much where more memory lets another begin
     fewest, pairs = min(relevant, LEAST * of_a_query), queries * items
     least = Layout(LEAST, LEAST, False, False, 2**12, 2**10, fewest, min(2**11, relevant), False, 0)
-    free = max(0.0, min(memory, 2.0**60) - used(least))
+    free = max(SPARE if fixed > LARGE else 0.0, min(memory, 2.0**60) - used(least))
     kept, coded = operands <= 0.4 * free, operands // 4 <= 0.2 * free and not on_device
     # operands that are made for each tile pay for a square one
     height, width = (DEVICE_SIDE,) * 2 if on_device else (HEIGHT, WIDTH) if kept or coded else (4 * HEIGHT, 4 * HEIGHT)

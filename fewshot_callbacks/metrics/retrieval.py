@@ -143,16 +143,18 @@ class RetrievalEvaluation(Metric):
         embeddings, read = read_batch(embeddings, [0] * items if labels is None else labels, call, sets=True)
         optional = {"ids": ids, "is_gallery": is_gallery, "groups": groups}
         if self.labels:
-            refuse_another_form(f"{call}.update", Labels(read.codes, words_held(self.words)).form, read)
+            refuse_another_form(f"{call}.update", Labels(self.labels[0], words_held(self.words[:1])).form, read)
             refuse_another_dim(f"{call}.update", self.embeddings[0].shape[1], embeddings)
             for name, value in optional.items():
                 if bool(getattr(self, name)) != (value is not None):
                     raise ValueError(
                         f"{call}.update: some batches have {name}, others none. Pass them with each batch."
                     )
-        for name in ("ids", "groups"):
-            if optional[name] is not None:
-                getattr(self, name).append(id_numbers(optional[name], len(embeddings), call, name))
+        codes = {
+            name: id_numbers(value, len(embeddings), call, name)
+            for name, value in (("ids", ids), ("groups", groups))
+            if value is not None
+        }
         if is_gallery is not None:
             flag = torch.as_tensor(is_gallery, device="cpu")
             if flag.dtype != torch.bool or flag.shape not in ((), (len(embeddings),)):
@@ -160,7 +162,9 @@ class RetrievalEvaluation(Metric):
                     f"{call}.update: is_gallery of shape {tuple(flag.shape)} and type {flag.dtype} must be one boolean, or "
                     f"one for each of the {len(embeddings)} embeddings."
                 )
-            self.is_gallery.append(flag.expand(len(embeddings)).clone())
+            codes["is_gallery"] = flag.expand(len(embeddings)).clone()
+        for name, value in codes.items():  # now that nothing is refused
+            getattr(self, name).append(value)
         if read.words is not None:
             self.words.append(as_state(read.words))
         self.labels.append(read.codes.to("cpu", copy=True))
@@ -198,7 +202,7 @@ class RetrievalEvaluation(Metric):
                 arguments[f"{side}_ids"] = states["ids"][part]
         if self.judged is not None:
             # the ids as the judgements write them, so that messages do
-            known = {code: name for side in self.judged[:2] for name, code in zip(side, _codes(side), strict=True)}
+            known = {code: name for side in self.judged[:2] for name in dict.fromkeys(side) for code in _codes(name)}
             names = [[known.get(code, code) for code in states["ids"][part].tolist()] for part in parts]
             arguments["relevance"] = Relevance.from_judgements(self.judged, *names)
         self.report = evaluate_retrieval(**arguments, **self.settings)
@@ -244,9 +248,9 @@ class RetrievalEvaluation(Metric):
         return figure, axes
 
 
-def _codes(ids: Sequence[Any]) -> list[int]:
-    """Return the numbers that ids of judgements have where they are given to `update`."""
-    return [int(one) if isinstance(one, int | np.integer) else word_code(str(one)) for one in ids]
+def _codes(name: Any) -> list[int]:
+    """Return the numbers that an id of judgements may have where it is given to `update`, as an integer or as a word."""
+    return [word_code(str(name)), *([int(name)] if isinstance(name, int | np.integer) else [])]
 
 
 def _without_threshold(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

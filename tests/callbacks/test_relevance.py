@@ -156,3 +156,12 @@ def test_what_exclude_cannot_read_ends_the_run(exclude: Any, words: str) -> None
 
     with pytest.raises(UsageError, match=words):
         trainer(RetrievalMonitor(exclude=exclude)).validate(Few(), DataLoader(people(0), batch_size=9), verbose=False)
+
+
+def test_soft_labels_under_the_usual_keys_are_no_second_encoder() -> None:
+    class Mixed(LightningModule):
+        def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+            return {"embeddings": batch[0], "labels": batch[0].softmax(dim=1)}
+
+    with pytest.raises(UsageError, match="entries are neither 0 nor 1"):
+        validated(RetrievalMonitor(), Mixed())

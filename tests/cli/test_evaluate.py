@@ -356,3 +356,13 @@ def test_labels_of_zeros_and_ones(tmp_path, capsys):
     assert main(["evaluate", str(tmp_path / "tags.npz"), "--json"]) == 0
     expected = evaluate_retrieval(embeddings, labels)
     assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(expected.metrics())
+
+
+def test_two_files_with_judgements_hold_the_same_ids(judged, capsys):
+    folder, arrays = judged
+    (folder / "judged").write_text(JUDGED["trec"])
+    np.savez(folder / "other.npz", **arrays | {"query_ids": arrays["query_ids"][::-1]})
+    files = ["evaluate", str(folder / "ids.npz"), "--judgements", str(folder / "judged"), "--against"]
+    assert main([*files, str(folder / "ids.npz")]) == 0
+    assert main([*files, str(folder / "other.npz")]) == 1
+    assert "3 query_ids" in capsys.readouterr().err

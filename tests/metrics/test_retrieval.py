@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -303,3 +304,20 @@ def test_what_only_some_batches_have_is_refused(name):
     metric.update(torch.eye(2), [0, 1])
     with pytest.raises(ValueError, match=f"some batches have {name}, others none. Pass them with each batch"):
         metric.update(torch.eye(2), [0, 1], **{name: torch.tensor([True, False]) if name == "is_gallery" else [0, 1]})
+
+
+def test_a_refused_batch_leaves_the_metric_as_it_was():
+    metric = RetrievalEvaluation(**SETTINGS)
+    with pytest.raises(ValueError, match="is_gallery of shape"):
+        metric.update(torch.eye(2), [0, 1], ids=[0, 1], is_gallery=[0.5, 1.0])
+    embeddings, labels = made()
+    fill(metric, embeddings, labels, 7)
+    same(metric.compute(), evaluate_retrieval(embeddings, labels, **SETTINGS).metrics())
+
+
+@pytest.mark.parametrize("form", [list, np.array, lambda ids: [np.int64(i) for i in ids], torch.tensor])
+def test_ids_of_judgements_are_integers_of_any_kind(form):
+    metric = RetrievalEvaluation(judgements={0: [2], 1: [3]}, metrics="mAP")
+    metric.update(torch.eye(4)[[0, 1]], ids=form([0, 1]), is_gallery=False)
+    metric.update(torch.eye(4)[[0, 1]], ids=form([2, 3]), is_gallery=True)
+    assert metric.compute()["mAP"] == 1

@@ -25,8 +25,9 @@ class Relevance:
     """Which gallery items are relevant to each query, with which grade, and which are ignored: for what no label says.
 
     Everything else is irrelevant. An ignored item is no candidate: it takes up no rank. Make one with `from_judgements`,
-    `from_label_sets` or `from_lists`, and pass it to `evaluate_retrieval` in place of labels. It takes 5 bytes for each
-    relevant pair and 4 for each ignored one, and never anything for all pairs.
+    `from_label_sets` or `from_lists`, and pass it to `evaluate_retrieval` in place of labels. It takes 4 bytes for
+    each relevant and each ignored pair, 8 more where grades are given (2 for the number of shared labels), and never
+    anything for all pairs.
 
     Examples:
         >>> relevance = Relevance.from_lists([[0, 2], [1]], gallery=3)
