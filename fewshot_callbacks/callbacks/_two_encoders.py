@@ -61,8 +61,7 @@ class TwoEncoders:
         return one, other
 
     def _embeddings(self, outputs: Any) -> list[Tensor] | None:
-        named = isinstance(self.reader.source, tuple) and self.reader.source != STEP_KEYS
-        if not (named and isinstance(outputs, Mapping)):
+        if not (isinstance(self.reader.source, tuple) and isinstance(outputs, Mapping)):
             return None
         sides = [side for key in self.reader.keys if isinstance(side := outputs.get(key), Tensor)]
         if len(sides) < 2 or not all(side.ndim == 2 and side.is_floating_point() for side in sides):

@@ -162,6 +162,12 @@ def test_sizes_keep_to_any_budget_that_can_be_kept_and_shrink_smoothly(queries, 
     assert plan_layout(np.inf, *shape, **rest).kept
 
 
+def test_millions_of_items_have_large_tiles_whatever_the_budget():
+    millions = plan_layout(512e6, 7_000, 9_000_000, 384, 7_500, sides=2, threads=2)
+    assert (millions.height, millions.width) == (1024, 1024)
+    assert millions.bytes < 1.05 * 200 * 9_007_000
+
+
 def test_the_smallest_budget_for_one_thread_is_told():
     for shape in ((100, 100, 16, 500), (4_000, 4_000, 512, 53 * 4_000)):
         assert plan_layout(least_bytes(*shape), *shape, sides=2).bytes <= least_bytes(*shape)
